@@ -30,20 +30,20 @@ def test_fast_gelu(row, replay):
 
 @replays("Swish", npu="torch.nn.functional.silu")
 def test_silu(row, replay):
-    """The scale is not in a capture."""
+    """A capture does not record the scale."""
     row.assume("a scale of 1, which aclnnSilu passes")
     replay(impl.silu, row.only_input(-4.0, 4.0), expected=formulas.silu)
 
 
 @replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
 def test_scaled_masked_softmax(row, replay):
-    """Slots: x, a mask that broadcasts to it. The scale is not in a capture; no duration depends on it."""
+    """Slots: x, a mask that broadcasts to x. A capture does not record the scale; no duration depends on it."""
     row.expect_inputs(2)
     row.expect_dtype(1, "BOOL")
     row.expect_output_like(0)
     x, mask = row.matrices(0), row.matrices(1)
     if operands.broadcast([tuple(x.shape), tuple(mask.shape)]) != tuple(x.shape):
         raise row.refuse(INPUT_SHAPES, "slot 1 (mask) does not broadcast to slot 0", "correct one of the shapes")
-    # A result in FRACTAL_NZ is compared as the matrices that it stands for.
+    # A result in FRACTAL_NZ is compared as matrices, whose shape is not that of the slot.
     slots = [None] if tuple(x.shape) != row.output_shape() else [0]
     replay(impl.scaled_masked_softmax, x, mask, 4.0, False, output_slots=slots, expected=formulas.scaled_masked_softmax)

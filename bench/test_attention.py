@@ -22,7 +22,7 @@ from opatlas.model.schema import INPUT_SHAPES
 from . import formulas
 from .implementations import torch as impl
 
-#: The mask that stands for every causal one in npu_ring_mla.
+#: The mask that stands for every causal mask in npu_ring_mla.
 RING_MASK = (512, 512)
 
 
@@ -31,7 +31,7 @@ def test_fused_infer_attention_score(row, replay):
     operator = with_operator_shapes(row)
     call = attention_row.read_attention(operator)
     key = operator.tensor(KEY, *RANGE)
-    # Absorbed latent attention reads one cache as keys and as values.
+    # Absorbed latent attention reads one cache as both keys and values.
     value = key if call.rope and call.table and operator.shape(VALUE) == operator.shape(KEY) else operator.tensor(VALUE)
     replay(
         impl.fused_infer_attention_score,
@@ -60,7 +60,7 @@ def test_fused_infer_attention_score(row, replay):
 def test_ring_mla(row, replay):
     """Slots 0 to 5: queries, their rope part, keys, their rope part, values, mask; 13 and 14: an earlier step.
 
-    A capture does not have the sequences' lengths, which are on the host. There is one sequence.
+    A capture lacks the lengths of sequences, which are on the host: one sequence is assumed.
     """
     expect_slots(row, range(5), (5, 13, 14))
     q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
@@ -81,9 +81,9 @@ def test_ring_mla(row, replay):
         raise row.refuse(INPUT_SHAPES, "slots 13, 14 must be (tokens, heads, D), (heads, tokens)", "correct the shapes")
     row.assume("all tokens are one sequence")
     dtype = row.input_slots[0].dtype
-    # In FLOAT16 the mask is added to the scores; in BF16 the kernel multiplies it by a large negative number itself.
+    # In FLOAT16 the kernel adds the mask to the scores; in BF16 it first multiplies it by a large negative number.
     mask = row.upper_triangle(RING_MASK, dtype, -math.inf if dtype == "FLOAT16" else 1)
-    # Sums of an earlier step that are about as large as this step's, so that both matter.
+    # The sums of the earlier step are about as large as those of this step, so that both count.
     size = math.log(max(k[0], 1)) + 0.9
     replay(
         impl.ring_mla,
@@ -106,9 +106,9 @@ def test_ring_mla(row, replay):
 
 @replays("AttentionUpdate", npu="torch_npu.npu_attention_update")
 def test_attention_update(row, replay):
-    """Slots: what several parts of a sequence gave: the logarithms of their sums (N), then their results (N, D).
+    """Slots: log-sum-exps (N) of the parts of a sequence, then the results of the parts (N, D).
 
-    A second output is the logarithm of the sum over all parts.
+    A second output has the log-sum-exps over all parts.
     """
     parts = len(row.input_slots) // 2
     if not parts or len(row.input_slots) != 2 * parts:

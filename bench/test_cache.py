@@ -1,4 +1,4 @@
-"""Replays of kernels that write to and read from the paged caches of keys and values."""
+"""Replays of kernels that write and read paged caches of keys and values."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_reshape_and_cache(row, replay):
 
 @replays("KvRmsNormRopeCache", npu="torch_npu.npu_kv_rmsnorm_rope_cache")
 def test_kv_rmsnorm_rope_cache(row, replay):
-    """Slots: kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, places, cache of the turned, cache of the latent.
+    """Slots: kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, places, rotary cache, latent cache.
 
-    Outputs 2 and 3, what was written, are there where attention uses them at once (in prefill).
+    In prefill, outputs 2 and 3 return the written vectors for attention.
     """
     if any(has_input(row, slot) for slot in range(7, len(row.input_slots))):
         raise Unsupported("caches that are quantized, and values of their own (slots 7 to 11), are not replayed")
@@ -91,10 +91,10 @@ def test_kv_rmsnorm_rope_cache(row, replay):
 
 @replays("PagedCacheLoadNdKernel", npu="torch_npu.atb.npu_paged_cache_load")
 def test_paged_cache_load(row, replay):
-    """Slots: caches of keys and values, block table, lengths, what is written, where each sequence starts.
+    """Slots: caches of keys and values, block table, lengths, results, starts of the sequences.
 
-    The sequences are of one length, or as near to it as can be; as many lengths as there are, and
-    one more, are sums. Those that start later end with the last block of their table.
+    Equal lengths are assumed. One length more than there are sequences: the lengths are cumulative. With starts, the
+    sequences end with the last block of their table.
     """
     row.expect_inputs(4, 6, 7)
     row.expect_dtype(2, "INT32")

@@ -1,4 +1,4 @@
-"""Replays of comparisons, logic and selection. Operands are whole numbers, so that equal ones occur."""
+"""Replays of comparisons, logic and selection. Operands are whole numbers, so that some are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays of convolutions and their gradients; `opatlas.engine.inputs.images` tells how their arguments are found."""
+"""Replays of convolutions and their gradients; `opatlas.engine.inputs.images` finds their arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .implementations import torch as impl
 
 @replays("Conv2D", npu="torch.conv2d")
 def test_conv2d(row, replay):
-    """Slot 0 is the feature map, slot 1 the weight, slot 2 a bias."""
+    """Slots: feature map, weight, perhaps a bias."""
     row.expect_inputs(2, 3)
     channels = row.shape(2) if len(row.input_slots) == 3 else ()
     if len(row.input_slots) == 3 and len(channels) != 1:
@@ -26,14 +26,14 @@ def test_conv2d(row, replay):
         images.output_place(row, like=0),
         channels=channels[0] if channels else None,
     )
-    # As large as a sum of so many products, so that it shows.
+    # As large as the sum of products, so that a missing bias shows.
     reach = max(prod(found.weight[1:]), 1) ** 0.5
     image = images.feature_map(row, 0, found.image)
     replay(
         impl.conv2d,
         image,
         images.feature_map(row, 1, found.weight),
-        # Beside half-precision maps the kernel takes a FLOAT bias; the call takes one dtype, and casts it.
+        # The kernel takes a FLOAT bias beside half-precision maps; the call takes one dtype and casts the bias.
         row.tensor(2, -reach, reach).to(image.dtype) if channels else None,
         found.stride,
         found.padding,
@@ -46,20 +46,20 @@ def test_conv2d(row, replay):
 
 @replays("Conv2DBackpropFilter", npu="torch.ops.aten.convolution_backward")
 def test_conv2d_backprop_filter(row, replay):
-    """Slot 0 is the feature map, 1 lists the weight's sizes, 2 is the gradient of the result."""
+    """Slots: feature map, sizes of the weight, gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(1, 4, "the weight's sizes")
     weight = images.output_place(row, like=0)
     found = images.find_convolution(row, images.input_place(row, 0), weight, images.input_place(row, 2))
     x, gradient = images.feature_map(row, 0, found.image), images.feature_map(row, 2, found.result)
-    # Only its shape counts.
+    # The call reads the shape of this tensor only.
     unused = images.in_layout(row, weight.slot, x.new_zeros(found.weight))
     _backward(replay, found, gradient, x, unused, [False, True, False], formulas.conv2d_weight_gradient)
 
 
 @replays("Conv2DBackpropInput", npu="torch.ops.aten.convolution_backward")
 def test_conv2d_backprop_input(row, replay):
-    """Slot 0 lists the feature map's sizes, 1 is the weight, 2 the gradient of the result."""
+    """Slots: sizes of the feature map, weight, gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(0, 4, "the feature map's sizes")
     image = images.output_place(row, like=1)

@@ -1,4 +1,4 @@
-"""Replays of kernels that make values from none."""
+"""Replays of kernels that create values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .implementations import torch as impl
 
 @replays("Fill", "FillAiCore", npu="torch.Tensor.fill_")
 def test_fill(row, replay):
-    """Slot 0 lists the output's sizes, slot 1 is the value."""
+    """Slots: sizes of the output, value."""
     row.expect_inputs(2)
     row.expect_list(0, len(row.output_shape()), "the output's sizes")
     replay(impl.fill_, row.destination(), row.number(1, 0.5, 2.0), overwrites=[0], expected=formulas.fill)
@@ -29,7 +29,7 @@ def test_ones_like(row, replay):
 
 @replays("Range", "ArangeAiCore", npu="torch.arange")
 def test_range(row, replay):
-    """From 1 in steps of 1; the output tells how many."""
+    """Counts from 1 in steps of 1; the output tells how far."""
     row.expect_inputs(3)
     for slot in range(3):
         row.expect_scalar(slot)

@@ -32,7 +32,7 @@ def test_muls(row, replay):
     if row.has(1):
         row.expect_shape(1, (), (1,), what="a number")
     dtype = row.input_slot(0).dtype
-    # CANN launches Muls for BF16 (on its latest devices for FLOAT16, too) and a double, and Mul for other numbers.
+    # CANN launches Muls for a double and BF16 (on later devices also FLOAT16), and Mul for other numbers.
     if row.on_npu and dtype not in ("BF16", "FLOAT16"):
         raise Unsupported(
             f"torch.mul launches Mul, and not {row.kernel_type}, for {dtype} and a number: "
@@ -60,7 +60,7 @@ def test_floor_mod(row, replay):
 def test_pows(row, replay):
     base, exponent = row.operands((0.1, 2.0), (1.1, 1.9))
     if len(row.input_slots) == 2 and not row.shape(1):
-        # The kernel is the one for an exponent that is a number; a tensor would launch another.
+        # Pows takes an exponent that is a number; a tensor would launch another kernel.
         exponent = row.number(1, 1.1, 1.9)
     replay(impl.pow, base, exponent, expected=formulas.power)
 
@@ -107,7 +107,7 @@ def test_rsqrt(row, replay):
 
 @replays("ClipByValueV2", "ClipByValueV2AiCore", npu="torch.clamp")
 def test_clamp(row, replay):
-    """Slots: x, the least and the largest value: numbers, or tensors that broadcast to x."""
+    """Slots: x, least value, largest value: numbers, or tensors that broadcast to x."""
     row.expect_inputs(3)
     row.expect_broadcast()
     row.expect_output_like(0)
@@ -136,6 +136,6 @@ def test_cast(row, replay):
     elif dtype.is_floating_point:
         x = row.only_input()
     else:
-        # Within every integer type, of both signs where it has them: rounding is towards 0.
+        # In the range of every integer type, with both signs if it has them: rounding is towards 0.
         x = row.only_input(-100.0 if dtype.is_signed else 0.0, 100.0)
     replay(impl.to, x, dtype, copy=True, expected=formulas.cast)

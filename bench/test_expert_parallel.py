@@ -30,11 +30,11 @@ from opatlas.model.schema import (
 from . import formulas
 from .implementations import torch as impl
 
-#: More than any row has, so that no token is left out. Only the workspace grows with it.
+#: Larger than any row, so that no token is left out. Only the workspace grows with this size.
 _MAX_OUTPUT_SIZE = 65536
-#: Weights are sent along where nodes add up first, which these variables choose on A2.
+#: On A2 these variables choose whether nodes add up first; then weights are dispatched, too.
 _ALGORITHM = "HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE as they are here"
-#: What the second versions may take besides: which ranks have failed, results of shared experts, constant experts.
+#: Slots of the second versions that are not replayed: failed ranks, results of shared experts, constant experts.
 #: Source: ops-transformer, moe_distribute_dispatch_v2_def.cpp and moe_distribute_combine_v2_def.cpp.
 _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2": range(11, 18)}
 
@@ -47,15 +47,15 @@ _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2":
 )
 def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     """Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k) and perhaps
-    a mask (M); a weight or scale may be a slot for each expert.
+    a mask (M); weights and scales may have a slot for each expert.
 
-    Outputs: (M, H), and perhaps the number of tokens of each expert, (E) or (1, E). These are of one rank, and alike
-    on all of them; each has E experts of its own, and tokens go to those of all ranks, equally often.
+    Outputs: (M, H), and perhaps the number of tokens of each expert, (E) or (1, E). All ranks have these sizes. Each
+    rank has E experts; tokens go to the experts of all ranks equally often.
     """
     slots = LayerSlots(len(row.input_slots))
     if not slots.fits:
         row.expect_inputs(7, 8)
-    x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_of_experts(row, own) for own in slots.weights)
+    x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
     if not len(x) == len(chosen) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
         raise row.refuse(
             INPUT_SHAPES, "it takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)", "correct the shapes"
@@ -105,7 +105,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
 
     drawn = row.for_rank(group.rank)
     own = matrices_of(drawn)
-    of_all = {
+    all_weights = {
         f"weight{which + 1}": [GroupWeights(weights_of, which, per_rank=experts, ranks=group.size)]
         for which in range(2)
     } | {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
@@ -128,7 +128,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
         overwrites=["out", "expert_token_nums"],
         output_slots=range(2 if counted else 1),
         expected=formulas.dispatch_ffn_combine.bind(
-            **of_all, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
+            **all_weights, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
 
@@ -137,23 +137,23 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
 def test_moe_distribute_dispatch(row, replay, group):
     """Slots: x (BS, H), experts (BS, k), and perhaps scales (R E, H), a mask (BS) and weights (BS, k).
 
-    Outputs: the tokens that arrive (A, H), their scales (A), and what a combine needs.
+    Outputs: the arriving tokens (A, H), their scales (A), and tensors for a combine.
     """
     _dispatch(row, replay, group, impl.moe_distribute_dispatch)
 
 
 @replays("MoeDistributeDispatchV2", npu="torch_npu.npu_moe_distribute_dispatch_v2", group=group_of_dispatch)
 def test_moe_distribute_dispatch_v2(row, replay, group):
-    """As MoeDistributeDispatch."""
+    """Like MoeDistributeDispatch."""
     _dispatch(row, replay, group, impl.moe_distribute_dispatch_v2)
 
 
 @replays("MoeDistributeCombine", npu="torch_npu.npu_moe_distribute_combine", group=group_of_combine)
 def test_moe_distribute_combine(row, replay, group):
-    """Slots: the experts' results (A, H), experts (BS, k), what a dispatch told (slots 2 and 3), weights (BS, k), and
-    perhaps the dispatch's counts of another group (5), a mask (6) and the weights that it sent along (10).
+    """Slots: results of the experts (A, H), experts (BS, k), two outputs of a dispatch (2 and 3), weights (BS, k).
 
-    What a combine undoes, a dispatch of the same version has done before.
+    Optional slots: counts of another group (5), a mask (6), dispatched weights (10). A dispatch of the same version
+    runs before the combine.
     """
     dispatch = "torch_npu.npu_moe_distribute_dispatch", impl.moe_distribute_dispatch
     _combine(row, replay, group, impl.moe_distribute_combine, dispatch, "expand_idx")
@@ -161,13 +161,13 @@ def test_moe_distribute_combine(row, replay, group):
 
 @replays("MoeDistributeCombineV2", npu="torch_npu.npu_moe_distribute_combine_v2", group=group_of_combine)
 def test_moe_distribute_combine_v2(row, replay, group):
-    """As MoeDistributeCombine."""
+    """Like MoeDistributeCombine."""
     dispatch = "torch_npu.npu_moe_distribute_dispatch_v2", impl.moe_distribute_dispatch_v2
     _combine(row, replay, group, impl.moe_distribute_combine_v2, dispatch, "assist_info_for_combine")
 
 
 def _dispatch(row, replay, group, kernel):
-    """A dispatch of tokens that go to the experts of all ranks equally often."""
+    """Replays a dispatch of tokens to the experts of all ranks, equally often."""
     _expect_inputs(row, range(2, 6))
     found = dispatched(row.input_slots, row.output_slots, row.cells)
     _expect_group(row, group, found)
@@ -178,7 +178,7 @@ def _dispatch(row, replay, group, kernel):
     row.expect_shapes({2: (found.all_experts, found.width), 4: (found.tokens, found.top_k)})
     if row.has(2) and not quantized:
         raise row.refuse(INPUT_SHAPES, "slot 2 (scales) is there, and output 0 is not quantized", "correct one of them")
-    own = _tokens_of(row, found, group.rank)
+    own = _tokens_and_experts(row, found, group.rank)
     optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
     optional |= _mask(row, 3, found)
     if row.has(4):
@@ -189,23 +189,24 @@ def _dispatch(row, replay, group, kernel):
         kernel,
         x=own[0],
         expert_ids=own[1],
-        **_of_group(group, found, tp),
+        **_group_arguments(group, found, tp),
         **optional,
         quant_mode=2 if quantized else 0,
         output_slots={0: 0, 1: 1, 3: 3} if quantized else {0: 0, 3: 3},
         expected=reference.bind(
-            chosen=[_tokens_of(row, found, rank)[1] for rank in range(group.size)],
+            chosen=[_tokens_and_experts(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=RankValues(lambda rank: _tokens_of(row, found, rank)[0], group.size),
+            tokens=RankValues(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
         ),
     )
 
 
-def _combine(row, replay, group, kernel, dispatch, told_as):
-    """A combine of what a dispatch has sent, and of which each expert makes a multiple of its own.
+def _combine(row, replay, group, kernel, dispatch, info_argument):
+    """Replays a combine of dispatched tokens, each multiplied by a factor of its expert.
 
-    `dispatch` is the NPU call and what stands for it elsewhere; `told_as` the argument for what it tells the combine.
+    `dispatch`: the NPU call, and the function of other devices; `info_argument`: the argument for the third output of
+    the dispatch.
     """
     _expect_inputs(row, range(5, 12))
     if any(row.has(slot) for slot in (7, 8, 9)) or row.input_slots[0].dtype == "INT32":
@@ -219,9 +220,9 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
         row.assume(f"{found.ranks} ranks, which --ep-size tells")
     row.expect_shapes({4: (found.tokens, found.top_k)})
     tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
-    x, chosen = _tokens_of(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
+    x, chosen = _tokens_and_experts(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
     weights = row.for_rank(group.rank).tensor(4, 0.1, 1.0)
-    mask, of_group = _mask(row, 6, found), _of_group(group, found, tp)
+    mask, of_group = _mask(row, 6, found), _group_arguments(group, found, tp)
     sent = {}
     if row.has(10):
         row.assume(_ALGORITHM)
@@ -234,9 +235,9 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
     own = factors.narrow(0, group.rank * found.experts, found.experts)
     replay(
         kernel,
-        expand_x=impl.multiplied_by_experts(arrived, own, counts),
+        expand_x=impl.scale_by_experts(arrived, own, counts),
         expert_ids=chosen,
-        **{told_as: told},
+        **{info_argument: told},
         ep_send_counts=ends,
         expert_scales=weights,
         **of_group,
@@ -248,7 +249,7 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
 
 
 def _expect_group(row, group, found):
-    """Refuses a row of another group than the one it runs in, and one for whose tokens HCCL has no room."""
+    """Refuses a row of another group than this one, and a row that exceeds HCCL's buffer."""
     if found.ranks != group.size or ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {found.ranks} devices at once")
     if row.device.type == "npu":
@@ -256,15 +257,15 @@ def _expect_group(row, group, found):
     row.assume("as many tokens and experts on each rank, all experts chosen equally often, none shared")
 
 
-def _tokens_of(row, found, rank, ids_slot=1, x_shape=None):
-    """A rank's tokens and their experts."""
+def _tokens_and_experts(row, found, rank, ids_slot=1, x_shape=None):
+    """Returns the tokens of a rank and their experts."""
     drawn = row.for_rank(rank)
     ids = drawn.expert_ids(ids_slot, found.all_experts, first=rank * found.tokens * found.top_k)
     return drawn.tensor(0, shape=x_shape), ids
 
 
-def _of_group(group, found, tp):
-    """The arguments that describe the group."""
+def _group_arguments(group, found, tp):
+    """Returns the arguments that describe the group."""
     return {
         "group_ep": group.name,
         "ep_world_size": group.size,
@@ -278,7 +279,7 @@ def _of_group(group, found, tp):
 
 
 def _expect_inputs(row, counts):
-    """Refuses a row with other numbers of input slots than these, and one with a slot that is not replayed."""
+    """Refuses a row with another number of slots, or with a slot that is not replayed."""
     more = _MORE_SLOTS.get(row.kernel_type, ())
     if there := [str(slot) for slot in more if slot < len(row.input_slots) and row.has(slot)]:
         slots = f"slot{'s' * (len(there) > 1)} {', '.join(there)}"
@@ -287,7 +288,7 @@ def _expect_inputs(row, counts):
 
 
 def _mask(row, slot, found):
-    """The argument for a mask of tokens, or of their choices, which a row may have; all are active."""
+    """Returns the argument for an optional mask of tokens or of their choices; all are active."""
     if not row.has(slot):
         return {}
     row.expect_shape(slot, (found.tokens,), (found.tokens, found.top_k), what="a mask")
@@ -299,8 +300,8 @@ def _has_output(row, slot):
     return slot < len(row.output_slots) and not row.output_slots[slot].absent
 
 
-def _of_experts(row, slots):
-    """The shape (E, rows, columns) of a weight of a rank's experts, which may be a slot for each; () for another."""
+def _weight_shape(row, slots):
+    """Returns the shape (E, rows, columns) of a weight in one slot or a slot for each expert; () if none fits."""
     shapes = {row.shape(slot) for slot in slots}
     shape = shapes.pop()
     if shapes:

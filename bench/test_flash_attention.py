@@ -36,8 +36,9 @@ def test_flash_attention(row, replay):
 
 @replays("FlashAttentionScoreGrad", npu="torch_npu.npu_fusion_attention_grad")
 def test_flash_attention_grad(row, replay):
-    """Slots 0 to 3: queries, keys, values, gradient of the result; then, if there, a mask; then what the
-    forward kernel gave: largest scores, their sums, and, last, the result."""
+    """Slots 0 to 3: queries, keys, values, gradient of the result; then perhaps a mask; then outputs of the forward
+    kernel: largest scores, their sums, and the result as the last slot.
+    """
     expect_slots(row, range(4), range(4, len(row.input_slots)))
     later = [slot for slot in range(4, len(row.input_slots)) if has_input(row, slot)]
     for slot in later:
@@ -54,7 +55,7 @@ def test_flash_attention_grad(row, replay):
         raise row.refuse(INPUT_SHAPES, f"slots 3 and {result} must have the shape of slot 0", "correct their shapes")
     query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
     call, scale = _call(row, row.shape(highest), mask[0] if mask else None)
-    # Gradients mean something only of what the forward kernel really gave.
+    # Only real outputs of the forward kernel lead to gradients that mean something.
     attention, softmax_max, softmax_sum = impl.flash_attention_score(query, key, value, **call, scale=scale)
     replay(
         impl.flash_attention_grad,
@@ -73,7 +74,7 @@ def test_flash_attention_grad(row, replay):
 
 
 def _call(row, statistics, mask):
-    """The arguments that are no tensors but the mask, and the scale, which has a name of its own in each call.
+    """Returns the arguments that are no tensors, with the mask, and the scale, whose name differs between the calls.
 
     The shape of the statistics, (B, N, S, 8), tells the layout.
     """
@@ -120,7 +121,7 @@ def _call(row, statistics, mask):
             "for a causal one",
             "correct its shape",
         )
-    # What a mask holds is not recorded: causal, as in training of language models.
+    # A capture does not record the values of a mask: it is causal, as in the training of language models.
     if shape != CAUSAL_MASK:
         row.assume("the mask is causal")
     sparse_mode = 2 if shape == CAUSAL_MASK else 0

@@ -1,4 +1,4 @@
-"""Replays of kernels that lay data out anew, or that keep or find some of it by its place."""
+"""Replays of kernels that change layouts, or select elements by their place."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WHOLE_BLOCKS = 64
 
 @replays("TransData", npu="torch_npu.npu_format_cast")
 def test_trans_data(row, replay):
-    """From a plain layout (NCHW, ND) to a blocked one, or back, into a tensor like the second argument.
+    """Converts a plain layout (NCHW, ND) to a blocked one, or back, into a tensor like the second argument.
 
-    On an NPU both tensors show the shape of the plain slot. Elsewhere a blocked one has its stored shape.
+    On an NPU both tensors have the shape of the plain slot. On other devices a blocked tensor has its stored shape.
     """
     row.expect_inputs(1)
     source, result = images.input_place(row, 0).slot, images.output_place(row, like=0).slot
@@ -52,7 +52,7 @@ def test_trans_data(row, replay):
 
 
 def _blocked(plain, blocked):
-    """The shape that the tensor of a plain slot has in a blocked slot's layout; None where it has none."""
+    """Returns the shape of a plain slot in the layout of a blocked one; None if that layout does not fit."""
     *batch, m, k = plain.shape if len(plain.shape) > 1 else (0, 0)
     ranks = (len(plain.shape), len(blocked.shape))
     format_of_ranks = {(4, 5): "NC1HWC0", (4, 4): "FRACTAL_Z"}.get(ranks, "FRACTAL_NZ")
@@ -71,11 +71,11 @@ def _blocked(plain, blocked):
 
 @replays("AsStrided", "AsStridedAiCore", npu="opatlas.bench.implementations.torch.strided_copy")
 def test_as_strided(row, replay):
-    """Slot 0 is a storage, 1 and 2 list the view's sizes and strides, 3 its offset, which are not in a capture.
+    """Slots: a storage; sizes, strides and offset of the view, whose values a capture does not record.
 
-    A view is taken for the first columns of its last axis, and its first two axes for transposed ones, as a view
-    that is contiguous needs no copy, and one that is only transposed, or only cut, no AsStrided: on an NPU its
-    contiguous copy launches that type for both at once, where lines are whole blocks (ops-math, contiguous.cpp).
+    The view is assumed to be cut along its last axis and transposed in its first two axes. A contiguous view needs no
+    copy, and a view that is only cut or only transposed launches another kernel. On an NPU the contiguous copy of a
+    view that is both launches AsStrided, if lines are whole blocks (ops-math, contiguous.cpp).
     """
     row.expect_inputs(4)
     sizes, count = row.output_shape(), row.tensor(0).numel()
@@ -116,7 +116,7 @@ def test_triu(row, replay):
 
 
 def _matrix(row):
-    """The matrices that a triangle is taken of. Which diagonal is not in a capture; it is the main one."""
+    """Returns the matrices whose triangle is kept. A capture does not record the diagonal: the main one is assumed."""
     row.expect_inputs(1)
     if len(row.shape(0)) < 2:
         raise row.refuse(INPUT_SHAPES, "a matrix has two axes", "correct the shape")
@@ -126,7 +126,7 @@ def _matrix(row):
 
 @replays("NonZero", "NonzeroAiCore", npu="torch.nonzero")
 def test_nonzero(row, replay):
-    """The output's size tells how many numbers are not 0, or at most are; they are spread evenly.
+    """The size of the output is the number of elements that are not 0, or its maximum; they are spread evenly.
 
     Profilers write its shape as (count, axes), (axes, count) or (count,).
     """

@@ -17,9 +17,9 @@ from .implementations import torch as impl
 def test_matmul(row, replay):
     row.expect_inputs(2, 3)
     a, b = _factors(row, row.matrices(0, rank=2), row.matrices(1, rank=2), transposed_b_first=True, rank=2)
-    # As large as a sum of K products, so that it shows.
+    # As large as a sum of K products, so that a missing bias shows.
     reach = max(a.shape[-1], 1) ** 0.5
-    # Beside half-precision matrices the kernel takes a FLOAT bias; the call takes one dtype, and casts it.
+    # The kernel takes a FLOAT bias beside half-precision matrices; the call takes one dtype and casts the bias.
     bias = []
     if len(row.input_slots) == 3:
         row.expect_shape(2, b.shape[-1:], what="the bias")
@@ -38,7 +38,7 @@ def test_batch_matmul(row, replay):
 def test_transpose_batch_matmul(row, replay):
     """x1 is (B, M, K) or (M, B, K), x2 (B, K, N) or (B, N, K), the result (M, B, N).
 
-    A result (S, M, B N / S) is one that is split into S parts.
+    A result (S, M, B N / S) is split into S parts.
     """
     row.expect_inputs(2)
     x1, x2, y = row.shape(0), row.shape(1), row.output_shape()
@@ -80,7 +80,7 @@ def _factors(row, a, b, *, transposed_b_first, rank=None):
 
 
 def _output_slots(row, a):
-    """A product in FRACTAL_NZ is compared as the matrices that it stands for: `factors` has seen to its shape."""
+    """Returns output slots; a product in FRACTAL_NZ is compared as matrices, whose shape `factors` has checked."""
     if len(row.output_shape()) <= a.dim():
         return None
     if row.output_dtype() != a.dtype:

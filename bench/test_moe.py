@@ -16,16 +16,16 @@ from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 from . import formulas
 from .implementations import torch as impl
 
-#: A permutation does not record how many experts its indices are of.
+#: A permutation does not record the number of experts.
 _ASSUMED_EXPERTS = 64
 
 
 @replays("MoeGatingTopK", npu="torch_npu.npu_moe_gating_top_k")
 def test_moe_gating_top_k(row, replay):
-    """Logits (T, E) and perhaps a bias (E). How experts are chosen is not recorded.
+    """Slots: logits (T, E), perhaps a bias (E). A capture does not record how experts are chosen.
 
-    With a bias as DeepSeek-V3 does: sigmoid, and of 256 experts in 8 groups those of the best 4;
-    without one as models with a softmax do.
+    With a bias: as in DeepSeek-V3, by sigmoid, 256 experts in 8 groups, of which the best 4 count. Without a bias: by
+    softmax.
     """
     row.expect_inputs(1, 2)
     logits, (tokens, k) = row.shape(0), _pair(row.output_shape())
@@ -38,7 +38,7 @@ def test_moe_gating_top_k(row, replay):
     how = {"norm_type": 0}
     if len(row.input_slots) == 2:
         row.expect_shape(1, logits[1:], what="bias")
-        # 0 or 1, and logits that differ: no two experts score so alike that rounding would choose.
+        # 0 or 1, and distinct logits: no two scores are so close that rounding decides.
         how = {"norm_type": 1, "bias": row.integers(1, 0, 1)}
         if logits[1] == 256 and k <= 128:
             how |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
@@ -59,7 +59,7 @@ def test_moe_gating_top_k(row, replay):
 
 @replays("MoeTokenPermute", npu="torch_npu.npu_moe_token_permute")
 def test_moe_token_permute(row, replay):
-    """Tokens (T, H) and their experts (T, k) or (T)."""
+    """Slots: tokens (T, H), their experts (T, k) or (T)."""
     row.expect_inputs(2)
     tokens, indices = row.shape(0), row.shape(1)
     if len(tokens) != 2 or indices[:1] != tokens[:1]:
@@ -75,7 +75,7 @@ def test_moe_token_permute(row, replay):
 
 @replays("MoeTokenUnpermute", npu="torch_npu.npu_moe_token_unpermute")
 def test_moe_token_unpermute(row, replay):
-    """Permuted tokens (T k, H), where each copy stands (T k), and perhaps their weights (T, k)."""
+    """Slots: permuted tokens (T k, H), place of each copy (T k), perhaps weights (T, k)."""
     row.expect_inputs(2, 3)
     permuted, places = row.shape(0), row.shape(1)
     if len(permuted) != 2 or places != permuted[:1]:
@@ -92,7 +92,7 @@ def test_moe_token_unpermute(row, replay):
 @replays("GroupedMatmul", npu="torch_npu.npu_grouped_matmul")
 def test_grouped_matmul(row, replay):
     """Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
-    8 scale per token (M). Those for offsets and for weights alone in integers (4 to 6) are not replayed.
+    8 scale per token (M). Slots 4 to 6, for offsets and weight-only quantization, are not replayed.
     """
     row.expect_inputs(*range(2, 10))
     transposed, (m, k), (experts, n) = _grouped(row)
@@ -121,7 +121,7 @@ def test_grouped_matmul(row, replay):
         if row.has(8):
             given["per_token_scale"] = [row.tensor(8, 0.5, 1.5)]
         if row.output_slots[0].dtype != "INT8":
-            # INT8 is what the call gives unless told otherwise, and may not be told.
+            # INT8 is the default of the call, which refuses it as an argument.
             given["output_dtype"] = row.output_dtype()
     replay(
         impl.grouped_matmul,
@@ -162,7 +162,10 @@ def test_grouped_matmul_swiglu_quant(row, replay):
 
 
 def _grouped(row, *, halves=False):
-    """Whether the weights are stored as (E, N, K); (M, K); (E, N). With `halves` the output has N / 2 columns."""
+    """Returns whether the weights are stored as (E, N, K), the shape (M, K), and (E, N).
+
+    With `halves` the output has N / 2 columns.
+    """
     x, stored, y = row.shape(0), row.shape(1), row.output_shape()
     weight = operands.nz_shape(stored) if len(stored) == 5 else stored
     if not len(x) == len(y) == 2 or len(weight) != 3:

@@ -20,9 +20,9 @@ def test_tensor_move(row, replay):
 
 @replays("Slice", "SliceAiCore", npu="opatlas.bench.implementations.torch.slice_copy")
 def test_slice(row, replay):
-    """Offsets are not in a capture; the block starts at the first element.
+    """A capture does not record the offsets: the block starts at the first element.
 
-    Shape grids of msmodeling list two more slots, the axes and the steps.
+    Shape grids of msmodeling have two more slots, axes and steps.
     """
     row.expect_inputs(1, 3, 5)
     x, sizes = row.tensor(0), row.output_shape()
@@ -37,9 +37,9 @@ def test_slice(row, replay):
 
 @replays("StridedSlice", "StridedSliceAiCore", "StridedSliceD", npu="torch_npu.npu_indexing")
 def test_strided_slice(row, replay):
-    """Slots: x, then lists of where axes begin and end, and of steps, whose values are not in a capture.
+    """Slots: x; lists of begins, ends and steps, whose values a capture does not record.
 
-    StridedSliceD is the form with fixed lists of older toolkits; the call launches StridedSlice.
+    StridedSliceD, of older toolkits, has fixed lists; the call launches StridedSlice.
     """
     row.expect_inputs(1, 4)
     x, sizes = row.tensor(0), row.output_shape()
@@ -78,7 +78,7 @@ def test_pack(row, replay):
 
 @replays("RepeatInterleave", npu="torch.repeat_interleave")
 def test_repeat_interleave(row, replay):
-    """Slots: x, and how often each line along an axis comes: not in a capture; all as often, the first more."""
+    """Slots: x, repetitions of the lines of an axis. A capture does not record them: as equal as possible."""
     row.expect_inputs(2)
     row.index_dtype(1)
     x, result = row.tensor(0), row.output_shape()
@@ -152,7 +152,7 @@ def test_tile(row, replay):
 
 @replays("PadV3", "PadV3AiCore", npu="torch.nn.functional.pad")
 def test_pad(row, replay):
-    """Where the padding goes is not in a capture; it follows the data, as the alignment of rows does."""
+    """A capture does not record where the padding goes: after the data, as for the alignment of rows."""
     row.expect_inputs(1, 2, 3)
     x, padded = row.tensor(0), row.output_shape()
     row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")

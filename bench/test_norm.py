@@ -20,7 +20,7 @@ def test_rms_norm(row, replay):
 
 @replays("RmsNormGrad", npu="torch_npu.npu_rms_norm_backward")
 def test_rms_norm_grad(row, replay):
-    """Slots: the gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
+    """Slots: gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
     row.expect_inputs(4)
     _expect_vectors(row, {3: "gamma"})
     if row.shape(1) != row.shape(0) or row.shape(2) != (*row.shape(0)[:-1], 1):
@@ -55,7 +55,7 @@ def test_add_rms_norm_bias(row, replay, custom_opp):
 
 @replays("LayerNormV4", npu="torch.native_layer_norm")
 def test_layer_norm(row, replay):
-    """Slots: x, the sizes of its last axes, over which it is normalized, gamma, beta."""
+    """Slots: x, sizes of the normalized last axes, gamma, beta."""
     row.expect_inputs(4)
     sizes = _normalized_sizes(row, gamma=2)
     row.expect_list(1, len(sizes), "the sizes of these axes")
@@ -64,7 +64,7 @@ def test_layer_norm(row, replay):
 
 @replays("LayerNormV3", "LayerNormV3WithImplMode", npu="torch.native_layer_norm")
 def test_layer_norm_v3(row, replay):
-    """Slots: x, gamma, beta. The statistics have the dtype of gamma here, and that of the call's elsewhere."""
+    """Slots: x, gamma, beta. The row has the statistics in the dtype of gamma, the calls in float32."""
     row.expect_inputs(3)
     sizes = _normalized_sizes(row, gamma=1)
     arguments = _layer_norm_arguments(row, sizes, 1)
@@ -73,9 +73,9 @@ def test_layer_norm_v3(row, replay):
 
 @replays("LpNormV2", "LpNormReduceV2", npu="torch.linalg.vector_norm")
 def test_lp_norm(row, replay):
-    """The Euclidean norm, as the clipping of gradients takes it; p is not in a capture.
+    """A capture does not record p: the Euclidean norm is assumed, as for the clipping of gradients.
 
-    Where there is no LpNormV2 (910A, 310P) the call launches LpNormReduceV2, then LpNormUpdateV2.
+    On 910A and 310P, which have no LpNormV2, the call launches LpNormReduceV2, then LpNormUpdateV2.
     """
     row.expect_inputs(1)
     reduction = operands.reduction(row.shape(0), row.output_shape())
@@ -90,7 +90,7 @@ def test_lp_norm(row, replay):
 
 @replays("LpNormUpdateV2", npu="torch.linalg.vector_norm")
 def test_lp_norm_update(row, replay):
-    """The second half of a norm, which takes the root of the sums: here the norm over an axis of one number."""
+    """The second half of a norm, the root of the sums: replayed as the norm over an axis of one number."""
     row.expect_inputs(1)
     row.expect_output_like(0)
     row.assume("the norm is the Euclidean one")
@@ -99,7 +99,7 @@ def test_lp_norm_update(row, replay):
 
 
 def _normalized_sizes(row, gamma):
-    """Sizes of the last axes of x, over which it is normalized: those of gamma and beta, slots next to each other."""
+    """Returns the sizes of the normalized last axes of x, which gamma and beta, adjacent slots, must have."""
     sizes = row.shape(gamma)
     if not sizes or row.shape(0)[-len(sizes) :] != sizes:
         raise row.refuse(
@@ -110,12 +110,12 @@ def _normalized_sizes(row, gamma):
 
 
 def _layer_norm_arguments(row, sizes, gamma):
-    # x is not around 0, where a mean that is left out would not show.
+    # The mean of x is not 0, so that a missing mean shows.
     return row.tensor(0, -1.0, 3.0), sizes, row.tensor(gamma), row.tensor(gamma + 1), 1e-5
 
 
 def _expect_vectors(row, names):
-    """Refuses a row whose slots that scale or shift the last axis are of another size."""
+    """Refuses a row whose vectors differ in size from the last axis of x."""
     for slot, name in names.items():
         if row.shape(slot) != row.shape(0)[-1:]:
             raise row.refuse(

@@ -1,4 +1,4 @@
-"""Replays of poolings and their gradients; `opatlas.engine.inputs.images` tells how windows are found."""
+"""Replays of poolings and their gradients; `opatlas.engine.inputs.images` finds their windows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .implementations import torch as impl
 
 @replays("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices")
 def test_max_pool(row, replay):
-    """Output 1 is a mask, (N, C1, places of the kernel, results in sixteens and one more, 16): it tells the kernel.
+    """Output 1 is a mask, (N, C1, places of the kernel, blocks of 16 results plus one, 16): it tells the kernel.
 
-    Where torch has indices, an NPU has that mask; it is no result that a reference can be written for.
+    torch returns indices in place of the mask. No formula exists for the mask, so it is not checked.
     """
     row.expect_inputs(1)
     place, mask = images.output_place(row, like=0), row.output_shape(1)
@@ -38,7 +38,7 @@ def test_max_pool(row, replay):
     "MaxPoolGradWithArgmaxV1", "MaxPoolGradWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices_backward"
 )
 def test_max_pool_gradient(row, replay):
-    """Slot 0 is what was pooled, slot 1 the gradient of the result, slot 2 the mask (as in `test_max_pool`)."""
+    """Slots: pooled feature map, gradient of the result, mask (see `test_max_pool`)."""
     row.expect_inputs(3)
     source, result = (images.map_shape(row, images.input_place(row, slot)) for slot in (0, 1))
     if images.map_shape(row, images.output_place(row, like=0)) != source:
@@ -59,7 +59,7 @@ def test_max_pool_gradient(row, replay):
 
 @replays("AdaptiveAvgPool3d", "AdaptiveAvgPool3dAiCore", npu="torch.ops.aten._adaptive_avg_pool3d")
 def test_adaptive_average_pool(row, replay):
-    """Channels come last, (N, D, H, W, C), in the slot as in the output."""
+    """Slot and output have the channels last, (N, D, H, W, C)."""
     row.expect_inputs(1)
     source, result = row.shape(0), row.output_shape()
     if images.layout(row.input_slots[0]) not in ("", "ND", "NDHWC"):
@@ -80,7 +80,7 @@ def test_adaptive_average_pool(row, replay):
 
 @replays("AdaptiveAvgPool3dGrad", "AdaptiveAvgPool3dGradAiCore", npu="torch.ops.aten._adaptive_avg_pool3d_backward")
 def test_adaptive_average_pool_gradient(row, replay):
-    """Slot 0 is the gradient, (OD, OH, OW, N C), slot 1 what was pooled, (N, C, D, H, W); gives (D, H, W, N C)."""
+    """Slots: gradient (OD, OH, OW, N C), pooled volume (N, C, D, H, W). Output: (D, H, W, N C)."""
     row.expect_inputs(2)
     gradient, source = row.shape(0), row.shape(1)
     if len(source) != 5 or len(gradient) != 4 or gradient[3] != source[0] * source[1]:
@@ -102,7 +102,7 @@ def test_adaptive_average_pool_gradient(row, replay):
 
 
 def _windows(row, source, result, mask, column, name):
-    """The windows of a pooling from `source` to `result`, both (N, C, H, W), with a mask of that shape."""
+    """Returns the windows of a pooling from `source` to `result`, both (N, C, H, W), with a `mask` of this shape."""
     n, c, *size = source
     area = mask[2] if len(mask) > 2 else 0
     sixteens = images.block_count(result[2] * result[3], 16) + 1

@@ -1,4 +1,4 @@
-"""Replays of quantization, and of products of quantized matrices."""
+"""Replays of quantization and of products of quantized matrices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .implementations import torch as impl
 
 @replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")
 def test_quant_matmul(row, replay):
-    """x1 (M, K), x2 (K, N) or else (N, K), the scale (1) or (N); then what `_added` finds."""
+    """Slots: x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`."""
     row.expect_inputs(2, 3, 4, 5, 6)
     expect_int8(row, 0, 1)
     rank = 2 if len(row.shape(0)) == 2 else None
@@ -40,15 +40,15 @@ def test_quant_matmul(row, replay):
 
 
 def _added(row, m, n):
-    """Slots of the bias, the offset and the scale per token by their names.
+    """Returns the slots of bias, offset and scale per token by argument.
 
-    Rows with up to four slots leave absent ones out: the fourth is told by its dtype and its size.
-    Longer ones have the kernel's own order.
+    A row of up to four slots lacks absent slots: dtype and size tell what the fourth slot is. A longer row has the
+    order of the kernel.
     """
     if len(row.input_slots) > 4:
         added = {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
         for name, slot in added.items():
-            # A bias may have a batch's axes before its own.
+            # A bias may have the axes of a batch before its own axis.
             shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [(m,)]}
             row.expect_shape(slot, *shapes[name], what=f"the {name.replace('_', ' ')}")
         return added
@@ -70,7 +70,7 @@ def _added(row, m, n):
 
 @replays("AscendQuantV2", "AscendQuantV2AiCore", "AscendQuantV2Aicore", npu="torch_npu.npu_quantize")
 def test_quantize(row, replay):
-    """x, the scales and perhaps the zero points of its last axis."""
+    """Slots: x, scales and perhaps zero points of its last axis."""
     row.expect_inputs(2, 3)
     x, name = row.tensor(0, -4.0, 4.0), row.output_slots[0].dtype if row.output_slots else ""
     if name == "INT32" and row.output_shape() == (*x.shape[:-1], x.shape[-1] // 8):
@@ -81,7 +81,7 @@ def test_quantize(row, replay):
         raise row.refuse(INPUT_SHAPES, "INT4 takes a last axis that is a multiple of 8", "correct the shape of slot 0")
     for slot in range(1, len(row.input_slots)):
         row.expect_shape(slot, x.shape[-1:], (1,), what="the scales" if slot == 1 else "the zero points")
-    # UINT8 is divided by its scales, the others are multiplied: most of the results are within the range.
+    # x is divided by the scales for UINT8, else multiplied. Most results are within the range of the dtype.
     reach = {"INT8": 127, "UINT8": 127, "INT4": 7}[name] / 4.0
     divides = name == "UINT8"
     scales = row.tensor(1, 1 / reach, 3 / reach) if divides else row.tensor(1, reach / 3, 1.1 * reach)
@@ -91,7 +91,7 @@ def test_quantize(row, replay):
 
 @replays("DynamicQuant", "DynamicQuantAiCore", npu="torch_npu.npu_dynamic_quant")
 def test_dynamic_quant(row, replay):
-    """x and perhaps the smooth scales of its last axis."""
+    """Slots: x, perhaps smooth scales of its last axis."""
     row.expect_inputs(1, 2)
     x = row.tensor(0, -4.0, 4.0)
     if x.dim() < 2 or not x.shape[-1]:
@@ -107,9 +107,9 @@ def test_dynamic_quant(row, replay):
 
 @replays("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore", npu="torch_npu.npu_add_rms_norm_dynamic_quant")
 def test_add_rms_norm_dynamic_quant(row, replay):
-    """x1, x2, gamma, then two smooth scales and beta, each of which may be absent.
+    """Slots: x1, x2, gamma, and optional ones: two smooth scales, beta.
 
-    Outputs: y1, y2, x, and the scales of y1 and y2. Those of y2 mean nothing without a second smooth scale.
+    Outputs: y1, y2, x, scales of y1, scales of y2. Without a second smooth scale, y2 and its scales mean nothing.
     """
     row.expect_inputs(3, 4, 5, 6)
     x1, x2 = row.tensor(0), row.tensor(1)

@@ -13,7 +13,7 @@ from .implementations import torch as impl
 
 @replays("ReduceSum", "ReduceSumOpAiCore", "ReduceSumD", npu="torch.sum")
 def test_reduce_sum(row, replay):
-    """ReduceSumD is the form with fixed axes of older toolkits; the call launches ReduceSum."""
+    """ReduceSumD, of older toolkits, has fixed axes; the call launches ReduceSum."""
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     replay(impl.sum, x, *_reduction(row, "sum"), dtype=row.output_dtype(), expected=formulas.reduce_sum)
@@ -21,7 +21,7 @@ def test_reduce_sum(row, replay):
 
 @replays("ReduceMean", "ReduceMeanAiCore", "ReduceMeanD", npu="torch.mean")
 def test_reduce_mean(row, replay):
-    """ReduceMeanD is the form with fixed axes of older toolkits; the call launches ReduceMean."""
+    """ReduceMeanD, of older toolkits, has fixed axes; the call launches ReduceMean."""
     row.expect_inputs(1, 2)
     if not row.output_dtype().is_floating_point:
         raise Unsupported("torch has no mean in integers")
@@ -34,13 +34,13 @@ def test_reduce_mean(row, replay):
 
 @replays("Cumsum", npu="torch.cumsum")
 def test_cumsum(row, replay):
-    """The axis is not in a capture; it is the last one."""
+    """A capture does not record the axis: the last one is assumed."""
     row.expect_inputs(1, 2)
     replay(impl.cumsum, row.tensor(0), -1, dtype=row.output_dtype(), expected=formulas.cumulative_sum)
 
 
 def _reduction(row, name):
-    """The axes, and whether they are kept as ones; slot 1 lists the axes, which tells how many there are."""
+    """Returns the axes and whether they stay as ones; the length of slot 1, a list of axes, is their number."""
     count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
     reduction = operands.reduction(row.shape(0), row.output_shape(), count)
     if reduction is None:

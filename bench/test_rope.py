@@ -12,10 +12,10 @@ from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from . import formulas
 from .implementations import torch as impl
 
-#: Which features make a pair is not in a capture.
+#: Assumption about the pairs of features, which a capture does not record.
 _HALVES = "features half a head apart are turned together"
 
-#: Rows of a table of angles whose capture tells its width only.
+#: Rows of a table of angles of which the capture has the width only.
 _LEAST_POSITIONS = 2048
 
 
@@ -29,7 +29,7 @@ def test_rotary_mul(row, replay):
 
 @replays("RotaryPositionEmbeddingGrad", npu="torch_npu.npu_rotary_mul_backward")
 def test_rotary_mul_backward(row, replay):
-    """Slots: the gradient of y, cos, sin and, where those have gradients too, x."""
+    """Slots: gradient of y, cos, sin, and x if cos and sin have gradients too."""
     row.expect_inputs(3, 4)
     _expect_angles(row, [0], 1, 2)
     row.assume(_HALVES)
@@ -46,7 +46,7 @@ def test_rotary_mul_backward(row, replay):
         x,
         row.tensor(1),
         row.tensor(2),
-        # Without x, the outputs for cos and sin are empty slots.
+        # Without x, the output slots of cos and sin are empty.
         output_slots=[0] if x is None else [0, 1, 2],
         expected=formulas.rotary_mul_backward,
     )
@@ -61,7 +61,7 @@ def test_interleave_rope(row, replay):
 
 @replays("ApplyRotaryPosEmb", npu="torch_npu.npu_apply_rotary_pos_emb")
 def test_apply_rotary_pos_emb(row, replay):
-    """In place on query and key. The angles have no axis of heads, so theirs tells the layout."""
+    """Works in place on query and key. The place of the axis of size 1 in the angles tells the layout."""
     row.expect_inputs(4)
     _expect_angles(row, [0, 1], 2, 3)
     axes = len(row.shape(0))
@@ -80,9 +80,9 @@ def test_apply_rotary_pos_emb(row, replay):
 
 @replays("_triton_rope", npu="torch.ops.vllm.npu_rotary_embedding")
 def test_triton_rope(row, replay, custom_opp):
-    """In place on query and key (tokens, heads, head size), with a table (positions, rotary size) of cos and sin.
+    """Works in place on query and key (tokens, heads, head size), with a table (positions, rotary size) of cos and sin.
 
-    A Triton kernel's capture has its first tensors only; the positions of the tokens are missing.
+    The capture of a Triton kernel has the first tensors only: the positions of the tokens are missing.
     """
     row.expect_inputs(3, 4)
     if row.input_slots[1].dtype != row.input_slots[0].dtype:
@@ -120,8 +120,8 @@ def test_triton_rope(row, replay, custom_opp):
 def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     """Slots: query, key and value of each token side by side; a table of cos and sin; positions.
 
-    The sizes of query and key are those of the outputs. The weights of the two norms are not in a
-    capture; nor is the output of the values, in older ones.
+    The outputs tell the sizes of query and key. A capture lacks the weights of the two norms; an older capture also
+    lacks the output of the values.
     """
     row.expect_inputs(2, 3)
     fused = row.shape(0)
@@ -162,7 +162,7 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
 
 
 def _expect_angles(row, turned, cos, sin):
-    """Refuses a row whose cos and sin do not broadcast to the tensors that are turned."""
+    """Refuses a row whose cos and sin do not broadcast to the rotated tensors."""
     for slot in turned:
         shape, angles = row.shape(slot), row.shape(cos)
         if not shape or shape[-1] % 2 or len(angles) != len(shape) or angles[-1] != shape[-1]:
@@ -180,7 +180,7 @@ def _expect_angles(row, turned, cos, sin):
 
 
 def _expect_table(row, slot, head_size):
-    """The width of a table of cos and sin, side by side for one of each pair. Refuses another than a head has."""
+    """Returns the width of a table of cos and sin, side by side. Refuses a table that is wider than a head."""
     shape = row.shape(slot)
     if not 1 <= len(shape) <= 2 or shape[-1] % 2 or not 0 < shape[-1] <= head_size:
         raise row.refuse(
@@ -193,7 +193,7 @@ def _expect_table(row, slot, head_size):
 
 
 def _positions(row, slot, tokens, below):
-    """The tokens' positions: any if the capture has their slot, else those of one prompt after the other."""
+    """Returns the positions of the tokens: random if the row has their slot, else those of consecutive prompts."""
     if slot >= len(row.input_slots):
         row.assume("positions count the tokens")
         return impl.arange(tokens, device=row.device) % below

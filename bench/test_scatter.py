@@ -1,4 +1,4 @@
-"""Replays of kernels that gather from, and scatter into, places that indices name."""
+"""Replays of kernels that gather from or scatter to indexed places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .implementations import torch as impl
 
 @replays("GatherV3", "GatherV3AiCore", "Gather", npu="torch.index_select")
 def test_index_select(row, replay):
-    """Slots: a source, a list of indices and, in GatherV3, the axis, whose value is not in a capture."""
+    """Slots: source, list of indices, in GatherV3 also the axis, whose value a capture does not record."""
     row.expect_inputs(2, 3)
     if len(row.shape(1)) != 1:
         raise Unsupported(f"{row.kernel_type} is replayed for a list of indices only")
@@ -35,7 +35,7 @@ def test_gather_elements(row, replay):
 
 @replays("ScatterElementsV2", npu="torch.Tensor.scatter_")
 def test_scatter_elements(row, replay):
-    """Slots: what is written into, indices along an axis, what is written: as many elements, or one number."""
+    """Slots: target, indices along an axis, updates: as many elements, or one number."""
     row.expect_inputs(3)
     target, indices = row.shape(0), row.shape(1)
     if row.shape(2) and row.shape(2) != indices:
@@ -58,7 +58,7 @@ def test_scatter_elements(row, replay):
 
 @replays("ScatterNdUpdate", "ScatterNdUpdateAiCore", npu="torch_npu.npu_scatter_nd_update_")
 def test_scatter_nd_update(row, replay):
-    """Slots: what is written into, places (..., k) along its first k axes, what is written (..., other axes)."""
+    """Slots: target, places (..., k) along its first k axes, updates (..., other axes)."""
     row.expect_inputs(3)
     target, places = row.shape(0), row.shape(1)
     axes = places[-1] if places else 0
@@ -81,9 +81,9 @@ def test_scatter_nd_update(row, replay):
 
 @replays("IndexPutV2", "IndexPutV2AiCore", npu="torch.ops.aten.index_put_.default")
 def test_index_put(row, replay):
-    """Slots: what is written into, what is written, which axes are indexed, strides, an index tensor for each.
+    """Slots: target, updates, list of indexed axes, strides, an index tensor for each axis.
 
-    Slot 2 has an element for each axis up to the last that is indexed.
+    Slot 2 has an element for each axis up to the last indexed one.
     """
     target, axes = row.shape(0), indexed_axes(row, list_slot=2, first_slot=4)
     slots = range(4, 4 + len(axes))
@@ -111,7 +111,7 @@ _AMBIGUOUS = "an element is written more than once, and which value it keeps is 
 
 
 def _axis(row, source, indices):
-    """The axis that indices run along: the one in which they differ from the source; otherwise the last."""
+    """Returns the axis of the indices: the one in which their shape differs from the source; else the last."""
     if len(indices) != len(source) or not source:
         raise row.refuse(INPUT_SHAPES, "slots 0 and 1 (indices) must have as many axes", "correct one of them")
     different = [axis for axis in range(len(source)) if indices[axis] != source[axis]]
@@ -127,9 +127,9 @@ def _axis(row, source, indices):
 
 
 def _distinct(row, slots, shapes, sizes):
-    """Coordinates of places, none of them twice: an index tensor for each of the axes of these sizes."""
+    """Returns coordinates of distinct places: an index tensor for each axis of these sizes."""
     if len(set(shapes)) > 1:
-        # Broadcast to each other: different along the axes of each, they differ together.
+        # Index tensors that broadcast to each other: if each is distinct along its axes, the places are distinct.
         for shape, size in zip(shapes, sizes, strict=True):
             if prod(shape) > size:
                 raise Unsupported(_AMBIGUOUS)

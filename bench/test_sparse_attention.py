@@ -1,4 +1,4 @@
-"""Replays of sparse attention: which tokens a query looks at, and its attention over these."""
+"""Replays of sparse attention: the choice of the keys of a query, and the attention over these keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .implementations import torch as impl
 
 @replays("LightningIndexer", npu="torch_npu.npu_lightning_indexer")
 def test_lightning_indexer(row, replay):
-    """Outputs: the keys of each query and, if asked for, their scores."""
+    """Outputs: keys of each query, perhaps their scores."""
     arguments, keywords = _indexer_call(row)
     with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
     replay(
@@ -37,7 +37,7 @@ def test_lightning_indexer(row, replay):
 
 @replays("LightningIndexerVllm", npu="torch.ops._C_ascend.npu_lightning_indexer")
 def test_lightning_indexer_vllm(row, replay):
-    """As LightningIndexer, without scores: the kernel of vllm-ascend before it had CANN's."""
+    """Like LightningIndexer, without scores: the kernel of older versions of vllm-ascend."""
     arguments, keywords = _indexer_call(row)
     replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)
 
@@ -64,7 +64,7 @@ def _indexer_call(row):
     }
 
 
-#: vllm-ascend launches a kernel of its own where it is installed, as engines do; torch_npu launches CANN's.
+#: The operator of vllm-ascend, which engines call, launches its own kernel; the call of torch_npu launches CANN's.
 _SPARSE_FLASH_ATTENTION = "torch.ops._C_ascend.npu_sparse_flash_attention or torch_npu.npu_sparse_flash_attention"
 
 
@@ -88,7 +88,7 @@ def test_sparse_flash_attention(row, replay):
         )
     queries, keys, table = _sequences(row, query, cache, table_slot=4, length_slots=(5, 6))
     seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
-    # One cache is keys and values, as in absorbed latent attention.
+    # One cache holds keys and values, as in absorbed latent attention.
     key = row.tensor(1, *RANGE)
     replay(
         impl.sparse_flash_attention,
@@ -113,7 +113,7 @@ def test_sparse_flash_attention(row, replay):
 
 
 def _sequences(row, query, cache, *, table_slot, length_slots):
-    """Own lengths of queries and of keys, and the block table."""
+    """Returns the lengths of queries and of keys of each sequence, and the block table."""
     table = row.shape(table_slot)
     if len(table) != 2 or not table[0] or any(row.shape(slot) != table[:1] for slot in length_slots):
         raise row.refuse(

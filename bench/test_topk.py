@@ -1,4 +1,4 @@
-"""Replays of top-k, and of the samplers' top-k and top-p."""
+"""Replays of top-k, and of the top-k and top-p of samplers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 from . import formulas
 from .implementations import torch as impl
 
-#: The kernel takes no larger k.
+#: The largest k of the kernel.
 _LARGEST_K = 1024
 
 
 @replays("TopKV2", "TopKV2AiCore", npu="torch.topk")
 def test_top_k(row, replay):
-    """Slot 1, k, is a scalar; the output's last axis tells it."""
+    """Slots: x, k. The last axis of the output tells k."""
     row.expect_inputs(1, 2)
     x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
     if not x.dim() or len(values) != x.dim() or values[:-1] != x.shape[:-1] or values[-1] > x.shape[-1]:
@@ -26,9 +26,9 @@ def test_top_k(row, replay):
 
 @replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
 def test_apply_top_k_top_p(row, replay, custom_opp):
-    """Slots: the sorted logits (B, V), where each was, p (B), k (B); p or k may be absent.
+    """Slots: sorted logits (B, V), their places before the sort, p (B), k (B); p or k may be absent.
 
-    The call takes the logits as they are and sorts them itself, in a kernel of its own.
+    The call takes unsorted logits and sorts them in another kernel.
     """
     row.expect_inputs(3, 4)
     logits = row.tensor(0, -4.0, 4.0)

@@ -11,17 +11,17 @@ from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 from . import formulas
 from .implementations import torch as impl
 
-#: What a captured optimizer had does not count; with these a mistake in any term shows.
+#: Settings of the optimizer with which a mistake in any term shows; a capture does not record its own.
 ADAMW = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3, "eps": 1e-8, "amsgrad": False, "maximize": False}
 DROPPED = 0.5
-#: torch's number for a loss that is a mean.
+#: torch's number of the reduction to a mean.
 _MEAN = 1
 _IGNORE_NONE = -100
 
 
 @replays("SwiGluGrad", npu="torch_npu.npu_swiglu_backward")
 def test_swiglu_gradient(row, replay):
-    """Slot 0 is the gradient of the result, slot 1 the input."""
+    """Slots: gradient of the result, input."""
     row.expect_inputs(2)
     gradient, x = row.tensor(0), row.tensor(1, -4.0, 4.0)
     if not x.dim() or gradient.shape != (*x.shape[:-1], x.shape[-1] / 2):
@@ -42,7 +42,7 @@ def test_log_softmax(row, replay):
 
 @replays("LogSoftmaxGrad", npu="torch.ops.aten._log_softmax_backward_data")
 def test_log_softmax_gradient(row, replay):
-    """Slots: the gradient of the result, and the result."""
+    """Slots: gradient of the result, result."""
     _expect_alike(row, 2)
     gradient, result = row.tensor(0), impl.log_softmax(row.tensor(1, -4.0, 4.0), -1)
     replay(impl.log_softmax_backward, gradient, result, -1, gradient.dtype, expected=formulas.log_softmax_backward)
@@ -50,7 +50,7 @@ def test_log_softmax_gradient(row, replay):
 
 @replays("NLLLoss", "NLLLossAiCore", npu="torch.ops.aten.nll_loss_forward")
 def test_nll_loss(row, replay):
-    """Slots: logarithms of probabilities (N, C), targets (N,), a weight for each class (C,); the loss is their mean."""
+    """Slots: log-probabilities (N, C), targets (N,), weights of the classes (C,). The loss is a mean."""
     row.expect_inputs(3)
     _expect_loss_shapes(row, target=1, weight=2)
     if row.output_shape(0):
@@ -69,7 +69,7 @@ def test_nll_loss(row, replay):
 
 @replays("NLLLossGrad", "NLLLossGradAiCore", npu="torch.ops.aten.nll_loss_backward")
 def test_nll_loss_gradient(row, replay):
-    """Slots: as NLLLoss has them, the gradient of the loss after the first, and the sum of the weights at the end."""
+    """Slots: log-probabilities, gradient of the loss, targets, weights of the classes, sum of the weights."""
     row.expect_inputs(5)
     _expect_loss_shapes(row, target=2, weight=3)
     for slot in (1, 4):
@@ -91,7 +91,7 @@ def test_nll_loss_gradient(row, replay):
 
 @replays("EmbeddingDenseGradV2", npu="torch.ops.aten.embedding_dense_backward")
 def test_embedding_gradient(row, replay):
-    """Slot 0 is the gradient (..., D), slot 1 the indices in order, slot 2 where each stood; the call sorts them."""
+    """Slots: gradient (..., D), sorted indices, their places before the sort. The call takes unsorted indices."""
     row.expect_inputs(3)
     *places, width = row.shape(0) or (1, 0)
     table = row.output_shape()
@@ -105,7 +105,7 @@ def test_embedding_gradient(row, replay):
 
 @replays("DropOutDoMask", "DropoutDoMaskAiCore", npu="torch_npu.npu_dropout_backward")
 def test_dropout(row, replay):
-    """Slots: x, a bit for each of its numbers, padded to 128, and the share that is kept."""
+    """Slots: x, a mask with a bit for each element, padded to 128 bits, the share that is kept."""
     row.expect_inputs(3)
     x = row.tensor(0)
     row.expect_dtype(1, "UINT8")
@@ -116,7 +116,7 @@ def test_dropout(row, replay):
 
 @replays("ApplyAdamWV2", npu="torch._fused_adamw_")
 def test_adamw(row, replay):
-    """Slots: a parameter, its two moments, its gradient, the number of steps taken. Outputs are not in a capture."""
+    """Slots: parameter, two moments, gradient, number of steps. A capture has no outputs."""
     row.expect_inputs(5, 6)
     if len(row.input_slots) == 6:
         raise Unsupported("AdamW is replayed without AMSGrad (slot 5)")
@@ -142,9 +142,9 @@ def test_adamw(row, replay):
 
 @replays("ApplyAdamW", npu="torch_npu.npu_apply_adam_w")
 def test_apply_adamw(row, replay):
-    """Slots: a parameter, its two moments, seven numbers (powers of the betas to epsilon), the gradient.
+    """Slots: parameter, two moments, seven numbers (powers of the betas to epsilon), gradient.
 
-    Slot 11, a bound of the second moments, is there with AMSGrad.
+    Slot 11 is for AMSGrad.
     """
     row.expect_inputs(11, 12)
     if row.has(11):
@@ -179,7 +179,7 @@ def test_apply_adamw(row, replay):
 
 @replays("ForeachAddList", npu="torch._foreach_add")
 def test_foreach_add(row, replay):
-    """Slots: both lists of tensors, and what the second one is multiplied with."""
+    """Slots: two lists of tensors, factor of the second list."""
     count = (len(row.input_slots) - 1) // 2
     if len(row.input_slots) != 2 * count + 1 or any(row.shape(i) != row.shape(i + count) for i in range(count)):
         raise row.refuse(
@@ -199,7 +199,7 @@ def test_foreach_add(row, replay):
 
 @replays("ForeachMulScalar", npu="torch._foreach_mul")
 def test_foreach_multiply(row, replay):
-    """Slots: a list of tensors, and a number."""
+    """Slots: list of tensors, number."""
     count = len(row.input_slots) - 1
     tensors = [row.tensor(slot) for slot in range(count)]
     _expect_flat_outputs(row, tensors)
@@ -229,7 +229,7 @@ def _expect_loss_shapes(row, target, weight):
 
 
 def _expect_flat_outputs(row, results):
-    """Outputs are recorded with one axis, whatever the tensors have."""
+    """Refuses outputs that differ from `results`; captures may record them flat, with one axis."""
     for slot, result in enumerate(results):
         if row.output_shape(slot) not in (tuple(result.shape), (result.numel(),)):
             raise row.refuse(

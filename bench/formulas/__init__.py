@@ -1,7 +1,7 @@
-"""What every device's result is checked against: each kernel's formula, plain and in float64.
+"""The formulas that the results of kernels are checked with: plain, and in float64.
 
-Written apart from `opatlas.bench.implementations.torch`, so that neither can hide a mistake of the other. A module for
-each family; `formulas.NAME` finds a formula in whichever module defines it.
+They are written apart from `opatlas.bench.implementations`, so that neither can hide a mistake of the other. A family
+has a module; `formulas.NAME` is the formula of that name in any module.
 """
 
 from opatlas.engine.registry import functions_of_modules

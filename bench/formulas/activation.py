@@ -54,7 +54,7 @@ def _row_length(x: torch.Tensor, *_: object) -> int:
 def scaled_masked_softmax(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, mask: torch.Tensor, scale: float, fixed_triu_mask: bool = False
 ) -> torch.Tensor:
-    """Softmax of z along the last axis, where z is -10000 where the mask holds and scale x elsewhere."""
+    """softmax(z) along the last axis; z = -10000 where the mask holds, else scale x."""
     z = to_float64(x[at[:-1]]) * scale
     z = z.where(~mask.expand(x.shape)[at[:-1]], torch.tensor(-10000.0, dtype=z.dtype, device=z.device))
     powers = (z - z.amax(dim=-1, keepdim=True)).exp()

@@ -1,7 +1,7 @@
 """Attention formulas: one query token and head at a time, over the keys that it sees.
 
-softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017). What is asked of a call's arguments is the
-documentation of npu_fused_infer_attention_score and npu_ring_mla (torch_npu).
+softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017). The arguments are described in the documentation of
+npu_fused_infer_attention_score and npu_ring_mla (torch_npu).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fused_infer_attention_score(
     softmax_lse_flag: bool = False,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Query i of S sees, of its sequence's T keys, all, or with sparse_mode 3 the first T - S + i + 1.
+    """Query i of S sees all T keys of its sequence; with sparse_mode 3 the first T - S + i + 1.
 
     Head n shares the keys of head n // (heads / key heads). In pages, key j of sequence b lies in
     block table[b, j // block size], at place j % block size.
@@ -57,7 +57,7 @@ def fused_infer_attention_score(
     tokens = query.shape[0] if tnd else query.shape[0] * length
 
     def sequence(token: int) -> tuple[int, int, int]:
-        """Which, the query's place in it, and how many queries it has."""
+        """Returns the sequence of a query, the place of the query in it, and its number of queries."""
         if not tnd or actual_seq_lengths is None:
             return token // length, token % length, length
         number = bisect_right(actual_seq_lengths, token)
@@ -65,7 +65,7 @@ def fused_infer_attention_score(
         return number, token - start, actual_seq_lengths[number] - start
 
     def stored(cache: torch.Tensor, number: int, head: int, seen: int) -> torch.Tensor:
-        """The first `seen` vectors of a sequence, (seen, D)."""
+        """Returns the first `seen` vectors of a sequence, (seen, D)."""
         if block_table is None:
             start = actual_seq_lengths_kv[number - 1] if number else 0
             return cache[start : start + seen, head]
@@ -122,7 +122,7 @@ def ring_mla(
     mask_type: str,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Attention of the step's own keys, o and l; with an earlier step's o' and l', their common one.
+    """o and l: attention of this step's keys; merged with o' and l' of an earlier step.
 
     L = ln(e^l + e^l'), O = e^(l - L) o + e^(l' - L) o' (Liu et al. 2023, ring attention).
     """
@@ -154,7 +154,7 @@ def ring_mla(
 
 
 def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Places of a tensor as torch takes them: an index tensor for each axis."""
+    """Returns places of a tensor as an index tensor for each axis."""
     return tuple(torch.tensor(axis, device=device) for axis in zip(*rows, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Paged caches, element by element: which token stands at a place, and at which place a token.
+"""Formulas of paged caches, element by element: the token of a place, and the place of a token.
 
 Sources: ATB's ReshapeAndCache and PagedCacheLoad (their documentation and checks of shapes),
 torch_npu.npu_kv_rmsnorm_rope_cache (op-plugin documentation; CANN's aclnnKvRmsNormRopeCache).
@@ -21,10 +21,9 @@ Tensor = torch.Tensor
 
 
 def overwritten(at: At, target: Tensor, axes: int, places: Tensor, written: Callable[..., Tensor]) -> Tensor:
-    """Elements of `target` after `written(i, ...)` was put at places[i] of its first `axes` axes, taken as one.
+    """Returns elements of `target` after writing `written(i, ...)` to places[i] of its first `axes` axes, flattened.
 
-    `written` gets the number i of what was written, and the coordinates along the other axes. No
-    two places are the same.
+    `written` gets i and the coordinates along the other axes. The places are distinct.
     """
     sizes = target.shape[:axes]
     writer = torch.full((prod(sizes),), -1, device=target.device)
@@ -59,7 +58,7 @@ reshape_and_cache = each(_key_cache, _value_cache)
 
 
 def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x^2) + epsilon) gamma, where x is the part of kv that gamma is as long as."""
+    """x / sqrt(mean(x^2) + epsilon) gamma; x is the first part of kv, as long as gamma."""
     *place, j = at
     x = to_float64(kv[tuple(place)][:, : len(gamma)])
     own = x.gather(-1, j.unsqueeze(-1)).squeeze(-1)
@@ -67,12 +66,12 @@ def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
 
 
 def _turned(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The other part: its features of even number, then those of odd, turned by halves."""
+    """The second part of kv: even features, then odd ones, rotated by halves."""
     return interleaved(at, kv[..., len(gamma) :], at_angles(at, cos), at_angles(at, sin))
 
 
 def _token(i: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where token i of all stands in kv (batch, 1, tokens, size)."""
+    """Returns the coordinates of token i in kv (batch, 1, tokens, size)."""
     return i // kv.shape[2], torch.zeros_like(i), i % kv.shape[2]
 
 
@@ -120,7 +119,7 @@ kv_rmsnorm_rope_cache = each(_turned_cache, _normalized_cache, _turned_output, _
 def _loaded(
     at: At, cache: Tensor, table: Tensor, lengths: Tensor, *, seq_starts: Tensor | None, cumsum: bool, **_: Any
 ) -> Tensor:
-    """Token t belongs to the sequence within whose stretch of the result it stands."""
+    """Returns elements of the loaded sequences, which follow each other in the result."""
     token, *rest = at
     ends = (lengths[1:] if cumsum else lengths.cumsum(0)).to(torch.int64)
     sequence = (token.unsqueeze(-1) >= ends).sum(dim=-1)

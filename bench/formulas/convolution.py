@@ -3,8 +3,7 @@
     y[n, o, i, j] = b[o] + sum over c, u, v of x[n, g + c, i s - p + u, j s - p + v] w[o, c, u, v]
 
 with strides s and paddings p of both axes, x zero outside, and g the first channel of o's group.
-The gradients follow by differentiating this sum: each is a sum of the same products, over the
-other indices.
+The gradients are the derivatives of this sum: sums of the same products over other indices.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from opatlas.engine.formula import per_element, to_float64
 
 At = tuple[torch.Tensor, ...]
 
-#: So many products are held in float64 at once.
+#: Products that are held in float64 at once.
 _PIECE = 1 << 21
 
 
@@ -103,11 +102,11 @@ def conv2d_weight_gradient(
     """dw[o, c, u, v] = sum over n, i, j of dy[n, o, i, j] x[n, g + c, i s - p + u, j s - p + v]."""
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     totals = []
-    # Some weights at a time: each needs a whole channel of all images.
+    # In batches of weights: a weight needs a whole channel of all images.
     for o, c, u, v in zip(*(index.split(max(1, _PIECE // _places(gradient))) for index in at), strict=True):
         h = _range(gradient.shape[2], x) * stride[0] - padding[0] + u[:, None]
         w = _range(gradient.shape[3], x) * stride[1] - padding[1] + v[:, None]
-        # (weights, images, lines, columns): a weight's channel is the "image" here, and the images its "channels".
+        # (weights, images, lines, columns): channels of weights stand for images, and images for channels.
         values = _at(x.transpose(0, 1), o // per_group * own + c, _range(len(x), x).expand(len(o), -1), h, w)
         values = values * _inside(h, x.shape[2])[:, None, :, None] * _inside(w, x.shape[3])[:, None, None]
         totals.append((values * to_float64(gradient.transpose(0, 1)[o])).sum(dim=(1, 2, 3)))
@@ -115,7 +114,7 @@ def conv2d_weight_gradient(
 
 
 def _at(x: torch.Tensor, n: torch.Tensor, c: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x[n[s], c[s, k], h[s, u], w[s, v]] for all s, k, u, v; some number where h or w are outside of x."""
+    """x[n[s], c[s, k], h[s, u], w[s, v]] for all s, k, u, v; any number where h or w are outside of x."""
     h, w = h.clamp(0, x.shape[2] - 1), w.clamp(0, x.shape[3] - 1)
     return to_float64(x[n[:, None, None, None], c[:, :, None, None], h[:, None, :, None], w[:, None, None]])
 

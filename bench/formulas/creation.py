@@ -1,4 +1,4 @@
-"""Formulas of kernels that make values from none."""
+"""Formulas of kernels that create values."""
 
 from __future__ import annotations
 

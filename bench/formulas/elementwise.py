@@ -38,7 +38,7 @@ def floor_divide(x: Any, y: Any) -> Any:
 
 @pointwise
 def floor_modulo(x: Any, y: Any) -> Any:
-    """x - y floor(x / y): it has the sign of y."""
+    """x - y floor(x / y), with the sign of y."""
     return _float64(x) - _float64(y) * _floor_of_quotient(x, y)
 
 
@@ -95,7 +95,7 @@ def reciprocal_root(x: Any) -> Any:
 
 @pointwise
 def clamp(x: Any, least: Any, largest: Any) -> Any:
-    """The bound that x is beyond, else x."""
+    """x, or the bound that x exceeds."""
     return x + (least - x) * (x < least) + (largest - x) * (x > largest)
 
 
@@ -113,7 +113,7 @@ def cosine(x: Any) -> Any:
 
 @pointwise
 def cast(x: Any, dtype: torch.dtype, *, copy: bool) -> Any:
-    """The number itself; its whole part in an integer; whether it is not 0 in a boolean."""
+    """x; its whole part for integers; x != 0 for booleans."""
     if dtype is torch.bool:
         return x != 0
     value = _float64(x)

@@ -32,10 +32,10 @@ def dispatch_ffn_combine(
     probs: torch.Tensor,
     **unused: Any,
 ) -> torch.Tensor:
-    """y = sum over a token's experts e of p swiglu(x w1[e]) w2[e].
+    """y = sum over the experts e of a token of p swiglu(x w1[e]) w2[e].
 
-    With INT8 weights both products take their left side quantized to its largest, and scale; INT64 scales are
-    the bits of float32 numbers. In a group the weights are those of all ranks' experts.
+    With INT8 weights the left side of both products is quantized by its largest number; INT64 scales are the bits of
+    float32 numbers. In a group, the weights of all ranks are given.
     """
     total = torch.zeros_like(x)
     for t, experts in enumerate(expert_idx.tolist()):
@@ -54,7 +54,7 @@ def dispatch_ffn_combine(
 def _tokens_of_experts(
     at: At, *, expert_idx: torch.Tensor, arriving: Sequence[torch.Tensor] | None = None, **_: Any
 ) -> Any:
-    """How many tokens chose expert e; in a group, how many of all ranks' did (`arriving`, in this rank's numbers)."""
+    """The number of tokens that chose expert e, of all ranks in a group (`arriving`, by this rank's numbers)."""
     chosen = torch.cat([ids.flatten() for ids in ([expert_idx] if arriving is None else arriving)])
     return torch.stack([(chosen == e).sum() for e in at[-1]])
 
@@ -63,24 +63,24 @@ dispatch_ffn_combine = each(dispatch_ffn_combine, _tokens_of_experts)
 
 
 def _real(scale: torch.Tensor) -> torch.Tensor:
-    """A scale as a number. Source: vllm-ascend, vllm_ascend/quantization/methods/w8a8_dynamic.py."""
+    """Returns a scale as real numbers. Source: vllm-ascend, vllm_ascend/quantization/methods/w8a8_dynamic.py."""
     return to_float64(scale.to(torch.int32).view(torch.float32) if scale.dtype is torch.int64 else scale)
 
 
 def _quantized(x: torch.Tensor) -> torch.Tensor:
-    """What an INT8 with a scale of its own keeps of a row."""
+    """Returns rows after quantization to INT8 by their largest number, and back."""
     scale = x.abs().max() / 127
     return (x / scale).round() * scale
 
 
 def _arrivals(*, chosen: Sequence[torch.Tensor], first: int, experts: int, **_: Any) -> torch.Tensor:
-    """Which tokens arrive at the experts from `first` on, (n, 4): rank, token, choice, expert.
+    """Returns the tokens that arrive at the experts from `first` on, (n, 4): rank, token, choice, expert.
 
-    They come by expert, then by rank, then as they stand there. Source: op-plugin's tests of
-    npu_moe_distribute_dispatch; the experts' order is that of a grouped product's group_list.
+    The order is by expert, then rank, then token. Sources: op-plugin's tests of npu_moe_distribute_dispatch; the
+    order of experts is that of the group_list of a grouped product.
 
     Args:
-        chosen: of each rank, its tokens' experts (BS, k).
+        chosen: for each rank the experts of its tokens (BS, k).
     """
     of_ranks = list(chosen)
     found = [
@@ -93,13 +93,13 @@ def _arrivals(*, chosen: Sequence[torch.Tensor], first: int, experts: int, **_: 
 
 
 def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tokens (n, H) that rows of `arrivals` stand for, as their ranks have them."""
+    """Returns the tokens (n, H) of rows of `arrivals`."""
     return torch.stack([tokens[rank][token].to(arrived.device) for rank, token, *_ in arrived.tolist()])
 
 
 @per_element(exact=True)
 def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
-    """y[i, j] = x[token, j] of the rank from which the i-th comes."""
+    """y[i, j] = x[token, j] of the rank that sent token i."""
     i, j = at
     rows, place = torch.unique(i, return_inverse=True)
     return _sources(arrived[rows], tokens)[place, j]
@@ -133,12 +133,12 @@ def _scaled(
 
 @per_element(exact=True)
 def _tokens_that_arrive(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
-    """How many tokens of all ranks go to expert first + e."""
+    """The number of tokens of all ranks that go to expert first + e."""
     everybody = torch.cat([ids.flatten() for ids in chosen])
     return torch.stack([(everybody == first + e).sum() for e in at[-1]])
 
 
-#: What tells a combine where tokens came from differs from version to version: a combine that is right shows it.
+#: No formula: the output that tells a combine where tokens came from differs between versions. The combine checks it.
 moe_distribute_dispatch = each(first_rows("arrived", _arrivals, moe_distribute_dispatch), _tokens_that_arrive)
 moe_distribute_dispatch_quantized = each(
     first_rows("arrived", _arrivals, moe_distribute_dispatch_quantized),

@@ -1,6 +1,6 @@
 """Formulas of attention in training (Dao et al. 2022, algorithms 1 and 4), one query or key and head at a time.
 
-What is asked of a call's arguments is the documentation of npu_fusion_attention (torch_npu).
+The arguments are described in the documentation of npu_fusion_attention (torch_npu).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from opatlas.engine.formula import Draw, Part, parts
 
 from .attention import attention_of, index_of
 
-#: Where batch b, head n and token s lie in each layout of two axes of tokens and one or two of heads.
+#: The axes of batch b, head n and token s in each layout.
 Places = tuple[torch.Tensor, ...]
 
 
 def _sum_of_powers(out: torch.Tensor, highest: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A largest score m and the sum of exp(score - m) stand for the log-sum-exp m + ln sum, whatever m is."""
+    """Returns the log-sum-exp m + ln sum of any number m and the sum of exp(score - m)."""
     lse = highest + total.log()
     return out, lse, lse
 
@@ -36,7 +36,7 @@ def flash_attention_score(
     scale: float,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """As inference's attention; with a (causal) mask query i sees keys 0 ... i."""
+    """Like attention in inference; with a mask, which is causal, query i sees keys 0 ... i."""
     batches, queries, keys = _sizes(query, key, input_layout)
     width = query.shape[-1] if "D" in input_layout else query.shape[-1] // head_num
     group = query.numel() * keys // (key.numel() * queries)
@@ -82,7 +82,7 @@ def flash_attention_grad(
     causal = atten_mask is not None
 
     def shares_and_slopes(b: int, n: int, i: slice, j: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """P and dS of some queries and keys of a head."""
+        """Returns P and dS of some queries and keys of a head."""
         q, grad, out = (_tokens(x, input_layout, b, n, width)[i].double() for x in (query, dy, attention_in))
         k, v = (_tokens(x, input_layout, b, n // group, width)[j].double() for x in (key, value))
         scores = torch.einsum("id,jd->ij", q, k) * scale_value
@@ -122,13 +122,13 @@ def flash_attention_grad(
 
 
 def _sizes(query: torch.Tensor, key: torch.Tensor, layout: str) -> tuple[int, int, int]:
-    """Batch, queries and keys."""
+    """Returns the sizes of batch, queries and keys."""
     of_tokens = layout.index("S")
     return query.shape[layout.index("B")], query.shape[of_tokens], key.shape[of_tokens]
 
 
 def _tokens(x: torch.Tensor, layout: str, batch: int, head: int, width: int) -> torch.Tensor:
-    """All tokens of a head, (S, D)."""
+    """Returns all tokens of a head, (S, D)."""
     if layout == "BNSD":
         return x[batch, head]
     if layout == "BSND":
@@ -138,7 +138,7 @@ def _tokens(x: torch.Tensor, layout: str, batch: int, head: int, width: int) -> 
 
 
 def _where(at: Places, layout: str, width: int) -> Places:
-    """The index of whole vectors (b, n, s) of a tensor."""
+    """Returns the index of vectors (b, n, s) of a tensor."""
     b, n, s = at
     if layout == "BNSD":
         return b, n, s

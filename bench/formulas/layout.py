@@ -1,7 +1,6 @@
-"""Kernels that lay data out anew, as arithmetic on coordinates, and those that go by places.
+"""Formulas of layouts and of selections by place, as arithmetic on coordinates.
 
-The blocked layouts are those of CANN's documentation of data formats: in the last block of an
-axis, what the tensor does not have is 0.
+Blocked layouts follow CANN's documentation of data formats; padding in the last block of an axis is 0.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ At = tuple[torch.Tensor, ...]
 
 @per_element(exact=True)
 def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    """NC1HWC0: channel c is c mod C0 in block c / C0. FRACTAL_NZ: so is column k; line m is m mod 16 in block m / 16.
+    """NC1HWC0: channel c is c mod C0 in block c / C0. FRACTAL_NZ: column k likewise, line m is m mod 16, block m / 16.
 
     FRACTAL_Z: output o is o mod 16 in block o / 16, place (c1, h, w) is (c1 H + h) W + w.
     """
@@ -34,7 +33,7 @@ def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Ten
 
 @per_element(exact=True)
 def strided_copy(at: At, x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """y[i, j, ...] is the storage's number at offset + i stride 0 + j stride 1 + ..."""
+    """y[i, j, ...] = storage[offset + i stride 0 + j stride 1 + ...]."""
     return x.reshape(-1)[sum((i * step for i, step in zip(at, stride, strict=True)), torch.tensor(offset))]
 
 
@@ -52,7 +51,7 @@ def upper_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
 
 @per_element(exact=True)
 def nonzero(at: At, x: torch.Tensor) -> torch.Tensor:
-    """Line k holds the coordinates of the k-th number that is not 0, counted along the last axis first."""
+    """Line k has the coordinates of the k-th number that is not 0, in the order of the last axis first."""
     line, axis = at
     place = torch.arange(x.numel(), device=x.device)[x.reshape(-1) != 0][line]
     sizes = torch.tensor(x.shape, device=x.device)
@@ -61,7 +60,7 @@ def nonzero(at: At, x: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_of(at: At, plain: torch.Size, blocked: torch.Size) -> At:
-    """The coordinates in the plain tensor of those in the blocked one."""
+    """Returns coordinates in the plain tensor for coordinates in the blocked one."""
     if len(blocked) == len(plain) + 2:
         *batch, k1, m1, m0, k0 = at
         return (*batch, m1 * blocked[-2] + m0, k1 * blocked[-1] + k0)
@@ -75,7 +74,7 @@ def _plain_of(at: At, plain: torch.Size, blocked: torch.Size) -> At:
 
 
 def _blocked_of(at: At, blocked: torch.Size, plain: torch.Size) -> At:
-    """The coordinates in the blocked tensor of those in the plain one."""
+    """Returns coordinates in the blocked tensor for coordinates in the plain one."""
     if len(blocked) == len(plain) + 2:
         *batch, m, k = at
         return (*batch, k // blocked[-1], m // blocked[-2], m % blocked[-2], k % blocked[-1])

@@ -1,4 +1,4 @@
-"""Matrix products, written out as sums."""
+"""Formulas of matrix products, as sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def linear(
 
 @per_element(terms=_common_length)
 def batch_matmul(at: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """c[..., i, j] = sum over k of a[..., i, k] b[..., k, j]; a batch axis of size 1 serves all."""
+    """c[..., i, j] = sum over k of a[..., i, k] b[..., k, j]; a batch axis of size 1 is broadcast."""
     *batch, i, j = at
     of_row, of_column = (*within(batch, a), i), (*within(batch, b), j)
     return (to_float64(a[of_row]) * to_float64(b.mT[of_column])).sum(dim=-1)
@@ -44,8 +44,7 @@ def transpose_batch_matmul(
 ) -> torch.Tensor:
     """y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
 
-    With a batch_split_factor S the product, as (M, B N), is cut into S parts that lie one after
-    another: (S, M, B N / S).
+    batch_split_factor S cuts the product (M, B N) into S parts: (S, M, B N / S).
     """
     x1, x2 = input.permute(*perm_x1), weight.permute(*perm_x2)
     if batch_split_factor > 1:
@@ -58,7 +57,7 @@ def transpose_batch_matmul(
 
 
 def within(batch: list[torch.Tensor], operand: torch.Tensor) -> list[torch.Tensor]:
-    """The coordinates of the result's batch, in an operand whose batch is broadcast."""
+    """Returns the coordinates of the batch of the result in an operand whose batch is broadcast."""
     own = operand.shape[:-2]
     last = batch[len(batch) - len(own) :]
     return [coordinate * (size != 1) for coordinate, size in zip(last, own, strict=True)]

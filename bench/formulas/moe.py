@@ -37,10 +37,10 @@ def moe_gating_top_k(
     eps: float = 1e-20,
     **unused: Any,
 ) -> tuple[Any, ...]:
-    """norm = sigmoid(x) or softmax(x); of the experts in the k_group best groups those k whose norm + bias is largest.
+    """The k experts with the largest norm + bias in the k_group best groups; norm = sigmoid(x) or softmax(x).
 
-    A group's score is its largest norm + bias, or the sum of its two largest; the weights are the
-    experts' norm, after a sigmoid divided by their sum. Source: aclnnMoeGatingTopK.
+    The score of a group is its largest norm + bias, or the sum of its two largest. The weights are the norms of the
+    experts, divided by their sum after a sigmoid. Source: aclnnMoeGatingTopK.
     """
     powers = (x - x.amax(dim=-1, keepdim=True)).exp()
     norm = 1 / (1 + (-x).exp()) if norm_type == 1 else powers / powers.sum(dim=-1, keepdim=True)
@@ -61,7 +61,7 @@ def moe_gating_top_k(
 
 @per_element(exact=True)
 def _permuted(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
-    """y[i] is the token whose expert comes i-th, if those of one expert stay in order."""
+    """y[i] is token i in the stable order of experts."""
     copies = indices.shape[1] if indices.dim() == 2 else 1
     return tokens[_order(indices)[at[0]] // copies, at[1]]
 
@@ -116,7 +116,7 @@ def grouped_matmul(
     output_dtype: torch.dtype | None = None,
     **unused: Any,
 ) -> torch.Tensor | Rounded:
-    """y[i, j] is `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
+    """y[i, j] = `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
     Source: torch_npu.npu_grouped_matmul.
     """
@@ -142,13 +142,13 @@ def grouped_matmul_swiglu_quant(
     *,
     rows: torch.Tensor | None = None,
 ) -> tuple[Rounded, torch.Tensor]:
-    """c = (x w[e]) scale[e] token; s = silu(first half of c) second half; s quantized to its row's largest.
+    """c = (x w[e]) scale[e] token; s = silu(first half of c) second half; s quantized by the largest number of its row.
 
     Source: aclnnGroupedMatmulSwigluQuant.
     """
     assert rows is not None
     groups = torch.searchsorted(group_list, rows, right=True).tolist()
-    # Products of INT8 add up to less than 2^53: float64 is exact.
+    # Sums of products of INT8 are below 2^53: float64 is exact.
     sums = [row.to(torch.float64) @ weight[e].to(torch.float64) for row, e in zip(x, groups, strict=True)]
     activated = gated(torch.stack(sums) * weight_scale[groups] * x_scale)
     scale = activated.abs().amax(dim=-1, keepdim=True) / 127

@@ -1,4 +1,4 @@
-"""Kernels that move data, as arithmetic on coordinates: where does each element come from?"""
+"""Formulas of kernels that move data: the source of each element, as arithmetic on coordinates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def strided_slice(
 
 @per_element(exact=True)
 def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    """The coordinate along `axis` tells the tensor, the others the place in it."""
+    """The coordinate along `axis` is the number of the tensor; the others are the place in it."""
     own = (*at[:axis], *at[axis + 1 :])
     value = torch.empty_like(at[axis], dtype=tensors[0].dtype)
     for number, part in enumerate(tensors):
@@ -43,7 +43,7 @@ def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 
 @per_element(exact=True)
 def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, *, output_size: int) -> torch.Tensor:
-    """Line i along `dim` comes repeats[i] times; one number in all is that of every line."""
+    """Line i along `dim` occurs repeats[i] times; a single number holds for every line."""
     ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
     line = torch.searchsorted(ends, at[dim], right=True)
     source = (*at[:dim], line, *at[dim + 1 :])
@@ -52,14 +52,14 @@ def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, 
 
 @per_element(exact=True)
 def transpose_copy(at: At, x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
-    """The coordinate along axis i of the result is the one along axis permutation[i] of x."""
+    """Axis i of the result is axis permutation[i] of x."""
     source = dict(zip(permutation, at, strict=True))
     return x[tuple(source[axis] for axis in range(x.dim()))]
 
 
 @per_element(exact=True)
 def broadcast_to(at: At, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Along an axis of size 1 every coordinate is 0; leading axes that x lacks do not count."""
+    """The coordinate along an axis of size 1 is 0; leading axes that x lacks do not count."""
     return _periodic(at, x)
 
 
@@ -71,7 +71,7 @@ def tile(at: At, x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
 
 @per_element(exact=True)
 def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    """An element belongs to the part whose stretch of the axis holds its coordinate."""
+    """The part of an element is the one whose stretch of the axis contains its coordinate."""
     start = 0
     value = torch.empty_like(at[0], dtype=tensors[0].dtype)
     for part in tensors:
@@ -85,9 +85,9 @@ def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Ten
 
 @per_element(exact=True)
 def pad(at: At, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """x where the coordinates, less what is before it, are inside of x, and 0 elsewhere.
+    """x where the coordinates, minus the padding before x, are inside of x; else 0.
 
-    `padding` holds the elements before and after, for the last axis first.
+    `padding` has the numbers of elements before and after x, for the last axis first.
     """
     before = padding[::2][::-1]
     own = [index - first for index, first in zip(at, before, strict=True)]

@@ -17,13 +17,13 @@ from opatlas.engine.formula import (
 
 At = tuple[torch.Tensor, ...]
 
-#: Long sums are added up in pieces of so many numbers: they stay in a CPU's cache, and on one of its cores.
+#: Long sums are added in pieces of so many numbers, which fit into the cache of a CPU.
 _PIECE = 1 << 14
 
 
 @per_row("x")
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = x / sqrt(mean(x^2) + epsilon) * gamma; and the factor before gamma (Zhang and Sennrich 2019)."""
+    """y = x rstd gamma, and rstd = 1 / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
     rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return x * rstd * gamma, rstd
 
@@ -53,8 +53,7 @@ rms_norm_backward = each(_towards_x, _towards_gamma)
 def add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With x = x1 + x2: y = x / sqrt(mean(x^2) + epsilon) * gamma, the factor before gamma, and x
-    (aclnnAddRmsNorm)."""
+    """`rms_norm` of x = x1 + x2, and x (aclnnAddRmsNorm)."""
     return _add_rms_norm(x1, x2, gamma, epsilon)
 
 
@@ -62,7 +61,7 @@ def add_rms_norm(
 def add_rms_norm_bias(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `add_rms_norm`, y plus beta (vllm-ascend, csrc/add_rms_norm_bias)."""
+    """`add_rms_norm` with y + beta (vllm-ascend, csrc/add_rms_norm_bias)."""
     y, rstd, x = _add_rms_norm(x1, x2, gamma, epsilon)
     return y + (0 if beta is None else beta), rstd, x
 
@@ -83,7 +82,7 @@ def _normalized_axes(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
 def layer_norm(
     x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """y = (x - E[x]) / sqrt(Var[x] + epsilon) * gamma + beta; E[x]; the root's inverse (Ba, Kiros, Hinton 2016)."""
+    """y = (x - E[x]) rstd gamma + beta, E[x], and rstd = 1 / sqrt(Var[x] + epsilon) (Ba, Kiros, Hinton 2016)."""
     mean = x.sum(dim=-1, keepdim=True) / x.shape[-1]
     rstd = 1 / (((x - mean) ** 2).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return (x - mean) * rstd * gamma.flatten() + beta.flatten(), mean, rstd
@@ -97,7 +96,7 @@ def _terms(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, **_:
 def vector_norm(
     at: At, x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The square root of the sum of the squares along `axes`."""
+    """sqrt(sum of x^2) along `axes`."""
     assert order == 2
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     place = tuple(at[axis] for axis in kept) if keepdim else at

@@ -24,7 +24,7 @@ def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
 
 @per_element(exact=True, terms=_places_of_kernel)
 def max_pool2d_places(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
-    """Where in its plane the largest lies, counted along the lines. (No window holds a number twice.)"""
+    """The place of the largest number in its plane, counted along the lines. (The numbers of a window are distinct.)"""
     return _largest(at, x, *windows)[1]
 
 
@@ -45,7 +45,7 @@ def max_pool2d_backward(
     padding: Sequence[int],
     *_: Any,
 ) -> torch.Tensor:
-    """dx[n, c, h, w] = the sum of dy over the windows whose largest number is x[n, c, h, w], found anew."""
+    """dx[n, c, h, w] = sum of dy over the windows whose largest number is x[n, c, h, w]."""
     n, c, h, w = (index[:, None, None] for index in at)
     steps_i, steps_j = h + padding[0] - _lines(kernel, x), w + padding[1] - _columns(kernel, x)
     i, j = steps_i // stride[0], steps_j // stride[1]
@@ -63,7 +63,7 @@ def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
 
 @per_element(terms=_volume)
 def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
-    """Along an axis, result i is the mean of the source's numbers from floor(i S / R) to below ceil((i + 1) S / R)."""
+    """Along an axis, result i is the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
     n, c, *place = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
     d, h, w = (mean[i] for mean, i in zip(means, place, strict=True))
@@ -76,7 +76,7 @@ def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
 
 @per_element(terms=_volume_of_gradient)
 def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Each number of the source gets from each result its share in that result's mean."""
+    """dx = sum over the results of dy times the weight of x in the mean."""
     n, c, *place = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
     d, h, w = (mean[:, i].T for mean, i in zip(means, place, strict=True))
@@ -86,7 +86,7 @@ def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Te
 def _largest(
     at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest number of the windows at (n, c, i, j), and where in its plane it lies."""
+    """Returns the largest number of the windows at (n, c, i, j), and its place in its plane."""
     n, c, i, j = (index[:, None, None] for index in at)
     h = i * stride[0] - padding[0] + _lines(kernel, x)
     w = j * stride[1] - padding[1] + _columns(kernel, x)
@@ -105,7 +105,7 @@ def _columns(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
 
 
 def _means(source: int, result: int, x: torch.Tensor) -> torch.Tensor:
-    """(result, source): what each number of an axis counts in each mean."""
+    """Returns the weights of the numbers of an axis in each mean, (result, source)."""
     weights = torch.zeros(result, source, dtype=torch.float64, device=x.device)
     for i in range(result):
         first, end = i * source // result, -(-(i + 1) * source // result)

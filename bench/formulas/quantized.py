@@ -32,7 +32,7 @@ def quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor | Rounded:
-    """y[..., i, j] is `dequantized` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
+    """y[..., i, j] = `dequantized` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
     *batch, i, j = at
     of_row, of_column = (*within(batch, x1), i), (*within(batch, x2), j)
     total = (x1[of_row].long() * x2.mT[of_column].long()).sum(dim=-1)
@@ -50,8 +50,8 @@ def dequantized(
 ) -> torch.Tensor | Rounded:
     """(total + bias) scale token + offset with an INT32 bias, total scale token + bias with a real one.
 
-    All arguments belong to the elements asked for. An INT32 result is total + bias. Source: the
-    formulas 2-1, 2-2, 3-1 and 3-2 of torch_npu.npu_grouped_matmul, which are npu_quant_matmul's too.
+    The arguments are cut to the sampled elements. An INT32 result is total + bias. Source: formulas 2-1, 2-2, 3-1 and
+    3-2 of torch_npu.npu_grouped_matmul, which hold for npu_quant_matmul too.
     """
     if bias is not None and not bias.is_floating_point():
         total = total + bias
@@ -90,7 +90,7 @@ def dynamic_quant(
     smooth_scales: torch.Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[Rounded, torch.Tensor]:
-    """scale = max |x| / 127, y = round(x / scale): aclnnDynamicQuant; 7 in place of 127 for four bits."""
+    """scale = max |x| / 127, y = round(x / scale); 7 in place of 127 for four bits (aclnnDynamicQuant)."""
     return _dynamically(input, smooth_scales, dst_type)
 
 
@@ -107,7 +107,7 @@ def add_rms_norm_dynamic_quant(
 ) -> tuple[Any, ...]:
     """x = x1 + x2; z = x / sqrt(mean(x^2) + epsilon) gamma + beta; y1 and y2 are z, smoothed and quantized.
 
-    Source: aclnnAddRmsNormDynamicQuant. It leaves y2 open without a second smooth scale.
+    Source: aclnnAddRmsNormDynamicQuant. Without a second smooth scale y2 is not defined.
     """
     x = x1 + x2
     z = x / ((x * x).mean(dim=-1, keepdim=True) + epsilon).sqrt() * gamma
@@ -126,12 +126,12 @@ def _dynamically(x: torch.Tensor, smooth: torch.Tensor | None, dtype: torch.dtyp
 
 
 def _unpacked(scale: torch.Tensor | None) -> torch.Tensor | None:
-    """The float32 in the lower 32 bits of what npu_trans_quant_param makes (aclnnTransQuantParamV2)."""
+    """Returns the float32 in the lower 32 bits of a scale of npu_trans_quant_param (aclnnTransQuantParamV2)."""
     if scale is None or scale.is_floating_point():
         return scale
     return (scale & 0x7FFFFFFF).to(torch.int32).view(torch.float32)
 
 
 def _of(vector: torch.Tensor | None, j: torch.Tensor) -> torch.Tensor | None:
-    """Its elements for the columns j; a vector of one element holds for all."""
+    """Returns the elements of a vector for the columns j; a vector of one element holds for all."""
     return vector if vector is None or vector.numel() == 1 else vector[j]

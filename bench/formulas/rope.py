@@ -18,9 +18,9 @@ Tensor = torch.Tensor
 
 
 def partner(j: Tensor, width: int, mode: str) -> tuple[Tensor, Tensor]:
-    """k and s in rotate(x)_j = s x_k.
+    """Returns k and s in rotate(x)_j = s x_k.
 
-    half: rotate(x) is -x2 followed by x1, the halves of x. interleave: of neighbours (a, b) it makes (-b, a).
+    half: rotate(x) is -x2 followed by x1, the halves of x. interleave: adjacent (a, b) become (-b, a).
     """
     if mode == "half":
         return (j + width // 2) % width, torch.where(j < width // 2, -1.0, 1.0)
@@ -28,13 +28,13 @@ def partner(j: Tensor, width: int, mode: str) -> tuple[Tensor, Tensor]:
 
 
 def rotation(x: Callable[[Tensor], Tensor], j: Tensor, width: int, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
-    """Feature j of the turned vector of `width` features, feature k of which is x(k)."""
+    """Returns feature j of the rotated vector of `width` features; x(k) is feature k of the vector."""
     k, sign = partner(j, width, mode)
     return x(j) * cos + sign * x(k) * sin
 
 
 def _features(x: Tensor, place: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The features of x's vectors at a place, by their number."""
+    """Returns a function of k that gives feature k of the vectors of x at a place."""
 
     def feature(k: Tensor) -> Tensor:
         at = (*place, k)
@@ -44,7 +44,7 @@ def _features(x: Tensor, place: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def at_angles(at: At, angles: Tensor) -> Tensor:
-    """cos or sin at the place of an element that they broadcast to."""
+    """Returns cos or sin, broadcast, at the place of an element."""
     return to_float64(angles[tuple(i * (size != 1) for i, size in zip(at, angles.shape, strict=True))])
 
 
@@ -65,7 +65,7 @@ def interleave_rope(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x reordered, first the features of even number and then those of odd, and turned by halves."""
+    """x with even features before odd ones, rotated by halves."""
     *place, j = at
     half, feature = x.shape[-1] // 2, _features(x, place)
     return rotation(lambda k: feature(2 * (k % half) + k // half), j, 2 * half, cos, sin, "half")
@@ -99,7 +99,7 @@ def _towards_sin(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rota
 
 
 def _along_broadcast(at: At, x: Tensor, angles: Tensor) -> Tensor:
-    """All elements of x that one of the angles was used for: (elements asked for, uses)."""
+    """Returns the elements of x that use an angle: (sampled angles, uses)."""
     kept = [axis for axis in range(x.dim()) if angles.shape[axis] == x.shape[axis]]
     rest = [axis for axis in range(x.dim()) if axis not in kept]
     return to_float64(x.permute(*kept, *rest)[tuple(at[axis] for axis in kept)].reshape(len(at[0]), -1))
@@ -128,7 +128,7 @@ apply_rotary_pos_emb = each(_apply_to_query, _apply_to_key)
 def _by_position(
     x: Callable[[Tensor], Tensor], token: Tensor, j: Tensor, positions: Tensor, cos_sin_cache: Tensor, mode: str
 ) -> Tensor:
-    """Feature j of a token's head. The table has a cosine for each pair, then a sine; features past it stay."""
+    """Feature j of the head of a token. The table has cosines of the pairs, then sines; features beyond it stay."""
     width = cos_sin_cache.shape[-1]
     of_pair = j % (width // 2) if mode == "half" else j % width // 2
     position = positions[token].to(torch.int64)
@@ -163,7 +163,7 @@ rotary_embedding = each(_embedded_query, _embedded_key)
 def _normalized_and_turned(
     at: At, x: Tensor, weight: Tensor, positions: Tensor, cos_sin_cache: Tensor, head_dim: int, eps: float
 ) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over each head of x (T, heads * head_dim), then turned."""
+    """x / sqrt(mean(x^2) + eps) * weight over each head of x (T, heads * head_dim), then rotated."""
     token, column = at
     first = column - column % head_dim
     head = to_float64(x[token.unsqueeze(-1), first.unsqueeze(-1) + torch.arange(head_dim, device=x.device)])
@@ -175,7 +175,7 @@ def _normalized_and_turned(
     return _by_position(feature, token, column % head_dim, positions, cos_sin_cache, "half")
 
 
-#: What was normalized may be rounded before it is turned, and turning may leave a small difference of large numbers.
+#: A kernel may round between norm and rotation, and the rotation may leave a small difference of large numbers.
 _STEPS = 2
 
 

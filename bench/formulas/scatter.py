@@ -1,4 +1,4 @@
-"""Gathers and scatters, as arithmetic on coordinates."""
+"""Formulas of gathers and scatters, as arithmetic on coordinates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gather_elements(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
 
 
 def _touched(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> At:
-    """The coordinates of all places that are written, in the order of the indices."""
+    """Returns the coordinates of all written places, in the order of the indices."""
     own = torch.unravel_index(torch.arange(indices.numel(), device=x.device), indices.shape)
     return (*own[:axis], indices.flatten().to(torch.int64), *own[axis + 1 :])
 
@@ -56,7 +56,7 @@ def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Te
 
 
 def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
-    """The indices of all places, in one order; 0 along the axes before them, where all are written."""
+    """Returns the indices of all written places; 0 along the axes before them, which are written whole."""
     tensors = torch.broadcast_tensors(*(index for index in indices if index is not None))
     flat = [index.flatten().to(torch.int64) for index in tensors]
     return (*[torch.zeros_like(flat[0])] * (len(indices) - len(flat)), *flat)
@@ -74,7 +74,7 @@ def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tenso
         place = (*rest[:first], *torch.unravel_index(p, shape), *rest[first:])
         return whole[place]
 
-    # The indexed axes come first, as `overwritten` has them.
+    # `overwritten` takes the indexed axes first.
     order = [*range(first, first + count), *range(first), *range(first + count, x.dim())]
     moved = x.permute(order)
     places = _flat(_put(x, indices, values)[first:], moved.shape)
@@ -82,7 +82,7 @@ def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tenso
 
 
 def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:
-    """The number of each place, where the axes that `coordinates` has are counted as one."""
+    """Returns the number of each place in the flattened axes of `coordinates`."""
     sizes = shape[: len(coordinates)]
     places = torch.zeros_like(coordinates[0])
     for i, index in enumerate(coordinates):

@@ -14,7 +14,7 @@ from .attention import attention_of, index_of
 
 
 def _best_first(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The scores in descending order, as the formula has them; a kernel may give any."""
+    """Returns the scores in descending order; a kernel may give any order."""
     return (indices, *(values.sort(dim=-1, descending=True).values for values in scores))
 
 
@@ -65,7 +65,7 @@ def sparse_flash_attention(
     key_rope: torch.Tensor,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Attention over the keys that are named; -1 names none."""
+    """Attention over the keys of `sparse_indices`; -1 stands for no key."""
     ends = actual_seq_lengths_query.tolist()
     heads, width = query.shape[1:]
     rows, outs = [], []
@@ -83,6 +83,6 @@ def sparse_flash_attention(
 
 
 def _stored(cache: torch.Tensor, table: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """Tokens j of a sequence, whose pages `table` lists: (len(j), D)."""
+    """Returns tokens j of a sequence whose pages are in `table`: (len(j), D)."""
     size = cache.shape[1]
     return cache[table[j // size].long(), j % size, 0]

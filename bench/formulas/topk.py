@@ -1,4 +1,4 @@
-"""Formulas of the largest elements of rows, and of what samplers keep of them."""
+"""Formulas of the largest elements of rows, and of top-k and top-p."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opatlas.engine.formula import per_row
 
 @per_row("x")
 def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
-    """The first k of a row in descending order, and where each stood; equal ones in any order, each once."""
+    """The k largest numbers of a row, descending, and their places; equal numbers in any order."""
     assert dim == -1
     values = x.sort(dim=-1, descending=True).values[:, :k]
     return values, Picks(x, values, distinct=True)

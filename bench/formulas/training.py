@@ -86,7 +86,7 @@ def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_
 
 @per_element()
 def dropout_by_mask(at: At, x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """x / (1 - p) where its bit is 1, else 0: number i has bit i mod 8, counted from the lowest, of byte i / 8."""
+    """x / (1 - p) where the bit is 1, else 0; element i has bit i mod 8, the lowest first, of byte i / 8."""
     number = torch.zeros_like(at[0])
     for index, size in zip(at, x.shape, strict=True):
         number = number * size + index
@@ -136,7 +136,7 @@ def apply_adamw(
     *_: Any,
     out: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """As `adamw`, the powers of the betas being those of the step before (aclnnApplyAdamW)."""
+    """`adamw` with the powers of the betas of the previous step (aclnnApplyAdamW)."""
     p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1_power * beta1) / ((v / (1 - beta2_power * beta2)) ** 0.5 + epsilon)

@@ -1,1 +1,1 @@
-"""What is timed: a package for each library whose kernels can be chosen."""
+"""The functions that are timed: a package for each library of kernels."""

@@ -1,7 +1,7 @@
-"""What is timed on CUDA and CPU: each kernel's best form in torch's own operators.
+"""The functions that CUDA and CPU are timed with: the best form of each kernel in torch's own operators.
 
-A module for each family; `impl.NAME` finds a function in whichever module defines it, and else torch's own
-function of that name: `impl.abs` is torch.abs, `impl.silu` torch.nn.functional.silu, `impl.copy_` torch.Tensor.copy_.
+A family has a module. `impl.NAME` is the function of that name in any module, or else torch's own: `impl.abs` is
+torch.abs, `impl.silu` torch.nn.functional.silu, `impl.copy_` torch.Tensor.copy_.
 """
 
 from opatlas.engine.registry import functions_of_modules

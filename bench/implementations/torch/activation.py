@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-#: What CANN's masked softmax puts in the place of a masked number.
+#: CANN's value of a masked element.
 _MASKED = -10000.0
 
 
 def fast_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the logistic function of 1.702 x."""
+    """x sigmoid(1.702 x)."""
     wide = x.float()
     return torch.sigmoid(wide * 1.702).mul_(wide).to(x.dtype)
 
@@ -18,7 +18,7 @@ def fast_gelu(x: torch.Tensor) -> torch.Tensor:
 def scaled_masked_softmax(
     x: torch.Tensor, mask: torch.Tensor, scale: float, fixed_triu_mask: bool = False
 ) -> torch.Tensor:
-    """Softmax of scale x along the last axis, where the mask, which broadcasts to x, does not hold."""
+    """softmax(scale x) along the last axis, without the elements where the mask, which broadcasts to x, holds."""
     return torch.softmax((x * scale).masked_fill_(mask, _MASKED), -1)
 
 

@@ -1,4 +1,4 @@
-"""Attention over sequences of different lengths, in pages or one behind the other."""
+"""Attention over sequences of different lengths, in pages or packed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-#: Scores that are held at a time where no fused kernel computes them: 256 MiB in float32.
+#: Scores that are computed at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26
-#: Elements of the keys of sequences that are computed in one batch.
+#: The most elements of keys in a batch of sequences.
 _GATHERED = 1 << 26
 
 
@@ -34,12 +34,12 @@ def fused_infer_attention_score(
     block_size: int = 0,
     softmax_lse_flag: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each sequence's attention; those of equal lengths are computed in one batch.
+    """Attention of each sequence; sequences of equal lengths make a batch.
 
     Shapes: queries (T, N, D), or (B, N, S, D) with results (N, B, S, D); keys and values (T, H, D),
-    or pages (blocks, block size, H x D) or (blocks, H, block size, D). The causal mask is the one
-    that `sparse_mode` 3 names, so the tensor is not read. Second result: the log-sum-exp in
-    float32, (T, N, 1) or (B, N, S, 1), empty unless asked for.
+    or pages (blocks, block size, H x D) or (blocks, H, block size, D). The mask tensor is not read:
+    `sparse_mode` 3 is causal. Second result: the log-sum-exp in float32, (T, N, 1) or (B, N, S, 1), empty unless
+    requested.
     """
     if query_rope is not None and key_rope is not None:
         query = torch.cat([query, query_rope], dim=-1)
@@ -59,7 +59,7 @@ def fused_infer_attention_score(
             places = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
             stored = partial(_packed, places=places)
         k = stored(key) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
-        # Values that are the keys themselves, as in absorbed latent attention, are the first of their numbers.
+        # In absorbed latent attention the values are the first numbers of the keys.
         v = k if value is key else stored(value)
         if softmax_lse_flag:
             result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode == 3)
@@ -95,8 +95,8 @@ def ring_mla(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
 
-    With `pre_out` and `prev_lse`, the step's attention is merged with theirs. `seqlen` is on the
-    host: (sequences,), or (2, sequences) where the keys' lengths differ.
+    The attention of this step is merged with `pre_out` and `prev_lse`. `seqlen` is on the host: (sequences,), or
+    (2, sequences) where keys have other lengths.
     """
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
     q, k = torch.cat([q_nope, q_rope], dim=-1), torch.cat([k_nope, k_rope], dim=-1)
@@ -124,7 +124,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, c
     square = q.shape[2] == k.shape[2]
     width = v.shape[-1]
     if q.device.type == "cpu":
-        # The fused kernel there wants one width; for two, torch takes one that is three times slower.
+        # The fused kernel takes one width; for two widths torch takes a kernel that is three times slower.
         v = _widened(v, q.shape[-1])
     out = functional.scaled_dot_product_attention(
         q,
@@ -141,9 +141,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, c
 def attend_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
+    """`attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
 
-    torch's public function does not give the latter; the kernels behind it do.
+    torch's public function does not return the log-sum-exp; its kernels do.
     """
     q, shape, causal = _folded(q, k, causal)
     square = q.shape[2] == k.shape[2]
@@ -171,9 +171,9 @@ def attend_with_lse(
 def plain_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
+    """`attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
 
-    In torch's ordinary operators, for devices and shapes that no fused kernel takes.
+    Made of ordinary operators of torch, for devices and shapes that no fused kernel takes.
     """
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
@@ -211,7 +211,7 @@ def pages(cache: torch.Tensor, table: torch.Tensor, length: int, heads: int) -> 
 
 
 def _folded(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tensor, tuple[int, ...], bool]:
-    """Queries of one token, whose heads share keys, as queries of as many tokens; their (B, N, S) before; causal."""
+    """Folds heads that share keys into tokens, for queries of one token; returns also (B, N, S), causal."""
     shape = tuple(q.shape[:3])
     if q.shape[2] > 1:
         return q, shape, causal
@@ -219,7 +219,7 @@ def _folded(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tenso
 
 
 def flash_takes(q: torch.Tensor) -> bool:
-    """What FlashAttention-2 in torch is compiled for."""
+    """Returns whether torch's FlashAttention-2 is compiled for these tensors."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
@@ -228,9 +228,9 @@ def _widened(v: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _corner(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The causal mask whose last query sees all keys. (On CUDA a type of torch's, which its flash kernel knows.)"""
+    """Returns the causal mask whose last query sees all keys; on CUDA as a type that torch's flash kernel knows."""
     if q.is_cuda:
-        # Imported here: it brings torch's compiler, and every device process would wait a second for it.
+        # Imported here, because it imports torch's compiler, which takes a second.
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(q.shape[2], k.shape[2])
@@ -247,10 +247,10 @@ def _packed(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Sequences of equal lengths, no more at a time than `_GATHERED` allows.
+    """Yields batches of sequences of equal lengths, of at most `_GATHERED` elements of keys.
 
     Yields:
-        Their number of queries, their number of keys (of `width` elements each), and which they are.
+        Number of queries, number of keys (of `width` elements each), numbers of the sequences.
     """
     found: dict[tuple[int, int], list[int]] = {}
     for number, lengths in enumerate(zip(q_lengths, kv_lengths, strict=True)):
@@ -262,16 +262,16 @@ def alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> It
 
 
 def stretches(starts: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
-    """(starts, length): the numbers from each start on."""
+    """Returns the numbers from each start on, (starts, length)."""
     return torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)
 
 
 def attention_update(
     lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], update_type: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Puts results (N, D) of attention over parts, and the logarithms of their sums (N), together.
+    """Merges results (N, D) of attention over parts, with their log-sum-exps (N).
 
-    `update_type` tells an NPU whether to give the second value, the logarithms of the sums over all parts.
+    `update_type` tells an NPU whether to return the log-sum-exps over all parts.
     """
     sums = torch.stack([tensor.float() for tensor in lse])
     total = torch.logsumexp(sums, 0)

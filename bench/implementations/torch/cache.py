@@ -15,7 +15,7 @@ def reshape_and_cache(
     value_cache: torch.Tensor,
     slot_indices: torch.Tensor,
 ) -> None:
-    """Writes each token's key and value (T, heads, size) to its place in the caches."""
+    """Writes the key and value of each token (T, heads, size) to its place in the caches."""
     key_cache.flatten(0, 1)[slot_indices] = key
     value_cache.flatten(0, 1)[slot_indices] = value
 
@@ -33,9 +33,9 @@ def kv_rmsnorm_rope_cache(
     cache_mode: str,
     is_output_kv: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Normalizes the first part of kv (B, 1, S, latent + rotary), turns the rest, writes both to the tokens' places.
+    """Normalizes the first part of kv (B, 1, S, latent + rotary), rotates the rest, and writes both to the caches.
 
-    Returns both caches and, with is_output_kv, what was written: (B, 1, S, rotary) and (B, 1, S, latent).
+    Returns both caches and, with is_output_kv, the written vectors: (B, 1, S, rotary) and (B, 1, S, latent).
     """
     latent = gamma.shape[0]
     turned = interleave_rope(kv[..., latent:], cos, sin)
@@ -56,12 +56,12 @@ def paged_cache_load(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies the sequences that a table (sequences, blocks) finds in the caches, one after the other.
+    """Copies sequences from the pages of a table (sequences, blocks), one after the other.
 
     Args:
-        context_lens: how many tokens of each sequence; with cumsum, 0 and their sums.
-        seq_starts: the first of them.
-        key, value: where to, (tokens, heads, size).
+        context_lens: number of tokens of each sequence; with cumsum, 0 and the cumulative numbers.
+        seq_starts: first token of each sequence.
+        key, value: results, (tokens, heads, size).
     """
     lengths = context_lens.diff() if cumsum else context_lens
     firsts = context_lens[:-1] if cumsum else lengths.cumsum(0) - lengths

@@ -14,10 +14,10 @@ from .matmul import linear
 from .moe import groups_of, moe_token_permute, moe_token_unpermute
 from .quantized import dequantized, dynamic_quant, integer_matmul
 
-#: Numbers for each token that a second version's dispatch tells its combine; three are in use: rank, token, choice.
-_TOLD = 128
-#: Ranks of shared experts, and the size of another dimension of parallelism: neither is there.
-_TAKEN = ((0, 0), (0, 1))
+#: Numbers for each token from a second version's dispatch to its combine; three are used: rank, token, choice.
+_INFO_SIZE = 128
+#: No ranks of shared experts, and no other dimension of parallelism.
+_SUPPORTED = ((0, 0), (0, 1))
 
 
 def dispatch_ffn_combine(
@@ -36,17 +36,17 @@ def dispatch_ffn_combine(
     bias2: Sequence[torch.Tensor] = (),
     x_active_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A whole layer of experts, shared out among the ranks of a group; out and expert_token_nums are written.
+    """Computes a layer of experts, distributed among the ranks of a group; writes out and expert_token_nums.
 
     Args:
         x: (M, H), this rank's tokens.
-        weight1, weight2: (E, H, N) and (E, N / 2, H), of this rank's experts, or lists of a matrix for each; where
-            they are INT8, x and what SwiGLU gives are quantized dynamically.
-        expert_idx, probs: (M, k), experts by their number in the group: rank r has those from r E on.
+        weight1, weight2: (E, H, N) and (E, N / 2, H) of this rank's experts, or a list of matrices; INT8 weights take x
+            and the result of SwiGLU dynamically quantized.
+        expert_idx, probs: (M, k), experts by number in the group: those of rank r begin with r E.
         scale1, scale2: (E, N) and (E, H), of INT8 weights, or lists; INT64 holds the bits of float32 numbers.
-        group: name of the process group; "" where this rank has all experts.
-        expert_token_nums: (E) or (1, E), INT32: tokens of all ranks that this rank's experts get.
-        x_active_mask: (M), the tokens that take part; the others become zeros.
+        group: name of the process group; "" if this rank has all experts.
+        expert_token_nums: (E) or (1, E), INT32: tokens of all ranks for each expert of this rank.
+        x_active_mask: (M), the active tokens; the results of the others are zeros.
     """
     own = _Experts(*map(_by_expert, (weight1, weight2, scale1, scale2)))
     if x_active_mask is not None:
@@ -54,7 +54,7 @@ def dispatch_ffn_combine(
         x, expert_idx, probs = x[active], expert_idx[active], probs[active]
     copies, place = moe_token_permute(x, expert_idx)
     if group:
-        computed = _computed_by_owners(copies, expert_idx, own, expert_token_nums)
+        computed = _compute_on_owners(copies, expert_idx, own, expert_token_nums)
     else:
         counts = torch.bincount(expert_idx.flatten(), minlength=len(own.up))
         expert_token_nums.copy_(counts)
@@ -69,7 +69,7 @@ def dispatch_ffn_combine(
 
 @dataclass(frozen=True)
 class _Experts:
-    """Those of one rank.
+    """The experts of a rank.
 
     Attributes:
         up, down: (H, N) and (N / 2, H) of each expert.
@@ -82,7 +82,7 @@ class _Experts:
     down_scale: Sequence[torch.Tensor]
 
     def compute(self, copies: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What they make of tokens that stand in their order, `counts` for each."""
+        """Returns the results of the experts for tokens in their order, `counts` for each expert."""
         computed = torch.empty_like(copies)
         for expert, own in groups_of(counts.cumsum(0)):
             up, down = self.up[expert], self.down[expert]
@@ -95,10 +95,10 @@ class _Experts:
         return computed
 
 
-def _computed_by_owners(
+def _compute_on_owners(
     copies: torch.Tensor, expert_idx: torch.Tensor, own: _Experts, expert_token_nums: torch.Tensor
 ) -> torch.Tensor:
-    """Sends each token, by expert, to the rank that has the expert, which sends back what it computes."""
+    """Sends each token to the ranks of its experts, which compute its results and send them back."""
     experts, ranks = len(own.up), distributed.get_world_size()
     sent = torch.bincount(expert_idx.flatten(), minlength=experts * ranks).reshape(ranks, experts)
     received = torch.empty_like(sent)
@@ -106,7 +106,7 @@ def _computed_by_owners(
     there, back = sent.sum(1).tolist(), received.sum(1).tolist()
     arrived = copies.new_empty(sum(back), copies.shape[1])
     _all_to_all(arrived, copies, back, there)
-    # They come by rank, and by expert from each.
+    # Rows arrive by rank, and by expert from each rank.
     expert = torch.arange(experts, device=copies.device).repeat(ranks).repeat_interleave(received.flatten())
     order = expert.argsort(stable=True)
     counts = received.sum(0)
@@ -119,12 +119,12 @@ def _computed_by_owners(
 
 
 def _all_to_all(received: torch.Tensor, sent: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> None:
-    # As bytes: not every backend knows every dtype.
+    # As bytes, because not every backend knows every dtype.
     distributed.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), received_rows, sent_rows)
 
 
 def _by_expert(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The tensor of each expert, from a list of them or from a list of one for all."""
+    """Returns the tensor of each expert, from a list of them or a list of one tensor for all."""
     return list(tensors[0]) if len(tensors) == 1 else tensors
 
 
@@ -152,28 +152,27 @@ def moe_distribute_dispatch(
     quant_mode: int = 0,
     global_bs: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """Sends tokens to the ranks that have their experts.
+    """Sends tokens to the ranks of their experts.
 
     Args:
         x: (BS, H), this rank's tokens.
-        expert_ids: (BS, k), by their number in the group: rank r of R has those from r E on, E = moe_expert_num / R.
-        group_ep: name of the process group; "" where this rank has all experts.
-        scales: (R E, H), which an expert's tokens are multiplied with before they are quantized.
-        x_active_mask: (BS), the tokens that are sent, or (BS, k), which of their copies.
-        expert_scales: (BS, k), which are sent along.
-        tp_world_size: 0 or 1; neither has another dimension of parallelism.
+        expert_ids: (BS, k), numbers in the group: those of rank r of R begin with r E, E = moe_expert_num / R.
+        group_ep: name of the process group; "" if this rank has all experts.
+        scales: (R E, H), factors of the tokens of an expert before quantization.
+        x_active_mask: (BS), the active tokens, or (BS, k), the active copies.
+        expert_scales: (BS, k), weights to dispatch with the tokens.
+        tp_world_size: 0 or 1: no other dimension of parallelism.
         shared_expert_rank_num: 0.
-        quant_mode: 0, or 2: INT8, each token with the scale that gives its largest the full range.
+        quant_mode: 0: none; 2: INT8 with a scale for each token, by its largest number.
         global_bs: the most tokens of all ranks together; 0: R BS.
 
     Returns:
-        The tokens that arrive, (A, H) with A = global_bs min(E, k), by expert, rank and place, then zeros; their
-        scales (A), zeros where they are not quantized; how many copies before each one go to its expert (BS k);
-        tokens of each expert (E), INT64; where those of each expert and rank end (E R); zeros (tp_world_size); and
-        the weights that arrive, (A), or (0).
+        Arriving tokens (A, H), A = global_bs min(E, k), by expert, rank and place, then zeros; their scales (A), zeros
+        without quantization; number of earlier copies for the same expert (BS k); tokens of each expert (E), INT64; end
+        of the tokens of each expert and rank (E R); zeros (tp_world_size); arriving weights (A), or (0).
     """
-    sent = _Sent(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    return _dispatched(x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs)[:7]
+    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    return _dispatch(x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs)[:7]
 
 
 def moe_distribute_dispatch_v2(
@@ -193,16 +192,16 @@ def moe_distribute_dispatch_v2(
     quant_mode: int = 0,
     global_bs: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """As `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), tells rank, token and choice of each."""
-    sent = _Sent(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    expand_x, dynamic_scales, _, *rest, arrived = _dispatched(
+    """Like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice of copies."""
+    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    expand_x, dynamic_scales, _, *rest, arrived = _dispatch(
         x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs
     )
     k = expert_ids.shape[1]
     rank = torch.full_like(sent.copies, ep_rank_id)
     told = arrived(torch.stack([rank, sent.copies // k, sent.copies % k], dim=1).to(torch.int32))
-    assist = told.new_zeros(max(expert_ids.numel(), len(expand_x) * _TOLD))
-    assist[: len(told) * _TOLD].unflatten(0, (-1, _TOLD))[:, :3] = told
+    assist = told.new_zeros(max(expert_ids.numel(), len(expand_x) * _INFO_SIZE))
+    assist[: len(told) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3] = told
     return expand_x, dynamic_scales, assist, *rest
 
 
@@ -225,22 +224,22 @@ def moe_distribute_combine(
     shared_expert_rank_num: int = 0,
     global_bs: int = 0,
 ) -> torch.Tensor:
-    """Sends what experts made of tokens back: (BS, H), for each token the sum over its experts, weighted.
+    """Sends the results of experts back and returns the weighted sum over the experts of each token, (BS, H).
 
     Args:
-        expand_x: (A, H), in the order of a dispatch.
+        expand_x: (A, H), in the order of the dispatch.
         expand_idx, ep_send_counts: the third and the fifth result of `moe_distribute_dispatch`.
         expert_scales: (BS, k), the weights.
-        expand_scales: those that a dispatch has sent along, which are not needed here.
+        expand_scales: dispatched weights, which are not used here.
     """
-    assert (shared_expert_rank_num, tp_world_size) in _TAKEN
-    sent = _Sent(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    returned = sent.returned(expand_x, ep_send_counts)
-    start = sent.of_experts.cumsum(0) - sent.of_experts
+    assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
+    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    returned = sent.send_back(expand_x, ep_send_counts)
+    start = sent.expert_counts.cumsum(0) - sent.expert_counts
     place = start[expert_ids.flatten()] + expand_idx[: expert_ids.numel()]
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
     copies[sent.copies] = returned[place[sent.copies]]
-    return _weighted(copies, expert_scales)
+    return _weighted_sum(copies, expert_scales)
 
 
 def moe_distribute_combine_v2(
@@ -262,36 +261,36 @@ def moe_distribute_combine_v2(
     shared_expert_rank_num: int = 0,
     global_bs: int = 0,
 ) -> torch.Tensor:
-    """As `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
-    assert (shared_expert_rank_num, tp_world_size) in _TAKEN
-    sent = _Sent(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    told = assist_info_for_combine[: len(expand_x) * _TOLD].unflatten(0, (-1, _TOLD))[:, :3].contiguous()
-    _, token, choice = sent.returned(told, ep_send_counts).long().unbind(1)
+    """Like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
+    assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
+    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    told = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()
+    _, token, choice = sent.send_back(told, ep_send_counts).long().unbind(1)
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
-    copies[token * expert_ids.shape[1] + choice] = sent.returned(expand_x, ep_send_counts)
-    return _weighted(copies, expert_scales)
+    copies[token * expert_ids.shape[1] + choice] = sent.send_back(expand_x, ep_send_counts)
+    return _weighted_sum(copies, expert_scales)
 
 
 def expert_factors(experts: int, device: torch.device) -> torch.Tensor:
-    """What each expert of a stand-in multiplies its tokens with, (experts): 1/4 ... 4, so that products are exact."""
+    """Returns the factor of each expert, (experts): 1/4 ... 4, so that products are exact."""
     return 2.0 ** (torch.arange(experts, device=device) % 5 - 2)
 
 
-def multiplied_by_experts(tokens: torch.Tensor, factors: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """What experts make of tokens (A, H) that a dispatch has sent: `counts` (E) for each, times its factor (E)."""
+def scale_by_experts(tokens: torch.Tensor, factors: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Multiplies dispatched tokens (A, H), `counts` (E) for each expert, by the factors (E) of the experts."""
     place = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-    # Beyond those that count, any.
+    # Padding may have any value.
     expert = (place >= counts.cumsum(0)).sum(1).clamp(max=len(factors) - 1)
     return tokens * factors[expert].unsqueeze(1).to(tokens.dtype)
 
 
-class _Sent:
-    """The copies of a rank's tokens, one for each of their experts, and where they go.
+class _SentCopies:
+    """The copies of a rank's tokens, one for each of their experts, and their targets.
 
     Attributes:
-        copies: which are sent, by expert: token t's j-th is t k + j.
-        experts: how many a rank has.
-        of_experts: how many of this rank's copies each expert of the group gets.
+        copies: numbers of the copies, by expert; copy j of token t is t k + j.
+        experts: number of experts of a rank.
+        expert_counts: number of this rank's copies for each expert of the group.
     """
 
     def __init__(
@@ -304,48 +303,48 @@ class _Sent:
         self.copies = copies[chosen[copies].argsort(stable=True)]
         self.expert_ids = expert_ids
         self.experts = all_experts // ranks
-        self.of_experts = torch.bincount(chosen[copies], minlength=all_experts)
+        self.expert_counts = torch.bincount(chosen[copies], minlength=all_experts)
         self._ranks = ranks
         self._group = group
 
-    def to_owners(self) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """How many copies come for each expert from each rank, (E, R), and what sends one row for each copy there.
+    def sender_to_experts(self) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Returns the number of copies for each expert from each rank, (E, R), and a function that sends their rows.
 
-        The rows come by expert, and by rank and place.
+        The rows arrive by expert, rank and place.
         """
-        sent = self.of_experts.reshape(self._ranks, self.experts)
-        received = self._exchanged(sent, [1] * self._ranks, [1] * self._ranks)
+        sent = self.expert_counts.reshape(self._ranks, self.experts)
+        received = self._exchange(sent, [1] * self._ranks, [1] * self._ranks)
         there, back = sent.sum(1).tolist(), received.sum(1).tolist()
         expert = torch.arange(self.experts, device=sent.device).repeat(self._ranks)
         order = expert.repeat_interleave(received.flatten()).argsort(stable=True)
-        return received.T, lambda rows: self._exchanged(rows, back, there)[order]
+        return received.T, lambda rows: self._exchange(rows, back, there)[order]
 
-    def returned(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """What comes back for this rank's copies, in their order.
+    def send_back(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Sends rows back and returns those of this rank's copies, in their order.
 
         Args:
-            rows: by expert, and by rank and place; more at the end do not count.
-            ends: where those of each expert and rank end, (E R) and perhaps more.
+            rows: by expert, rank and place; padding at the end does not count.
+            ends: end of the rows of each expert and rank, (E R) and perhaps more.
         """
         ends = ends[: self.experts * self._ranks].long()
         held = ends.diff(prepend=ends.new_zeros(1)).reshape(self.experts, -1)
         rank = torch.arange(self._ranks, device=ends.device).repeat(self.experts).repeat_interleave(held.flatten())
-        there = self.of_experts.reshape(self._ranks, self.experts).sum(1).tolist()
-        return self._exchanged(rows[rank.argsort(stable=True)], there, held.sum(0).tolist())
+        there = self.expert_counts.reshape(self._ranks, self.experts).sum(1).tolist()
+        return self._exchange(rows[rank.argsort(stable=True)], there, held.sum(0).tolist())
 
-    def _exchanged(self, rows: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> torch.Tensor:
+    def _exchange(self, rows: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> torch.Tensor:
         if not self._group:
             return rows
         if rows.dim() == 1:
-            return self._exchanged(rows.unsqueeze(1), received_rows, sent_rows).squeeze(1)
+            return self._exchange(rows.unsqueeze(1), received_rows, sent_rows).squeeze(1)
         received = rows.new_empty(sum(received_rows), *rows.shape[1:])
         _all_to_all(received, rows.contiguous(), received_rows, sent_rows)
         return received
 
 
-def _dispatched(
+def _dispatch(
     x: torch.Tensor,
-    sent: _Sent,
+    sent: _SentCopies,
     scales: torch.Tensor | None,
     expert_scales: torch.Tensor | None,
     shared_expert_rank_num: int,
@@ -353,13 +352,13 @@ def _dispatched(
     quant_mode: int,
     global_bs: int,
 ) -> tuple[Any, ...]:
-    """The results of a dispatch, and what sends further rows the same way, without the room behind them."""
-    assert (shared_expert_rank_num, tp_world_size) in _TAKEN
+    """Returns the results of a dispatch, and a function that sends further rows the same way, without padding."""
+    assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
     assert quant_mode in (0, 2)
-    k, ranks = sent.expert_ids.shape[1], len(sent.of_experts) // sent.experts
+    k, ranks = sent.expert_ids.shape[1], len(sent.expert_counts) // sent.experts
     most = global_bs or len(x) * ranks
     room = most * min(sent.experts, k)
-    counts, arrived = sent.to_owners()
+    counts, arrived = sent.sender_to_experts()
     tokens = x[sent.copies // k]
     expert = sent.expert_ids.flatten()[sent.copies]
     token_scales = torch.zeros(len(tokens), device=x.device)
@@ -367,12 +366,12 @@ def _dispatched(
         smooth = None if scales is None else scales[expert]
         tokens, token_scales = dynamic_quant(tokens, smooth_scales=smooth)
     expand_idx = torch.zeros_like(sent.expert_ids).flatten()
-    start = sent.of_experts.cumsum(0) - sent.of_experts
+    start = sent.expert_counts.cumsum(0) - sent.expert_counts
     expand_idx[sent.copies] = (torch.arange(len(sent.copies), device=x.device) - start[expert]).to(expand_idx.dtype)
     ends = counts.flatten().cumsum(0).to(torch.int32)
     expand_scales = token_scales.new_zeros(0)
     if expert_scales is not None:
-        # The room is that in which a kernel keeps what it adds up within a node.
+        # The kernel keeps its sums within a node in this space.
         ends = torch.cat([ends, ends.new_zeros(2 * k * most * (ranks // 8))])
         expand_scales = _with_room(arrived(expert_scales.flatten()[sent.copies]), room)
     return (
@@ -393,7 +392,7 @@ def _with_room(rows: torch.Tensor, room: int) -> torch.Tensor:
     return whole
 
 
-def _weighted(copies: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """(BS k, H) to (BS, H): the sum of each token's copies, weighted by (BS, k)."""
+def _weighted_sum(copies: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of the copies of each token (BS k, H), weighted by (BS, k): (BS, H)."""
     together = copies.unflatten(0, weights.shape)
     return torch.bmm(weights.float().unsqueeze(1), together.float()).squeeze(1).to(copies.dtype)

@@ -6,7 +6,7 @@ import torch
 
 from .attention import attend_with_lse, flash_takes
 
-#: Scores that are held at a time where no fused kernel computes them: 256 MiB in float32.
+#: Scores that are computed at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26
 
 
@@ -21,11 +21,11 @@ def flash_attention_score(
     scale: float,
     sparse_mode: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries (S, B, N x D), or another layout, to the result in the same, and its statistics (B, N, S, 8) in float32.
+    """Queries (S, B, N x D), or another layout, to the result in that layout, and statistics (B, N, S, 8) in float32.
 
-    Masks are causal, so the tensor is not read. The statistics are a number m and a sum of
-    exp(score - m), eight times each. The fused kernels give the logarithm of the sum for m = 0,
-    which is what m is here; the sum is 1 then. The backward kernel needs no more.
+    The mask tensor is not read: masks are causal. The statistics are a number m and the sum of exp(score - m), eight
+    times each. The fused kernels give the log-sum-exp, which is taken for m; the sum is 1 then. The backward kernel
+    needs no more.
     """
     width = _width(query, head_num, input_layout)
     q, k, v = (_by_heads(x, input_layout, width) for x in (query, key, value))
@@ -49,13 +49,13 @@ def flash_attention_grad(
     scale_value: float,
     sparse_mode: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of queries, keys and values, each in the shape of its own; see `flash_attention_score`."""
+    """Gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
     width = _width(query, head_num, input_layout)
     q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
     lse = softmax_max[..., 0] + softmax_sum[..., 0].log()
     causal = atten_mask is not None
     if flash_takes(q):
-        # Not defined: lengths of sequences that are packed. Not read without dropout: the random state.
+        # Lengths of packed sequences are not defined here; the random state is not read without dropout.
         state = torch.empty(0, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, state, scale=scale_value
@@ -80,9 +80,9 @@ def _unfused_grad(
     scale: float,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All (B, N, S, D), the same heads in each: by the CPU's fused kernel, or some queries at a time."""
+    """Gradients of (B, N, S, D) with equal heads, by the fused kernel of the CPU, or some queries at a time."""
     if q.device.type == "cpu":
-        # In half precision this kernel took 11 s where it took 0.9 s in float32.
+        # This kernel took 11 s in half precision, and 0.9 s in float32.
         fused: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad.float(), q.float(), k.float(), v.float(), out.float(), lse, 0.0, causal, scale=scale
@@ -122,7 +122,7 @@ def _by_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
 
 
 def _as_before(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """(B, N, S, D) in a call's layout."""
+    """Returns (B, N, S, D) in the layout of a call."""
     if layout == "BNSD":
         return x.contiguous()
     x = x.permute(2, 0, 1, 3) if layout == "SBH" else x.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Kernels that lay data out anew, or that keep or find some of it by its place."""
+"""Kernels that change layouts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.nn import functional
 
 
 def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    """x in the layout of `destination`, whose values do not count; the ranks tell the layouts.
+    """x in the layout of `destination`, whose values do not count; the numbers of axes tell the layouts.
 
-    Plain and NC1HWC0 have 4 axes and 5, plain and FRACTAL_Z both 4, plain and FRACTAL_NZ two more.
+    NC1HWC0 has 5 axes and its plain tensor 4; FRACTAL_Z has 4 and 4; FRACTAL_NZ has two more than its plain tensor.
     """
     match destination.dim() - x.dim():
         case 1:
@@ -28,12 +28,12 @@ def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
 
 
 def strided_copy(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """A contiguous tensor of what the view shows."""
+    """A contiguous copy of a view."""
     return torch.as_strided(x, shape, stride, offset).clone(memory_format=torch.contiguous_format)
 
 
 def _padded(x: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
-    # torch's pad would copy x also where there is nothing to add.
+    # torch's pad copies x also without padding.
     return functional.pad(x, padding) if any(padding) else x
 
 

@@ -35,7 +35,7 @@ def transpose_batch_matmul(
     perm_y: Sequence[int],
     batch_split_factor: int = 1,
 ) -> torch.Tensor:
-    """Operands that are (B, M, K) and (B, K, N) once permuted, to (M, B, N), or (S, M, B N / S)."""
+    """Operands, permuted to (B, M, K) and (B, K, N), to (M, B, N), or (S, M, B N / S)."""
     product = batch_matmul(input.permute(*perm_x1), weight.permute(*perm_x2)).permute(*perm_y)
     if batch_split_factor > 1:
         product = product.reshape(len(product), batch_split_factor, -1).transpose(0, 1)
@@ -43,20 +43,19 @@ def transpose_batch_matmul(
 
 
 def through_float32(a: torch.Tensor) -> bool:
-    """Whether to multiply in float32 and round the product.
+    """Returns whether to multiply in float32 and round the product.
 
-    A CPU without bf16 or fp16 instructions multiplies these dtypes in a plain loop: a bf16
-    (512, 1024) x (1024, 768) product took 838 ms there, and 6.5 ms through float32.
+    A CPU without bf16 or fp16 instructions multiplies these dtypes in a plain loop: a bf16 (512, 1024) x (1024, 768)
+    product took 838 ms, and 6.5 ms through float32.
     """
     return a.dtype in (torch.bfloat16, torch.float16) and a.device.type == "cpu" and not _cpu_multiplies(a.dtype)
 
 
 def _few_dot_products(a: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether torch's own loop is the faster one all the same.
+    """Returns whether torch's own loop is faster than float32.
 
-    It is where both operands lie contiguous along K and there are few rows, as in decoding: a bf16
-    (1, 5120) x (3200, 5120) product took 6 ms, and 37 ms with the weights converted first; at 16
-    rows the two are even.
+    It is for operands that are contiguous along K and few rows, as in decoding: a bf16 (1, 5120) x (3200, 5120) product
+    took 6 ms, and 37 ms with the weights converted first; at 16 rows both take as long.
     """
     return a.shape[0] <= _FEW_ROWS and a.stride(-1) == 1 and weight.stride(-1) == 1
 

@@ -46,7 +46,7 @@ def moe_gating_top_k(
 def moe_token_permute(
     tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (T, H) once for each of their experts (T, k) or (T), by expert; and where each copy went."""
+    """Copies of tokens (T, H) for each of their experts (T, k) or (T), by expert; and the place of each copy."""
     experts = indices.flatten()
     order = experts.argsort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
@@ -57,7 +57,7 @@ def moe_token_permute(
 def moe_token_unpermute(
     permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(T k, H) back to (T, H): the sum of each token's copies, weighted by probs (T, k)."""
+    """(T k, H) back to (T, H): the sum of the copies of each token, weighted by probs (T, k)."""
     copies = permuted_tokens.index_select(0, sorted_indices)
     if probs is None:
         return copies
@@ -83,7 +83,7 @@ def grouped_matmul(
     Args:
         bias, scale: (E, N).
         per_token_scale: (M).
-        group_list: where each group of rows ends.
+        group_list: the end of each group of rows.
     """
     assert (split_item, group_type, group_list_type) == (2, 0, 0)
     (rows,), (matrices,) = x, weight
@@ -107,9 +107,9 @@ def grouped_matmul_swiglu_quant(
     weight_scale: torch.Tensor,
     x_scale: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `grouped_matmul`, of INT8, then SwiGLU, then `dynamic_quant`: INT8 (M, N / 2), and the scales (M).
+    """`grouped_matmul` of INT8, SwiGLU, and `dynamic_quant`: INT8 (M, N / 2), and the scales (M).
 
-    The third result is a place for offsets, and empty.
+    The third result, for offsets, is empty.
     """
     quantized = torch.empty(len(x), weight.shape[-1] // 2, dtype=torch.int8, device=x.device)
     scales = torch.empty_like(x_scale)
@@ -121,7 +121,7 @@ def grouped_matmul_swiglu_quant(
 
 
 def groups_of(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each group that has rows, and which rows. The host reads the list once, as a loop of kernels has to."""
+    """Yields each group with rows, and its rows. The host reads the list once, before the loop over groups."""
     start = 0
     for group, end in enumerate(ends.tolist()):
         if end > start:

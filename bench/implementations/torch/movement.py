@@ -1,4 +1,4 @@
-"""Kernels that move data. Each writes its result anew, where torch itself might answer with a view."""
+"""Kernels that move data: copies, where torch itself may return views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) ->
 
 
 def strided_slice(x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Of each axis the elements from `begin` to before `end`, `strides` apart."""
+    """The elements of each axis from `begin` to before `end`, `strides` apart."""
     return x[tuple(map(slice, begin, end, strides))].clone(memory_format=torch.contiguous_format)
 
 
@@ -24,5 +24,5 @@ def transpose_copy(x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
 
 
 def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """x, repeated along its axes of size 1 and along new leading ones."""
+    """x, repeated along its axes of size 1 and along new leading axes."""
     return x.expand(*shape).clone(memory_format=torch.contiguous_format)

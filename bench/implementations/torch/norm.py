@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-#: A CPU's norms of more numbers than these are taken of the norms of as many each.
+#: On a CPU the norm of more numbers is the norm of the norms of pieces of this size.
 _PIECE = 1 << 16
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(..., D) and (D,) to y of x's shape and the reciprocal root mean square, float32 (..., 1)."""
     if x.is_cuda and gamma.dtype == x.dtype and hasattr(torch.ops.aten, "_fused_rms_norm"):
-        # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops the second.
+        # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops rstd.
         fused: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
         return fused
     wide = x.float()
@@ -24,7 +24,7 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[t
 def rms_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of x (..., D) and, in float32, of gamma (D,), from that of y and the forward's rstd (..., 1)."""
+    """Gradients of x (..., D) and, in float32, of gamma (D,), from the gradient of y and from rstd (..., 1)."""
     normalized, grad = x * rstd, dy.float()
     towards_gamma = (grad * normalized).reshape(-1, x.shape[-1]).sum(dim=0)
     scaled = grad * gamma
@@ -35,15 +35,15 @@ def rms_norm_backward(
 def add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`rms_norm` of x1 + x2: y, rstd, and the sum itself, which the next residual connection adds to."""
+    """`rms_norm` of x1 + x2: y, rstd, and the sum, for the next residual connection."""
     return add_rms_norm_bias(x1, x2, gamma, None, epsilon)
 
 
 def add_rms_norm_bias(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`add_rms_norm`, its y plus beta (D,)."""
-    # In float32, as the kernel adds: rounded terms would show in rstd.
+    """`add_rms_norm` with y + beta (D,)."""
+    # Added in float32 like the kernel: rounded terms would show in rstd.
     total = x1.float().add_(x2) if x1.dtype is not torch.float32 else x1 + x2
     rstd = _reciprocal_rms(total, epsilon)
     y = (total * rstd).mul_(gamma)
@@ -55,10 +55,10 @@ def layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(..., *sizes) to y of x's shape and dtype, mean and reciprocal deviation, float32 (..., 1 for each size)."""
     if x.is_cuda:
-        # One kernel; its statistics are float32, and its inputs of one dtype.
+        # One kernel: float32 statistics, inputs of one dtype.
         y, mean, rstd = torch.native_layer_norm(x.to(gamma.dtype), sizes, gamma, beta, epsilon)
         return y.to(x.dtype), mean, rstd
-    # A CPU's statistics have the dtype of gamma and beta, and x may have another.
+    # On a CPU the statistics have the dtype of gamma and beta; x may have another dtype.
     y, mean, rstd = torch.native_layer_norm(x, sizes, gamma.float(), beta.float(), epsilon)
     return y, mean, rstd
 
@@ -69,7 +69,7 @@ def vector_norm(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool,
     if x.device.type != "cpu" or len(axes) != x.dim() or x.numel() <= _PIECE:
         norm = torch.linalg.vector_norm(x, order, axes, keepdim, dtype=dtype)
         return norm
-    # torch adds up a CPU's squares one after the other, also in float32: of 2e8 numbers the norm is 2 % off.
+    # On a CPU torch adds squares one after the other, also in float32: the norm of 2e8 numbers is 2 % off.
     flat, tail = x.flatten(), x.numel() % _PIECE
     pieces = [flat[: len(flat) - tail].view(-1, _PIECE), flat[len(flat) - tail :].unsqueeze(0)]
     norm = torch.linalg.vector_norm(

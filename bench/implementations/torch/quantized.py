@@ -1,33 +1,32 @@
-"""Quantization, and products of quantized matrices."""
+"""Quantization and products of quantized matrices."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional
 
-#: Sums of so many products of two INT8 numbers are below 2^24: float32 adds them without rounding.
+#: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.
 _EXACT_TERMS = 1024
-#: Up to so many rows torch's own loop over INT8 is the faster one where the weights lie along K, as in
-#: decoding: (1, 7168) x (7168, 4096) took 59 ms on two cores, and 143 ms through float32; with 8 rows
-#: 349 ms and 448 ms, with 16 rows 500 ms and 207 ms.
+#: Up to so many rows torch's own loop over INT8 is faster where the weights are contiguous along K, as in decoding:
+#: (1, 7168) x (7168, 4096) took 59 ms on two cores, and 143 ms through float32; 8 rows took 349 and 448 ms, 16 rows
+#: 500 and 207 ms.
 _FEW_ROWS = 8
 
 _RANGES = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
 
 
 def quantized_dtype(name: str) -> torch.dtype:
-    """What npu_quantize is told to make, by the profiler's name for it. Raises KeyError for others."""
+    """Returns the dtype argument of npu_quantize for a dtype of the profiler. Raises KeyError for others."""
     return {"INT8": torch.qint8, "UINT8": torch.quint8, "INT4": torch.quint4x2}[name]
 
 
 def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """INT8 (..., M, K) and (..., K, N) to INT32 (..., M, N), exact; batches broadcast.
 
-    Timed are integer instructions where torch has a fast product with them: CUDA, for the shapes
-    that cuBLAS takes, and CPUs with VNNI. Elsewhere pieces of K that float32 sums exactly are
-    multiplied in float32, conversions included, and added up in INT32: on a CPU without VNNI
-    torch's INT8 product is a plain loop, which took 7.6 s for (256, 2048) x (2048, 2048), and this
-    0.18 s.
+    Integer instructions are timed where torch has a fast product with them: on CUDA, for the shapes of cuBLAS, and on
+    CPUs with VNNI. Else pieces of K that float32 sums exactly are multiplied in float32, with conversions, and added in
+    INT32. On a CPU without VNNI torch's INT8 product is a plain loop: 7.6 s for (256, 2048) x (2048, 2048), where this
+    takes 0.18 s.
     """
     if a.dim() == b.dim() == 2 and _multiplies_integers(a, b):
         return torch._int_mm(a, b)
@@ -77,11 +76,11 @@ def dequantized(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """What a quantized product makes of its INT32 sums (..., M, N), which it overwrites."""
+    """The result of a quantized product from its INT32 sums (..., M, N), which are overwritten."""
     if bias is not None and not bias.is_floating_point():
         product.add_(bias)
     if dtype is torch.int32:
-        # The sums as they are: whoever asks for them scales them later.
+        # INT32 results are the sums, without a scale.
         return product
     result = product.float()
     if scale is not None:
@@ -107,7 +106,7 @@ def quantize(
     """input * scales + zero_points (input / scales with div_mode), rounded, along the last axis.
 
     Returns:
-        INT8 or UINT8 for qint8 and quint8; for quint4x2 INT32, of which each holds eight numbers.
+        INT8 or UINT8 for qint8 and quint8; for quint4x2 INT32 that hold eight numbers each.
     """
     assert axis == -1
     wide = input.float() / scales if div_mode else input.float() * scales
@@ -122,7 +121,7 @@ def dynamic_quant(
     smooth_scales: torch.Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., D) to whole numbers, and the scale (...) that gives each row's largest its full range."""
+    """(..., D) to INT8 or INT4, and the scale (...) of each row, by its largest number."""
     wide = input.float()
     if smooth_scales is not None:
         wide = wide * smooth_scales
@@ -162,5 +161,5 @@ def _rounded(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return whole.to(torch.uint8 if dtype is torch.quint8 else torch.int8)
     nibbles = whole.to(torch.int32).bitwise_and_(15).reshape(*whole.shape[:-1], -1, 8)
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=wide.device)
-    # No two have a bit in common: their sum, which may wrap into the sign, is what they are together.
+    # The numbers share no bit, so their sum, which may wrap into the sign, packs them.
     return (nibbles << shifts).sum(dim=-1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021): pairs of features are turned by angles that grow with the position."""
+"""Rotary position embeddings (Su et al. 2021): pairs of features are rotated by angles that grow with the position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def pairs(x: torch.Tensor, mode: str) -> Pair:
-    """Views (..., D/2) of the first and second features of all pairs: half a head apart, or neighbours."""
+    """Views (..., D/2) of the first and second features of all pairs: half a head apart, or adjacent."""
     if mode != "half":
         return x[..., ::2], x[..., 1::2]
     first, second = x.chunk(2, -1)
@@ -18,14 +18,14 @@ def pairs(x: torch.Tensor, mode: str) -> Pair:
 
 
 def turn(x: Pair, cos: Pair, sin: Pair, result: Pair) -> None:
-    """Writes (x1 cos - x2 sin, x2 cos + x1 sin) into the views of `result`; each has its own factors."""
+    """Writes (x1 cos - x2 sin, x2 cos + x1 sin) into the views of `result`, with cos and sin of each feature."""
     (x1, x2), (y1, y2) = x, result
     torch.mul(x1, cos[0], out=y1).addcmul_(x2, sin[0], value=-1)
     torch.mul(x2, cos[1], out=y2).addcmul_(x1, sin[1])
 
 
 def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_mode: str = "half") -> torch.Tensor:
-    """x (..., D), turned; cos and sin broadcast to it."""
+    """x (..., D), rotated; cos and sin broadcast to x."""
     y = torch.empty_like(x)
     turn(*(pairs(tensor, rotary_mode) for tensor in (x, cos, sin, y)))
     return y
@@ -34,9 +34,9 @@ def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_mod
 def rotary_mul_backward(
     grad: torch.Tensor, x: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, rotary_mode: str = "half"
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of x and, if x is given, of cos and sin, from that of the turned one."""
+    """Gradients of x and, if x is given, of cos and sin, from the gradient of the rotated x."""
     dx = torch.empty_like(grad)
-    # Turned back: by the same cosines, and by the negative sines of the partners.
+    # Rotated back: by the same cosines, and the negative sines of the partners.
     sin1, sin2 = pairs(-sin, rotary_mode)
     turn(pairs(grad, rotary_mode), pairs(cos, rotary_mode), (sin2, sin1), pairs(dx, rotary_mode))
     if x is None:
@@ -50,8 +50,8 @@ def rotary_mul_backward(
 
 
 def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x (..., D), whose pairs are neighbours, turned; those of the result are half a head apart."""
-    # Reordered first: a CPU takes five times as long to read every other number twice.
+    """x (..., D) with adjacent pairs, rotated; the pairs of the result are half a head apart."""
+    # Reordered first: a CPU takes five times as long to read every second number twice.
     return rotary_mul(torch.cat(pairs(x, "interleave"), dim=-1), cos, sin)
 
 
@@ -63,7 +63,7 @@ def apply_rotary_pos_emb(
     layout: str = "BSND",
     rotary_mode: str = "half",
 ) -> Pair:
-    """`rotary_mul` of both, in place; cos and sin have 1 for the number of heads, wherever `layout` has it."""
+    """`rotary_mul` of query and key, in place; cos and sin have size 1 in the axis of heads of `layout`."""
     return (
         query.copy_(rotary_mul(query, cos, sin, rotary_mode)),
         key.copy_(rotary_mul(key, cos, sin, rotary_mode)),
@@ -79,9 +79,9 @@ def rotary_embedding(
     rotary_dim: int,
     is_neox_style: bool,
 ) -> Pair:
-    """Turns the first `rotary_dim` features of all heads of query and key (T, ...), in place.
+    """Rotates the first `rotary_dim` features of all heads of query and key (T, ...), in place.
 
-    Row p of `cos_sin_cache` (P, rotary_dim) has the cosines of position p, one for a pair, and then the sines.
+    Row p of `cos_sin_cache` (P, rotary_dim) has the cosines of the pairs at position p, then the sines.
     """
     cos, sin = cos_sin_cache[positions].unsqueeze(-2).chunk(2, -1)
     mode = "half" if is_neox_style else "interleave"
@@ -104,7 +104,7 @@ def qkv_rmsnorm_rope(
     head_dim: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Splits (T, q + 2 kv) into query, key and value; normalizes and turns each head of the first two."""
+    """Splits (T, q + 2 kv) into query, key and value; normalizes and rotates each head of query and key."""
     query, key, value = fused.split([q_hidden_size, kv_hidden_size, kv_hidden_size], dim=-1)
     query, key = (
         rms_norm(x.unflatten(-1, (-1, head_dim)), weight, epsilon=eps)[0].flatten(-2)

@@ -1,4 +1,4 @@
-"""Kernels that gather from, and scatter into, places that indices name."""
+"""Kernels that gather from or scatter to indexed places."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ index_put = torch.ops.aten.index_put_.default
 
 
 def scatter_nd_update(target: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Puts each of updates (..., rest) at the place of target (first k axes, rest) that indices (..., k) name."""
+    """Writes updates (..., rest) to the places of target (first k axes, rest) in indices (..., k)."""
     return target.index_put_(indices.unbind(-1), updates)

@@ -16,7 +16,7 @@ from .attention import (
 )
 from .matmul import through_float32
 
-#: Elements of what is computed at a time: 128 MiB in half precision.
+#: Elements that are computed at a time: 128 MiB in half precision.
 _AT_A_TIME = 1 << 26
 
 
@@ -36,7 +36,7 @@ def lightning_indexer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
-    In int32, the best first, -1 where a query sees fewer keys; and their scores, empty unless asked for.
+    The keys are int32, the best first, -1 where a query sees fewer keys. The scores are empty unless requested.
     """
     ends, keys = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
     tokens, heads, _ = query.shape
@@ -62,7 +62,7 @@ def lightning_indexer(
 
 
 def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> torch.Tensor:
-    """The keys that `lightning_indexer` gives, without a place for their scores."""
+    """The keys of `lightning_indexer`, without scores."""
     return lightning_indexer(*arguments, **keywords)[0]
 
 
@@ -84,11 +84,10 @@ def sparse_flash_attention(
     sparse_mode: int,
     attention_mode: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of (T, N, D) queries over the keys that `sparse_indices` (T, 1, K) name, -1 for none.
+    """Attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 stands for no key.
 
-    Two results that are asked for in training only, statistics of the scores, are empty.
-
-    Keys are in pages (blocks, block size, 1, D) and are the values too, without their rope part.
+    Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
+    result, statistics for training, are empty.
     """
     tokens, width = query.shape[0], query.shape[-1]
     block_size = key.shape[1]
@@ -104,7 +103,7 @@ def sparse_flash_attention(
         block = block_table[of_token[own]].gather(1, chosen // block_size).long()
         place = chosen % block_size
         keys = torch.cat([key[block, place], key_rope[block, place]], dim=-1).transpose(1, 2)
-        # Heads share the keys, so they are queries of one head.
+        # Heads share the keys, so they count as queries of one head.
         result = functional.scaled_dot_product_attention(
             everything[own, None], keys, keys, attn_mask=seen[:, None, None], scale=scale_value
         )

@@ -1,4 +1,4 @@
-"""The largest elements of rows, and what samplers keep of them."""
+"""The largest elements of rows, and the top-k and top-p of samplers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def apply_top_k_top_p(
 ) -> torch.Tensor:
     """(B, V) with minus infinity for all but the k (B) largest, and of these all but a share p (B) at the top.
 
-    The sort, for which the NPU's call launches a kernel of its own, is timed too.
+    The time includes the sort, for which the NPU call launches another kernel.
     """
     values, order = logits.float().sort(dim=-1, stable=True)
     if k is not None:
