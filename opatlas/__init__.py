@@ -1,13 +1,63 @@
 """OpAtlas: a versioned, traceable database of measured operator durations.
 
-The library. `pytest bench/` and `pytest shapes/` are built on it, and so is the command `opatlas`.
+The names in `__all__` are the public API; docs/python.md shows them. Each is imported when it is first used, so that
+`import opatlas` takes no time and needs neither torch nor pytest.
 """
 
-from pathlib import Path as _Path
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
-_PACKAGE = _Path(__file__).resolve().parent
-# A checkout has bench/, plugins/ and shapes/ beside this package; a wheel has them inside it.
-# Either way they are opatlas.bench, opatlas.plugins and opatlas.shapes.
-_CHECKOUT = None if (_PACKAGE / "bench").is_dir() else _PACKAGE.parent
+from opatlas.installation import CHECKOUT as _CHECKOUT
+
+if TYPE_CHECKING:
+    from opatlas.engine.formula import per_element, per_row, pointwise
+    from opatlas.engine.registry import replays
+    from opatlas.errors import OpAtlasError
+    from opatlas.model.location import default_path, list_databases
+    from opatlas.model.versions import Versions
+    from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
+    from opatlas.store.database import Database, Table
+
+__all__ = [
+    "Database",
+    "OpAtlasError",
+    "Table",
+    "TimedRow",
+    "TimedRows",
+    "Versions",
+    "default_path",
+    "list_databases",
+    "per_element",
+    "per_row",
+    "pointwise",
+    "read_timed_rows",
+    "replays",
+]
+
+_MODULES = {
+    "Database": "store.database",
+    "OpAtlasError": "errors",
+    "Table": "store.database",
+    "TimedRow": "report.plots.timed_rows",
+    "TimedRows": "report.plots.timed_rows",
+    "Versions": "model.versions",
+    "default_path": "model.location",
+    "list_databases": "model.location",
+    "per_element": "engine.formula",
+    "per_row": "engine.formula",
+    "pointwise": "engine.formula",
+    "read_timed_rows": "report.plots.timed_rows",
+    "replays": "engine.registry",
+}
+
 if _CHECKOUT is not None:
+    # A checkout has bench/, plugins/ and shapes/ beside this package, and a wheel has them inside it.
+    # Either way they are opatlas.bench, opatlas.plugins and opatlas.shapes.
     __path__.append(str(_CHECKOUT))
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 #: The root of the checkout; None for a wheel, which has bench/, plugins/ and shapes/ inside the package.
@@ -40,8 +40,8 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
         purpose: what needs the modules, such as "`opatlas bench`".
 
     Raises:
-        OpAtlasError: a module is missing; the message names the extra.
+        UsageError: a module is missing; the message names the extra.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise OpAtlasError(f"{purpose} needs {' and '.join(missing)}: pip install 'opatlas[{extra}]'")
+        raise UsageError(f"{purpose} needs {' and '.join(missing)}: pip install 'opatlas[{extra}]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from doc_commands import blocks_of
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ("opatlas", "bench", "plugins", "shapes")
@@ -127,32 +129,20 @@ def test_theory_rows_go_to_the_database_in_the_users_data_folder(installed: Inst
     assert found.is_relative_to(installed.user / "home" / ".local" / "share" / "opatlas" / "database")
 
 
-def test_a_kernel_in_the_users_own_project_is_replayed_by_pytest(installed: Installed) -> None:
-    project = installed.user / "my_kernels"
-    project.mkdir()
-    (project / "test_doubled.py").write_text(
-        "from opatlas.engine.formula import pointwise\n"
-        "from opatlas.engine.registry import replays\n\n\n"
-        "@pointwise\n"
-        "def doubled(x):\n    return x * 2\n\n\n"
-        "@replays('Doubled', npu=None)\n"
-        "def test_doubled(row, replay):\n    replay(lambda x: x + x, row.only_input(), expected=doubled)\n"
-    )
-    (installed.user / "conftest.py").unlink()
-    write_rows(project / "rows" / "Doubled.csv", "2,3")
-    done = installed.run_script(
-        "import pytest; sys.exit(pytest.main(sys.argv[1:]))",
-        *(
-            "-p",
-            "opatlas.plugins",
-            "my_kernels/",
-            "--database-path=my_kernels/rows",
-            "--repeat-count=2",
-            "--cache=warm",
-        ),
-    )
+def test_the_page_on_own_kernels_works_in_a_project_without_a_checkout(installed: Installed) -> None:
+    page = ROOT / "docs" / "own-kernels.md"
+    project = installed.user / "project"
+    for name, block in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(block)
+    (command,) = (command for block in blocks_of(page) for command in block.commands)
+    assert command.words[:3] == ("pytest", "-p", "opatlas.plugins")
+    # pytest.ini of the page names the plugin, too.
+    script = f"import os; os.chdir({str(project)!r}); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    done = installed.run_script(script, *command.words[1:], "--repeat-count=2", "--cache=warm")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "measured" in (project / "rows" / "Doubled.csv").read_text()
+    rows = (project / "rows" / "MyGelu.csv").read_text()
+    assert rows.count(",measured,") == 2, rows
 
 
 @pytest.mark.parametrize("command", ["bench", "collectives", "shapes", "check"])
@@ -178,3 +168,15 @@ def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(bas
         done = base.run(*command.split())
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     assert list((base.user / "plots").iterdir())
+
+
+def test_the_public_names_import_without_the_extra(base: Installed) -> None:
+    shutil.copytree(ROOT / "database" / "data" / "NVIDIA_H200", base.user / "database" / "data" / "NVIDIA_H200")
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    of_torch = {"per_element", "per_row", "pointwise"}
+    script = f"{block}\nfor name in {{*opatlas.__all__}} - {of_torch!r}: getattr(opatlas, name)\n"
+    done = base.run_script(script)
+    assert done.returncode == 0, done.stderr
+    assert "(1, 4096)" in done.stdout

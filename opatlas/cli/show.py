@@ -24,7 +24,7 @@ from opatlas.combine.provenance import run_origins
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.model.communication import COLLECTIVES
-from opatlas.model.location import ROOT, database_place, shipped_note
+from opatlas.model.location import ROOT, database_place, list_databases, shipped_note
 from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -184,11 +184,6 @@ def _of_table(table: CheckedTable) -> OfKernelType:
     )
 
 
-def databases_below(root: Path) -> list[Path]:
-    """Returns the folders that are databases by their place (`{device}/{stack}/{versions}`), sorted."""
-    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and database_place(path) is not None)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "exit status: 0 done; 1 a file could not be read; 2 no such database"
     parser.add_argument(
@@ -223,7 +218,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = [overview_of(Database(path))]
         lines = list(_page(found[0]))
     else:
-        found = [overview_of(Database(each)) for each in databases_below(ROOT)]
+        found = [overview_of(Database(each)) for each in list_databases(ROOT)]
         lines = _list(found) if found else [f"no database below {ROOT}: `make bench` makes one for this machine"]
     show("\n".join(lines))
     if arguments.json is not None:

@@ -122,6 +122,11 @@ def database_place(path: Path) -> Place | None:
     return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
 
 
+def list_databases(root: Path = ROOT) -> list[Path]:
+    """Returns the folders below `root` whose places are those of databases (`{device}/{stack}/{versions}`), sorted."""
+    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and database_place(path) is not None)
+
+
 def npu_place(path: Path) -> Place | None:
     """Returns `database_place` of a compute database of an NPU; None for any other folder."""
     return database_place(path) if path.resolve().parent.name == _STACK["npu"] else None

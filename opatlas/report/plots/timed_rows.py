@@ -82,8 +82,13 @@ class TimedRows:
     captured_on: Collection[str] = ()
 
 
-def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRows:
-    """The timed rows of some kernel types, or of all. Raises OpAtlasError where there is no such folder or file."""
+def read_timed_rows(folder: Path | str, kernel_types: Collection[str] = ()) -> TimedRows:
+    """Returns the rows with a duration of some kernel types, or of all.
+
+    Raises:
+        OpAtlasError: the folder, or the CSV of a kernel type, does not exist.
+    """
+    folder = Path(folder)
     expect_tables(folder)
     database = Database(folder)
     there = database.kernel_types()
