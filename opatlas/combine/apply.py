@@ -1,7 +1,6 @@
-"""Tables, pruned rows and manifests of some databases into those of another.
+"""Combines source databases into a target: tables, pruned rows, manifests, histories, ingests.
 
-Nothing but the target is written, a file at a time, each replaced in one step; a file in which
-nothing changes is left as it is.
+Only the target is written, file by file, each replaced in one step. Unchanged files are not written.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pandas as pd
 from opatlas.capture.cases import read_ingests
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.manifest import manifest_path
-from opatlas.combine.table import Conflict, RowTally, combine_tables, final_conflicts
+from opatlas.combine.table import CombineTally, Conflict, combine_tables, final_conflicts
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_own
 from opatlas.gc_pause import gc_paused
@@ -35,14 +34,14 @@ from opatlas.store.manifest import LARGEST_BYTES, Manifest, RunOrder
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.text import add_counts
 
-#: Stands for a run id in the name of the folder that keeps durations which `combine` did not take.
+#: The run id in the name of the folder with durations that `combine` did not take.
 COMBINE = "combine"
 _LARGEST_SAMPLES_BYTES = 4 << 30
 
 
 @contextmanager
-def _told(problems: list[str]) -> Iterator[None]:
-    """Adds the error of a file that cannot be read or written to the problems, and goes on after it."""
+def _collect_errors(problems: list[str]) -> Iterator[None]:
+    """Adds errors of reading and writing files to the problems, and continues."""
     try:
         yield
     except OpAtlasError as error:
@@ -52,13 +51,13 @@ def _told(problems: list[str]) -> Iterator[None]:
 
 
 def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[str]) -> int:
-    """Copies manifests that the target lacks; gives their number."""
+    """Copies the manifests that the target lacks; returns their number."""
     copied = 0
     for manifest in manifests:
         path = target.runs_dir / manifest.name
         if path.exists():
             continue
-        with _told(problems):
+        with _collect_errors(problems):
             write_text(path, read_own(manifest, LARGEST_BYTES).decode())
             copied += 1
     return copied
@@ -68,15 +67,15 @@ def copy_histories(target: Database, source: Database, journal: JournalContents 
     """Adds the records of a source to the histories of the target.
 
     Args:
-        journal: the journal that the tables of the source were made of, which are no history of their own.
+        journal: the journal from which the tables of the source were made; None for a database.
     """
     for run_id in history.runs(source):
-        with _told(problems):
+        with _collect_errors(problems):
             contents = history.read(source, run_id)
             history.add(target, contents.header, contents.records)
             problems += [f"{history.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
     for path in history.replaced_tables(source):
-        with _told(problems):
+        with _collect_errors(problems):
             run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
             history.keep_replaced(target, run_id, path.stem, read_frame(path))
     if journal is not None:
@@ -84,12 +83,12 @@ def copy_histories(target: Database, source: Database, journal: JournalContents 
 
 
 def copy_ingests(target: Database, source: Database, problems: list[str]) -> int:
-    """Copies the ingests of a source with their samples; gives their number.
+    """Copies the ingests of a source with their samples; returns their number.
 
-    An ingest whose captures the target has already is not copied.
+    An ingest is skipped if the target already has its captures.
     """
     copied = 0
-    with _told(problems):
+    with _collect_errors(problems):
         known = {
             file.sha256: ingest.manifest.run_id for ingest in read_ingests(target) for file in ingest.manifest.files
         }
@@ -101,8 +100,8 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
                 continue
             if there:
                 problems.append(
-                    f"{manifest_path(source, run_id)}: of its captures, {there[0].name} is in TARGET already, by "
-                    f"{known[there[0].sha256]}, and others are not: ingest these into TARGET"
+                    f"{manifest_path(source, run_id)}: TARGET already has its capture {there[0].name}, from "
+                    f"{known[there[0].sha256]}, but not the others: ingest these into TARGET"
                 )
                 continue
             for path in (ingest.samples, manifest_path(source, run_id)):
@@ -114,7 +113,7 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
 
 
 def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.DataFrame], histories: Histories) -> None:
-    """Keeps the rows whose durations are not in the table, if no history has them. Raises OpAtlasError."""
+    """Saves the rows whose durations were not taken, if no history has them. Raises OpAtlasError."""
     rows = pd.concat([frame for frame in not_taken if len(frame)] or [pd.DataFrame()], ignore_index=True).fillna("")
     if rows.empty:
         return
@@ -130,7 +129,7 @@ def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.Da
 
 @dataclass
 class DurationCounts:
-    """How many rows a table has, and how many of them have a replayed and a captured duration."""
+    """The number of rows of a table, and how many have a replayed and a captured duration."""
 
     rows: int = 0
     replayed: int = 0
@@ -138,7 +137,7 @@ class DurationCounts:
 
     @property
     def durations(self) -> str:
-        """`106 replayed, 108 captured`."""
+        """The text `106 replayed, 108 captured`."""
         return f"{self.replayed:,} replayed, {self.captured:,} captured"
 
 
@@ -153,13 +152,13 @@ def duration_counts(frame: pd.DataFrame) -> DurationCounts:
 
 @dataclass(frozen=True)
 class CombineSource:
-    """What is combined into a database.
+    """A database or a journal that is combined into the target.
 
     Attributes:
-        name: what the user calls it.
-        database: where its tables are.
-        manifests: those of its runs, by their paths.
-        journal: the journal that the tables were made of; None for a database.
+        name: the path as the user wrote it.
+        database: the tables.
+        manifests: the manifests of the runs, by path.
+        journal: the journal from which the tables were made; None for a database.
     """
 
     name: str
@@ -170,27 +169,26 @@ class CombineSource:
 
 @dataclass
 class CombineResult:
-    """What became of the sources.
+    """The result of `combine`.
 
     Attributes:
-        kernel_types: those that the sources have.
-        new: of these, the ones that the target had no file of.
+        kernel_types: the kernel types of the sources.
+        new: the kernel types for which the target had no file.
         added: rows that the target lacked.
-        holds: what the target has now of `kernel_types`, but for files that cannot be read.
-        taken: rows that were there and have a source's duration now.
-        kept: rows that were there, and whose own duration stayed although a source has one.
-        statuses: rows that were there and have a source's status now, by that status.
-        profiled: rows that were there and whose profiling columns were filled.
-        filled: other cells that were filled.
-        unknown_dtypes: rows that were added with a dtype that OpAtlas cannot name, by that.
-        conflicts: one for each value that had to go, the furthest apart first; several sources may leave several of
-            a row.
-        pruned: pruned rows that were added to the target's.
-        edited: rows that held the duration of the shape that they had before somebody edited them.
-        manifests, ingests: those that were copied.
-        captures_pooled: rows whose captured durations are of launches of several databases now.
-        clocks_ahead: runs of machines whose clock was ahead; any other run is taken for the newer one.
-        mapping: the op_mapping.yaml that the target got.
+        holds: the rows of `kernel_types` that the target has now, without unreadable files.
+        taken: the number of existing rows that have the duration of a source now.
+        kept: the number of existing rows that keep their duration although a source has one.
+        statuses: the number of existing rows that have the status of a source now, by status.
+        profiled: the number of existing rows whose Profiling columns were filled.
+        filled: the number of other cells that were filled.
+        unknown_dtypes: the number of added rows with an unknown dtype, by dtype.
+        conflicts: a conflict for each value that was dropped, largest difference first.
+        pruned: the number of pruned rows that were added.
+        edited: the number of source rows whose duration was ignored, because the row was edited after its run.
+        manifests, ingests: how many were copied.
+        captures_pooled: the number of rows whose captured durations changed with the added launches.
+        clocks_ahead: runs with a start in the future; every other run counts as newer.
+        mapping: the op_mapping.yaml that was written for the target; None if none was.
         problems: files that could not be read or written.
     """
 
@@ -216,7 +214,7 @@ class CombineResult:
 
 
 def kernel_types_of(sources: Sequence[CombineSource]) -> list[str]:
-    """Kernel types that any of the sources has, sorted."""
+    """Returns the kernel types of all sources, sorted."""
     return sorted({kernel_type for source in sources for kernel_type in source.database.kernel_types()})
 
 
@@ -226,50 +224,50 @@ def combine(
     manifests: Iterable[Manifest],
     on_kernel_type: Callable[[], None],
 ) -> CombineResult:
-    """Joins the sources into the target, in their order.
+    """Combines the sources into the target, in their order.
 
     Args:
-        manifests: those of the target and of the sources, which tell when each run began.
+        manifests: the manifests of target and sources, with the start of each run.
         on_kernel_type: called after each of `kernel_types_of(sources)`.
 
     Raises:
-        OpAtlasError: the target cannot be locked. A file that cannot be read or written is a
-            problem of the outcome, and does not keep the others out.
+        OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
+            result; the other files are combined.
     """
-    outcome = CombineResult(kernel_types_of(sources))
+    result = CombineResult(kernel_types_of(sources))
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
     with target.lock(), gc_paused():
-        # First, so that no Run ID of a table ever leads nowhere.
+        # Manifests first, so that every Run ID in a table always has one.
         for source in sources:
-            outcome.manifests += copy_manifests(target, source.manifests, outcome.problems)
-            copy_histories(target, source.database, source.journal, outcome.problems)
-            outcome.ingests += copy_ingests(target, source.database, outcome.problems)
+            result.manifests += copy_manifests(target, source.manifests, result.problems)
+            copy_histories(target, source.database, source.journal, result.problems)
+            result.ingests += copy_ingests(target, source.database, result.problems)
         histories = Histories(target)
         edited = {source.name: EditedLookup(source.database) for source in sources}
-        for kernel_type in outcome.kernel_types:
+        for kernel_type in result.kernel_types:
             try:
-                _combine_tables(target, kernel_type, sources, order, histories, edited, outcome)
+                _combine_tables(target, kernel_type, sources, order, histories, edited, result)
             except OpAtlasError as error:
-                outcome.problems.append(f"{error} (so nothing was combined into it)")
+                result.problems.append(f"{error} (nothing was combined into this file)")
             on_kernel_type()
-        if outcome.ingests:
-            _pool_captures(target, outcome)
-        _combine_pruned(target, sources, outcome)
-        outcome.mapping = write_default_mapping(target.path, sources=[source.database.path for source in sources])
-    outcome.clocks_ahead = sorted(order.ahead)
-    outcome.conflicts.sort(key=lambda conflict: -conflict.distance)
-    return outcome
+        if result.ingests:
+            _pool_captures(target, result)
+        _combine_pruned(target, sources, result)
+        result.mapping = write_default_mapping(target.path, sources=[source.database.path for source in sources])
+    result.clocks_ahead = sorted(order.ahead)
+    result.conflicts.sort(key=lambda conflict: -conflict.distance)
+    return result
 
 
-def _pool_captures(target: Database, outcome: CombineResult) -> None:
-    """Makes the Profiling columns from the samples of all ingests that the target has now."""
+def _pool_captures(target: Database, result: CombineResult) -> None:
+    """Recomputes the Profiling columns from the samples of all ingests of the target."""
     try:
         remade = rebuild_profiling(target).outcome
     except OpAtlasError as error:
-        outcome.problems.append(str(error))
+        result.problems.append(str(error))
         return
-    outcome.problems += remade.problems
-    outcome.captures_pooled = remade.updated
+    result.problems += remade.problems
+    result.captures_pooled = remade.updated
 
 
 def _combine_tables(
@@ -279,19 +277,19 @@ def _combine_tables(
     order: RunOrder,
     histories: Histories,
     edited: Mapping[str, EditedLookup],
-    outcome: CombineResult,
+    result: CombineResult,
 ) -> None:
     path = target.csv_path(kernel_type)
     is_new = not path.exists()
     frame = None if is_new else target.read(kernel_type).frame
     there = 0 if frame is None else len(frame)
-    tallies: list[RowTally] = []
+    tallies: list[CombineTally] = []
     not_taken: list[pd.DataFrame] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
-    for source, rows in _frames(sources, paths, outcome):
+    for source, rows in _frames(sources, paths, result):
         if positions := edited[source.name].in_table(kernel_type, rows):
             rows = without_measurement(kernel_type, rows, list(positions))
-            outcome.edited += len(positions)
+            result.edited += len(positions)
         before = rows.iloc[:0] if frame is None else frame
         combined = combine_tables(kernel_type, before, rows, order, source.name)
         not_taken += [before.iloc[combined.tally.replaced], rows.iloc[combined.tally.dropped]]
@@ -302,59 +300,59 @@ def _combine_tables(
     keep_durations(target, kernel_type, not_taken, histories)
     if any(tally.added or tally.edited for tally in tallies):
         target.write(Table(kernel_type, path, frame))
-        outcome.new += [kernel_type] * is_new
-    add_counts(outcome.holds, duration_counts(frame))
+        result.new += [kernel_type] * is_new
+    add_counts(result.holds, duration_counts(frame))
     new = frame.iloc[there:]
-    add_counts(outcome.added, duration_counts(new))
+    add_counts(result.added, duration_counts(new))
     for cells in new[[INPUT_DTYPES, OUTPUT_DTYPES]].to_dict("records"):
-        outcome.unknown_dtypes.update(unknown_dtypes(cells))
-    _count(tallies, there, outcome)
+        result.unknown_dtypes.update(unknown_dtypes(cells))
+    _count(tallies, there, result)
 
 
-def _count(tallies: Sequence[RowTally], there: int, outcome: CombineResult) -> None:
-    """Adds what became of the first `there` rows of a table, each of which counts once, whatever the sources."""
+def _count(tallies: Sequence[CombineTally], there: int, result: CombineResult) -> None:
+    """Counts the changes of the first `there` rows of a table, each row once for all sources."""
 
     def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
         return {position for positions in of_each for position in positions if position < there}
 
     taken = rows(tally.taken for tally in tallies)
-    outcome.taken += len(taken)
-    outcome.kept += len(rows(tally.kept for tally in tallies) - taken)
+    result.taken += len(taken)
+    result.kept += len(rows(tally.kept for tally in tallies) - taken)
     statuses = {position: status for tally in tallies for position, status in tally.statuses.items()}
-    outcome.statuses.update(status for position, status in statuses.items() if position < there)
-    outcome.profiled += len(rows(tally.profiled for tally in tallies))
-    outcome.filled += sum(tally.filled for tally in tallies)
-    outcome.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])
+    result.statuses.update(status for position, status in statuses.items() if position < there)
+    result.profiled += len(rows(tally.profiled for tally in tallies))
+    result.filled += sum(tally.filled for tally in tallies)
+    result.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])
 
 
-def _combine_pruned(target: Database, sources: Sequence[CombineSource], outcome: CombineResult) -> None:
-    """Adds the pruned rows that are not there to the letter."""
+def _combine_pruned(target: Database, sources: Sequence[CombineSource], result: CombineResult) -> None:
+    """Adds the pruned rows that the target does not have with equal cells."""
     names = sorted({path.name for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")})
     for name in names:
         path = target.pruned_dir / name
         paths = [source.database.pruned_dir / name for source in sources]
         try:
             there = [read_frame(path)] if path.exists() else []
-            coming = [frame for _, frame in _frames(sources, paths, outcome)]
+            coming = [frame for _, frame in _frames(sources, paths, result)]
             together = pd.concat([*there, *coming], ignore_index=True).fillna("") if coming else pd.DataFrame()
             before = sum(map(len, there))
-            # Rows that stand twice in the target's own file stay.
+            # Duplicates within the target's own file stay.
             repeated = together.duplicated().to_numpy().copy()
             repeated[:before] = False
             if not repeated[before:].all():
                 write_frame(together[~repeated], path)
-                outcome.pruned += int((~repeated[before:]).sum())
+                result.pruned += int((~repeated[before:]).sum())
         except OpAtlasError as error:
-            outcome.problems.append(str(error))
+            result.problems.append(str(error))
 
 
 def _frames(
-    sources: Sequence[CombineSource], paths: Sequence[Path], outcome: CombineResult
+    sources: Sequence[CombineSource], paths: Sequence[Path], result: CombineResult
 ) -> Iterator[tuple[CombineSource, pd.DataFrame]]:
-    """The tables of those sources that have one; one that cannot be read is a problem."""
+    """Yields the sources that have a table, with the table. An unreadable table becomes a problem."""
     for source, path in zip(sources, paths, strict=True):
         try:
             if path.exists():
                 yield source, read_frame(path)
         except TableError as error:
-            outcome.problems.append(str(error))
+            result.problems.append(str(error))

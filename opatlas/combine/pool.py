@@ -1,7 +1,7 @@
-"""Pools what several runs measured of the same row: the median over runs, and the spread between machines.
+"""Pools the runs of each row: the median over runs, and the spread between machines.
 
-The runs are those of the histories, of the replaced rows and of the table itself. Runs that measured with another
-cache state or instrument than the row's duration, or on another device or version of torch, are not pooled with it.
+The runs are in the histories, in the replaced rows and in the table. Only runs with the cache state and instrument of
+the row's duration, on the same device and version of torch, are pooled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from opatlas.store.manifest import Manifest, read_manifests
 
 @dataclass(frozen=True)
 class RunDuration:
-    """What one run measured of a row: the median of its samples in microseconds, and how they were taken."""
+    """The duration of a row in one run: the median of the samples in microseconds, cache state and instrument."""
 
     median_us: float
     cache_state: str
@@ -46,12 +46,12 @@ class RunDuration:
 
 @dataclass(frozen=True)
 class PooledRow:
-    """What all runs together say of a row.
+    """The pooled duration of a row.
 
     Attributes:
-        median_us: median over runs of each run's median, in microseconds.
+        median_us: the median over runs of each run's median, in microseconds.
         runs, machines: how many measured the row.
-        spread: of the machines' medians, largest less smallest as a share of `median_us`; None for one machine.
+        spread: the largest minus the smallest median of a machine, as a share of `median_us`; None for one machine.
     """
 
     kernel_type: str
@@ -62,15 +62,15 @@ class PooledRow:
     spread: float | None
 
 
-#: What runs measured, by row and run id.
+#: Durations by row and run id.
 Durations = dict[RowName, dict[str, RunDuration]]
 
 
 def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], None]) -> list[PooledRow]:
-    """Fills the Pooled columns of every row that has a replayed duration; gives these rows.
+    """Fills the Pooled columns of every row with a replayed duration; returns these rows.
 
     Args:
-        problems: gets a sentence for each file that cannot be read or written; the others are pooled all the same.
+        problems: receives a sentence for each file that cannot be read or written.
         on_kernel_type: called after each kernel type.
 
     Raises:
@@ -90,7 +90,7 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
 
 
 def _durations(database: Database, problems: list[str]) -> Durations:
-    """What the histories and the replaced rows of a database hold."""
+    """Returns the durations in the histories and the replaced rows of a database."""
     durations: Durations = {}
     for run_id in history.runs(database):
         try:
@@ -176,12 +176,12 @@ def _pooled(
 
 
 def _software(manifest: Manifest | None) -> tuple[frozenset[str], str] | None:
-    """The device and the torch of a run; None if nothing tells."""
+    """Returns the devices and the version of torch of a run; None if unknown."""
     return (manifest.device_names, manifest.torch) if manifest is not None and manifest.device_names else None
 
 
 def _machine(manifest: Manifest | None) -> tuple[str, ...]:
-    """What tells machines apart: the serial numbers of their devices, else their names; () if nothing tells."""
+    """Returns what identifies a machine: the serial numbers of its devices, else its name; () if unknown."""
     if manifest is None:
         return ()
     facts = (device.get("facts") for device in (manifest.device, *manifest.other_devices))

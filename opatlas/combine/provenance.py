@@ -1,9 +1,8 @@
-"""What the durations of a database were measured on, and whether those of a session belong beside them.
+"""The device and software of durations, and whether new durations may be added to a database.
 
-Durations compare only if device, software, cache state and instrument are the same. The evidence, strongest first:
-the manifests of the runs that rows name, the database's own folder (opatlas/model/location.py), `SHIPPED.txt`. A
-replayed
-duration without any of them is of unknown origin.
+Durations are comparable only with the same device, software, cache state and instrument. The evidence, strongest first:
+the manifests of the runs that rows name, the path of the database (opatlas/model/location.py), `SHIPPED.txt`. Without
+such evidence the origin of a replayed duration is unknown.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
 from opatlas.text import counted
 
-#: Names of software that may name a database's folder, and where a manifest has their version: facts of the device,
-#: then packages.
+#: Software in the paths of databases, and where a manifest has its version: facts of the device, then packages.
 _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
     VLLM.name: (("vllm_ascend",), "vllm-ascend"),
     TORCH.name: (("torch",), "torch"),
@@ -51,22 +49,22 @@ _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
     CUDA.name: (("cuda",), ""),
     NCCL.name: (("nccl",), ""),
 }
-#: What durations are unlike in, as `Mismatch.what` has it.
+#: Values of `Mismatch.what`.
 ORIGIN, CACHE, INSTRUMENT = "origin", "cache state", "instrument"
 _RUNS_SHOWN = 2
 
 
 @dataclass(frozen=True)
 class MeasurementOrigin:
-    """Device and software of durations. A value that is not known is empty, and agrees with any.
+    """Device and software of durations. An unknown value is empty, and compatible with any value.
 
     Attributes:
-        device: name of the device, as its database folder has it.
-        kind: "npu", "cuda" or "cpu", or that of a device which a conftest.py opens.
-        versions: public versions by the name of the software ("torch": "2.11.0"), of what names a database folder.
-        threads: CPU threads of torch, of a CPU. Machines of one name may differ in them: each cloud calls its own CPUs
-            `Intel_Xeon_Processor`, and no column of a row tells how many there were.
-        host: name of the machine.
+        device: the name of the device, as in the path of a database.
+        kind: "npu", "cuda" or "cpu", or the kind of a device of a conftest.py.
+        versions: public versions by the name of the software ("torch": "2.11.0").
+        threads: the CPU threads of torch; None for other devices. CPUs of one name may have different numbers: clouds
+            name their CPUs `Intel_Xeon_Processor`.
+        host: the name of the machine.
     """
 
     device: str = ""
@@ -76,14 +74,14 @@ class MeasurementOrigin:
     host: str = ""
 
     def __str__(self) -> str:
-        """`NVIDIA_H200 with torch 2.11.0, CUDA (of torch) 13.0`."""
+        """Returns `NVIDIA_H200 with torch 2.11.0, CUDA (of torch) 13.0`."""
         device = self.device or (f"an unnamed device of kind {self.kind}" if self.kind else "an unknown device")
         device += f" ({counted(self.threads, 'thread')})" if self.threads else ""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{device} with {versions}" if versions else device
 
     def is_compatible_with(self, other: MeasurementOrigin) -> bool:
-        """Whether nothing that is known of both differs in device, CPU threads or software."""
+        """Returns whether no known value differs: device, CPU threads, versions."""
         if self.threads and other.threads and self.threads != other.threads:
             return False
         return self.is_of_same_device(other) and not any(
@@ -93,7 +91,7 @@ class MeasurementOrigin:
         )
 
     def is_of_same_release(self, other: MeasurementOrigin) -> bool:
-        """Whether nothing that is known of both differs in device, or in the first two numbers of a version."""
+        """Returns whether no known device differs, and no known version in its first two numbers."""
         return self.is_of_same_device(other) and all(
             same_release(version, other.versions[name])
             for name, version in self.versions.items()
@@ -101,18 +99,18 @@ class MeasurementOrigin:
         )
 
     def only_threads_differ(self, other: MeasurementOrigin) -> bool:
-        """Whether the number of CPU threads is all that is not the same."""
+        """Returns whether only the number of CPU threads differs."""
         return not self.is_compatible_with(other) and self.is_compatible_with(replace(other, threads=self.threads))
 
     def is_of_same_device(self, other: MeasurementOrigin) -> bool:
-        """Whether nothing that is known of both says that the devices differ."""
+        """Returns whether no known kind or device differs."""
         if self.kind and other.kind and self.kind != other.kind:
             return False
         if not self.device or not other.device:
             return True
         names = {self.device, other.device}
         if UNNAMED_NPU in names or (names.intersection(NPU_DEVICES) and any(map(is_chip, names))):
-            # A product, and the chip in it.
+            # A product and the chip in it are one device.
             return True
         return self.device == other.device
 
@@ -124,7 +122,7 @@ class StoredDuration:
     Attributes:
         place: file and line.
         run_id, cache, instrument: as in the row.
-        samples: their number; None if the row does not say.
+        samples: the number of samples; None if unknown.
     """
 
     place: str
@@ -136,12 +134,12 @@ class StoredDuration:
 
 @dataclass(frozen=True)
 class PlannedDuration:
-    """How a session takes the duration of a row.
+    """A duration that a session is about to measure.
 
     Attributes:
-        origin: on what, with what software.
-        cache, instrument: as the row will have them; "" if that is not known yet.
-        samples: their number; None if the stop rule decides.
+        origin: device and software.
+        cache, instrument: as the row will have them; "" if not known yet.
+        samples: the number of samples; None if the stop rule decides.
     """
 
     origin: MeasurementOrigin
@@ -152,13 +150,13 @@ class PlannedDuration:
 
 @dataclass
 class Mismatch:
-    """Stored durations that do not compare with those of a session.
+    """Stored durations that are not comparable with the session's.
 
     Attributes:
         what: ORIGIN, CACHE or INSTRUMENT.
-        stored, taken: what the stored durations were taken with, and what the session takes.
-        count: how many there are.
-        example: the place of the first of them.
+        stored, taken: the values of the stored durations, and of the session.
+        count: the number of stored durations.
+        example: the place of the first.
     """
 
     what: str
@@ -172,12 +170,12 @@ class Mismatch:
 
 
 class MixedDatabase(OpAtlasError):
-    """A session's durations would be mixed with durations of another device or of other software.
+    """A database has durations of another device or software than the session.
 
     Attributes:
-        theirs: what the database was measured with.
-        ours: what the session is.
-        evidence: what tells of `theirs`.
+        theirs: the origin of the database.
+        ours: the origin of the session.
+        evidence: the evidence for `theirs`.
     """
 
     def __init__(self, place: str, theirs: MeasurementOrigin, ours: MeasurementOrigin, evidence: str) -> None:
@@ -188,13 +186,13 @@ class MixedDatabase(OpAtlasError):
 
 
 class Provenance:
-    """What tells where the durations of a database come from.
+    """The evidence of where the durations of a database come from.
 
     Attributes:
-        problems: manifests that cannot be read, as sentences.
-        manifests: those of the runs, by run id.
-        shipped: what a database that ships with OpAtlas was measured on; "" for any other.
-        captured_on: names of the devices of captures, as far as ingests were told.
+        problems: a sentence for each manifest that cannot be read.
+        manifests: the manifests of runs, by run id.
+        shipped: what a shipped database was measured on; "" for any other database.
+        captured_on: the devices of captures, as far as ingests name them.
     """
 
     def __init__(self, database: Database) -> None:
@@ -216,7 +214,7 @@ class Provenance:
         return sorted(device for device in devices if device)
 
     def expect(self, ours: MeasurementOrigin) -> None:
-        """Raises MixedDatabase if the database holds durations of another device or other software, or is for such."""
+        """Raises MixedDatabase if durations, or the path, of the database are of another device or software."""
         foreign = {
             run_id: next(origin for origin in origins if not origin.is_compatible_with(ours))
             for run_id, origins in self._runs.items()
@@ -225,7 +223,7 @@ class Provenance:
         is_foreign_folder = self._folder is not None and not self._folder.is_of_same_release(ours)
         if not foreign and not is_foreign_folder:
             return
-        # Of these there may be any number, and mostly no need to look.
+        # Reads all tables, so only if some run differs.
         held = _runs_with_durations(self._database)
         if runs := sorted(held.intersection(foreign)):
             more = f" and {len(runs) - _RUNS_SHOWN} more" if len(runs) > _RUNS_SHOWN else ""
@@ -236,9 +234,9 @@ class Provenance:
             raise MixedDatabase(str(self._database.path), self._folder, ours, "its folder is named for that")
 
     def folder_note(self, ours: MeasurementOrigin) -> str:
-        """What the folder calls versions otherwise than they are in a session; "" where it does not.
+        """Returns a note on versions that differ between the path and a session; "" if none differs.
 
-        A folder is named for a release (`cann8.3`) as well as for a version (`cann8.3.RC1`).
+        A path may name a release (`cann8.3`) or a version (`cann8.3.RC1`).
         """
         named = self._folder.versions if self._folder is not None else {}
         other = [
@@ -249,7 +247,7 @@ class Provenance:
         return f"the folder is named for {'; '.join(other)}" if other else ""
 
     def mismatches(self, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
-        """What durations that a session is about to replace are unlike its own in, the most frequent first."""
+        """Returns the differences between stored durations and the session's, the most frequent first."""
         found: dict[tuple[str, str, str], Mismatch] = {}
         for stored, taking in rows:
             for what, theirs, ours in self._differences(stored, taking):
@@ -258,7 +256,7 @@ class Provenance:
         return sorted(found.values(), key=lambda unlike: -unlike.count)
 
     def hosts(self, run_ids: Iterable[str]) -> list[str]:
-        """The machines that some runs were on, as far as that is known."""
+        """Returns the known machines of some runs, sorted."""
         return sorted({origin.host for run_id in run_ids for origin in self._runs.get(run_id, ()) if origin.host})
 
     def _differences(self, stored: StoredDuration, taking: PlannedDuration) -> Iterator[tuple[str, str, str]]:
@@ -274,7 +272,7 @@ class Provenance:
 
 
 def folder_origin(database: Database) -> MeasurementOrigin | None:
-    """What a database is for by the names of its folders; None unless location.py makes such."""
+    """Returns the origin that the path of a database names; None if the path has another form."""
     named = database_place(database.path)
     if named is None:
         return None
@@ -283,7 +281,7 @@ def folder_origin(database: Database) -> MeasurementOrigin | None:
 
 
 def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
-    """Goes through the devices that a run measured on; none if the run ended before its first row."""
+    """Yields the origins of a run, one for each device; none if the run ended before its first row."""
     from_profile = manifest.options.get("prof_path") is not None
     for device in (manifest.device, *manifest.other_devices):
         if not device.get("name"):
@@ -295,9 +293,9 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
         yield MeasurementOrigin(
             device=name,
             kind=kind,
-            # Of profiles, the software is that of another machine, which nobody wrote down.
+            # A profile was taken with unknown software, on another machine.
             versions={} if from_profile else _versions(facts, manifest.packages),
-            # Of a group, its ranks have one each.
+            # The threads of a group are those of several ranks.
             threads=threads if kind == "cpu" and "ranks" not in facts and isinstance(threads, int) else None,
             host=manifest.host,
         )
@@ -313,10 +311,10 @@ def _versions(facts: Mapping[str, object], packages: Mapping[str, str]) -> dict[
 
 
 def _runs_with_durations(database: Database) -> set[str]:
-    """The runs whose durations rows hold, or journals that are not merged yet."""
+    """Returns the runs of durations in rows, and of journals that are not written back yet."""
     runs = set()
     for path in sorted(database.path.glob("[!.]*.csv")):
-        # Who reads its rows tells what is wrong with a file.
+        # A file that cannot be read is reported where its rows are read.
         with suppress(TableError):
             frame = read_frame(path)
             durations = [name for name in _own_durations(path.stem) if name in frame.columns]
@@ -331,12 +329,12 @@ def _runs_with_durations(database: Database) -> set[str]:
 
 
 def _own_durations(kernel_type: str) -> Sequence[str]:
-    """The columns that a replay writes; a file of messages may have any name."""
+    """Returns the duration columns of replays. A file of messages may have any name."""
     return list(dict.fromkeys((duration_columns(kernel_type)[0], duration_columns("hcom_allReduce_")[0])))
 
 
 class Staleness(str, Enum):
-    """Why a duration is stale, or why it is not. Of several reasons the first one counts."""
+    """Why a duration is stale or not; the first reason counts."""
 
     NO_MANIFEST = "without a manifest of their run"
     VERSIONS = "other versions"
@@ -347,18 +345,18 @@ class Staleness(str, Enum):
 
     @property
     def is_stale(self) -> bool:
-        """Whether a session is to measure the row again, which it is not for the duration of another device."""
+        """Whether a session is to measure the row again."""
         return self not in (Staleness.FRESH, Staleness.OTHER_DEVICE)
 
 
 @dataclass(frozen=True)
 class PresentSetup:
-    """What a session would measure with.
+    """The setup of a session.
 
     Attributes:
         origin: device and versions.
-        driver: its version; "" if the device has none, or nobody tells.
-        code: digest of the code (`opatlas.store.manifest.code_digest`).
+        driver: the version of the driver; "" if there is none, or it is unknown.
+        code: the digest of the code (`opatlas.store.manifest.code_digest`).
     """
 
     origin: MeasurementOrigin
@@ -393,7 +391,7 @@ class StaleRuns:
 
 
 def drivers_of(manifest: Manifest) -> set[str]:
-    """Versions of the driver of the devices of a run; none where it did not tell."""
+    """Returns the driver versions of a run's devices; empty if unknown."""
     found = set()
     for device in (manifest.device, *manifest.other_devices):
         facts = device.get("facts")

@@ -1,7 +1,7 @@
-"""Makes the CSVs of a database again from the histories of its runs and the samples of its ingests.
+"""Rebuilds the CSVs of a database from the histories of its runs and the samples of its ingests.
 
-What a replay found out of a row becomes what the merge rule makes of all records of the row. Rows that
-are gone come back, but for pruned ones. A row that no history tells of stays as it is.
+The measured cells of a row become what all records of the row give. Missing rows are added again, except pruned ones. A
+row without a history is not changed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from opatlas.store.write_back import UpdateMode
 
 
 @dataclass
-class RebuildResult:
-    """What a rebuild did.
+class RebuiltRows:
+    """The result of a rebuild.
 
     Attributes:
-        runs: those whose histories were read.
-        changed: rows whose cells were other ones, by kernel type.
-        added: rows that were gone, by kernel type.
-        problems: files that could not be read or written; what they hold is left as it is.
+        runs: the runs whose histories were read.
+        changed: the number of rows whose cells changed, by kernel type.
+        added: the number of rows that were missing, by kernel type.
+        problems: files that could not be read or written.
     """
 
     runs: list[str] = field(default_factory=list)
@@ -44,15 +44,15 @@ class RebuildResult:
     problems: list[str] = field(default_factory=list)
 
 
-def rebuild(database: Database) -> RebuildResult:
-    """Makes the cells that replays measured again, a file at a time, each replaced in one step.
+def rebuild(database: Database) -> RebuiltRows:
+    """Recomputes the measured cells, file by file, each replaced in one step.
 
-    A duration that is replaced is kept with its row, as a run keeps it (opatlas/store/history.py).
+    A replaced duration is saved with its row (opatlas/store/history.py).
 
     Raises:
         OpAtlasError: the database cannot be locked.
     """
-    rebuilt = RebuildResult()
+    rebuilt = RebuiltRows()
     with database.lock(), gc_paused():
         manifests = read_manifests(database, rebuilt.problems)
         order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
@@ -82,7 +82,7 @@ def rebuild(database: Database) -> RebuildResult:
 
 class _RebuiltTable:
     def __init__(self, table: Table, histories: Histories, taken_out: frozenset[str]) -> None:
-        """`taken_out` are the signatures of rows that do not come back."""
+        """`taken_out` has the signatures of rows that are not added again."""
         self._before = table
         self._taken_out = taken_out
         self._added: set[int] = set()
@@ -94,7 +94,7 @@ class _RebuiltTable:
         for position, (run_id, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True)):
             row = RowName(kernel_type, signature)
             if self._has_duration(position):
-                # One that no history has is all that there is of it.
+                # A duration that no history has would be lost.
                 is_known = histories.has_duration(run_id, row)
             else:
                 is_known = not run_id or histories.has_row(run_id, row)
@@ -114,7 +114,7 @@ class _RebuiltTable:
         gone = self._taken_out.difference(self._merged.positions)
         return {signature: record for signature, record in records.items() if signature not in gone}
 
-    def write(self, database: Database, rebuilt: RebuildResult) -> None:
+    def write(self, database: Database, rebuilt: RebuiltRows) -> None:
         before, kernel_type = self._before.frame, self._before.kernel_type
         after = self._merged.rows.frame()
         there = after.iloc[: len(before)]
@@ -132,7 +132,7 @@ class _RebuiltTable:
         rebuilt.added[kernel_type] += len(self._added)
 
     def _keep_replaced(self, database: Database, changed: list[int]) -> None:
-        """Keeps the rows whose durations go, by the run of the duration that the row has now."""
+        """Saves the rows whose durations are replaced, by the run of the new duration."""
         kernel_type, rows = self._before.kernel_type, self._merged.rows
         durations, run_ids = rows[duration_columns(kernel_type)[0]], rows[RUN_ID]
         lost: dict[str, list[int]] = {}
@@ -143,8 +143,8 @@ class _RebuiltTable:
             keep_replaced(database, run_id, kernel_type, self._before.frame.iloc[positions])
 
 
-def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: RebuildResult) -> _RebuiltTable | None:
-    """A table, without rows where the database has none; None for one that cannot be read, which is a problem."""
+def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: RebuiltRows) -> _RebuiltTable | None:
+    """Returns a table for the rebuild; None, with a problem, if it cannot be read."""
     try:
         return _RebuiltTable(database.read_or_empty(kernel_type), histories, _taken_out(database, kernel_type))
     except OpAtlasError as error:

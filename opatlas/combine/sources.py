@@ -1,4 +1,4 @@
-"""The databases and journals that a user wants combined, and whether they may be."""
+"""Opens the databases and journals that are to be combined, and checks that they are comparable."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from opatlas.text import counted
 
 @dataclass
 class CombineSources:
-    """What the user named, ready to be combined.
+    """The sources of `combine`.
 
     Attributes:
-        sources: in the order named; each database is followed by its journals, oldest first.
-        target_manifests: those of the target.
-        databases, journals: how many there are of each.
-        left_alone: files of another schema.
-        problems: what could not be read.
+        sources: in the order of the command line; each database is followed by its journals, oldest first.
+        target_manifests: the manifests of the target, by path.
+        databases, journals: the number of each.
+        left_alone: files that are not combined, because they have another schema.
+        problems: files that could not be read.
     """
 
     sources: list[CombineSource] = field(default_factory=list)
@@ -43,7 +43,7 @@ class CombineSources:
 
     @property
     def manifests(self) -> list[Manifest]:
-        """The manifests of all sources, then those of the target, which count if both have one of a run."""
+        """The manifests of all sources, then of the target, whose manifests take precedence."""
         every = (*(source.manifests for source in self.sources), self.target_manifests)
         return [manifest for manifests in every for manifest in manifests.values()]
 
@@ -51,19 +51,19 @@ class CombineSources:
 def open_sources(
     target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]
 ) -> CombineSources:
-    """Looks at everything that is to be combined; writes to `scratch` only.
+    """Opens the sources; writes to `scratch` only.
 
-    Journals are read now and tables when they are combined, so that what a session writes back in
-    between is in either.
+    Journals are read now, and tables when they are combined, so that records which a session writes back in between are
+    in one of the two.
 
     Args:
-        paths: directories of `{KernelType}.csv` files, and journals.
-        scratch: a folder to make databases of journals in.
-        on_journal: called after each journal that was read.
+        paths: folders of `{KernelType}.csv` files, and journals.
+        scratch: the folder for databases that are made from journals.
+        on_journal: called after each journal.
 
     Raises:
-        OpAtlasError: the target is no directory; a path is not there, not readable, neither a
-            database nor a journal, or the target itself.
+        OpAtlasError: the target is not a folder; a path is missing, unreadable, neither a database nor a journal, or
+            the target itself.
     """
     expect_folder(target.path, "", option="TARGET", may_be_made=True)
     opened = CombineSources()
@@ -89,7 +89,7 @@ def _open_database(
     if target.path.exists() and path.samefile(target.path):
         raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
     database = Database(path)
-    # Before anything is done: a folder of a source may be a link out of it.
+    # Raises UnsafePath before anything is read, if a folder of the source is a link.
     database.folders()
     journals = journal.journals(database)
     collectives = sorted(path.glob("hcom_*.csv"))
@@ -110,7 +110,7 @@ def _open_database(
         try:
             contents = journal.read(left_behind)
         except FileNotFoundError:
-            # Its session has merged it since it was listed: its records are in the tables now.
+            # The session wrote it back meanwhile: its records are in the tables.
             continue
         except OpAtlasError as error:
             opened.problems.append(str(error))
@@ -142,12 +142,10 @@ def _add_journal(
     scratch: Path,
     opened: CombineSources,
 ) -> None:
-    """Makes a database of a journal: the one that its session would have left if it had begun with bare rows."""
+    """Makes a database from a journal, as if its session had begun with unmeasured rows."""
     opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if contents.torn:
-        opened.problems.append(
-            f"{path}: the last record is cut off: its session was killed while it wrote, or still runs"
-        )
+        opened.problems.append(f"{path}: the last record is cut off: its session was killed, or still runs")
     database = Database(scratch / f"journal{opened.journals}")
     opened.journals += 1
     bare: dict[str, dict[str, Record]] = {}
@@ -161,16 +159,15 @@ def _add_journal(
     merged = write_back(database, contents.records, UpdateMode.ALL, prune=False)
     opened.problems += merged.problems
     if merged.unmatched:
-        opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")
+        opened.problems.append(f"{path}: {counted(len(merged.unmatched), 'record')} of rows with another signature")
     opened.sources.append(CombineSource(str(path), database, manifests, contents))
 
 
 def refuse_mixed(target: Path, opened: CombineSources) -> None:
-    """Sees to it that what is combined was measured on one device, with one number of CPU threads, and one torch.
+    """Checks that all databases were measured on one device, with one number of CPU threads and one torch.
 
     Raises:
-        OpAtlasError: manifests say that a source was not measured on what the target, or a source
-            before it, was.
+        OpAtlasError: by the manifests, a source differs from the target, or from an earlier source.
     """
     for where, names_of in _MEASURED:
         known, holder = _union(map(names_of, opened.target_manifests.values())), str(target)
@@ -179,7 +176,7 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
             if known and not found <= known:
                 raise OpAtlasError(
                     f"{source.name} was measured {where} {', '.join(sorted(found))}, {holder} {where} "
-                    f"{', '.join(sorted(known))}: such durations do not compare; "
+                    f"{', '.join(sorted(known))}: these durations are not comparable; "
                     f"combine it into a TARGET of its own, or add --mixed"
                 )
             if not known:
@@ -187,7 +184,7 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
             known |= found
 
 
-#: What makes durations comparable, in the words of the error.
+#: The facts that must be equal, with the words of the error.
 _MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
     ("on", lambda manifest: manifest.device_names),
     ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in run_origins(manifest) if o.threads)),

@@ -1,4 +1,4 @@
-"""What a combination did, in lines that fit a terminal of 80 columns, and a CSV of the conflicts."""
+"""The summary of a combination, in lines of at most 80 columns, and the CSV of its conflicts."""
 
 from __future__ import annotations
 
@@ -35,66 +35,66 @@ def summary(
     target: Path,
     recovered: Sequence[RecoveredJournal],
     opened: CombineSources,
-    outcome: CombineResult,
+    result: CombineResult,
     pooled: Sequence[PooledRow] | None,
     conflict_report: Path | None,
     *,
     dry_run: bool,
 ) -> str:
-    """The text for the user.
+    """Returns the text for the user.
 
     Args:
-        recovered: journals of the target that were merged first.
-        pooled: the rows whose runs were pooled; None if that was not asked for.
-        conflict_report: where the conflicts are listed, if there are any.
-        dry_run: this is what would be.
+        recovered: journals of the target that were written back first.
+        pooled: the rows whose runs were pooled; None without --pool.
+        conflict_report: the path of the list of conflicts; None without conflicts.
+        dry_run: whether nothing was written.
     """
-    statuses = ", ".join(f"{count:,} {status}" for status, count in outcome.statuses.most_common() if status)
-    conflicts = _once_a_row(outcome.conflicts)
+    statuses = ", ".join(f"{count:,} {status}" for status, count in result.statuses.most_common() if status)
+    conflicts = _once_a_row(result.conflicts)
     lines = [str(found) for found in recovered if found]
     counts = [
         ("sources", opened.databases + opened.journals, _sources(opened)),
-        ("kernel types", len(outcome.kernel_types), f"{len(outcome.new):,} new"),
-        ("rows added", outcome.added.rows, outcome.added.durations if outcome.added.rows else ""),
-        ("durations", outcome.taken + outcome.kept, f"of rows there: {outcome.taken:,} taken, {outcome.kept:,} kept"),
-        ("statuses", outcome.statuses.total(), statuses),
+        ("kernel types", len(result.kernel_types), f"{len(result.new):,} new"),
+        ("rows added", result.added.rows, result.added.durations if result.added.rows else ""),
+        ("durations", result.taken + result.kept, f"of rows there: {result.taken:,} taken, {result.kept:,} kept"),
+        ("statuses", result.statuses.total(), statuses),
         ("conflicts", len(conflicts), _kinds(conflicts)),
         (
             "TARGET then" if dry_run else "TARGET now",
-            outcome.holds.rows,
-            f"rows of these kernel types: {outcome.holds.durations}",
+            result.holds.rows,
+            f"rows of these kernel types: {result.holds.durations}",
         ),
     ]
-    # What few combinations have is told only where it is there.
+    # Rare counts are shown only if they are not 0.
     rarer = [
-        ("profiling", outcome.profiled, "rows whose captured durations were filled in"),
-        ("other cells", outcome.filled, "filled in"),
-        ("pruned rows", outcome.pruned, "added to pruned/"),
-        ("edited rows", outcome.edited, "without the duration of the shape that they had before"),
-        ("manifests", outcome.manifests, "copied to runs/"),
-        ("ingests", outcome.ingests, "copied to runs/"),
-        ("captures", outcome.captures_pooled, "rows with launches of further captures now"),
+        ("profiling", result.profiled, "rows whose captured durations were filled in"),
+        ("other cells", result.filled, "filled in"),
+        ("pruned rows", result.pruned, "added to pruned/"),
+        ("edited rows", result.edited, "without the duration of the shape that they had before"),
+        ("manifests", result.manifests, "copied to runs/"),
+        ("ingests", result.ingests, "copied to runs/"),
+        ("captures", result.captures_pooled, "rows with launches of further captures now"),
     ]
     counts[-2:-2] = [line for line in rarer if line[1]]
     lines += count_lines(counts)
-    lines += unknown_dtype_lines(outcome.unknown_dtypes)
+    lines += unknown_dtype_lines(result.unknown_dtypes)
     lines += _furthest(conflicts)
     lines += _pool_lines(pooled) if pooled is not None else []
-    if outcome.clocks_ahead:
+    if result.clocks_ahead:
         lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
-        lines += [f"  {run_id}" for run_id in outcome.clocks_ahead]
+        lines += [f"  {run_id}" for run_id in result.clocks_ahead]
     if opened.left_alone:
         lines += ["", "left alone (communication has another schema):"]
         lines += [f"  {path}" for path in opened.left_alone]
     if conflict_report is not None:
         lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
     lines += ["", "database:", f"  {target}"]
-    lines += [folded(str(outcome.mapping), indent=2)] if outcome.mapping is not None else []
+    lines += [folded(str(result.mapping), indent=2)] if result.mapping is not None else []
     return "\n".join(lines)
 
 
 def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float) -> Path | None:
-    """Lists conflicts in the database's reports/; no file where there is none.
+    """Writes the list of conflicts to `reports/`; returns its path, or None without conflicts.
 
     Raises:
         OpAtlasError: the file cannot be written.
@@ -121,7 +121,7 @@ def _sources(opened: CombineSources) -> str:
 
 
 def _once_a_row(conflicts: Iterable[Conflict]) -> list[Conflict]:
-    """Returns the first conflict of each cell, so that a row in several sources counts once."""
+    """Returns the first conflict of each cell."""
     first: dict[tuple[str, str, str], Conflict] = {}
     for conflict in conflicts:
         first.setdefault(conflict.place, conflict)
@@ -136,7 +136,7 @@ def _kinds(conflicts: Sequence[Conflict]) -> str:
 
 
 def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
-    """The first durations among conflicts."""
+    """Returns lines with the first conflicts of durations."""
     durations = [(conflict, ratio) for conflict in conflicts if (ratio := conflict.ratio) is not None]
     if not durations:
         return []
@@ -151,7 +151,7 @@ def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
 
 
 def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
-    """How many runs and machines there are of a row, and the rows that machines disagree on most."""
+    """Returns lines with the runs and machines of rows, and the rows with the widest spread between machines."""
     lines = ["", "runs of each row, pooled:"]
     kinds = Counter((row.runs, row.machines) for row in pooled)
     lines += [
@@ -171,5 +171,5 @@ def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
 
 
 def _ratio(ratio: float) -> str:
-    """With decimals where they tell something: `56.01`, `0.0028`."""
+    """Returns a ratio with useful decimals: `56.01`, `0.0028`."""
     return f"{ratio:.2f}" if ratio >= 1 else f"{ratio:#.2g}"

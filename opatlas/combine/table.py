@@ -1,16 +1,15 @@
-"""One table into another: what its rows take, keep and fill, and where the two disagree.
+"""Combines one table with another: which cells rows take, keep and fill, and the conflicts.
 
-Columns belong to groups, and a group moves whole, so that no row mixes two measurements:
+Columns belong to groups. A group moves as a whole, so that no row mixes two measurements:
 
-duration    Average Duration(us), MicroBench *, Cache State, Instrument, Run ID: of the newest run
-            that has a valid duration
-status      Status, Status Reason, Crashes In A Row: of the newest run that gave a status
-profiling   Profiling *: the target's, the source's where that has none; those whose samples both databases have are
-            made anew from all samples afterwards
-pooled      Pooled *: the target's; opatlas/combine/pool.py makes them
-others      each by itself: the target's cell, the source's where that is empty
+duration    Average Duration(us), MicroBench *, Cache State, Instrument, Run ID: of the newest run with a valid duration
+status      Status, Status Reason, Crashes In A Row: of the newest run with a status
+profiling   Profiling *: the target's, or the source's if the target has none; recomputed afterwards from all samples
+            where both databases have them
+pooled      Pooled *: the target's; opatlas/combine/pool.py computes them
+others      cell by cell: the target's, or the source's if the target's is empty
 
-Combining the same table twice gives what combining it once gave.
+Combining a table twice gives the same result as combining it once.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ from opatlas.store.manifest import Age, RunOrder
 
 _TEXT = pa.large_string()
 _PROFILING = "Profiling "
-#: Rows with equal signatures may spell their slots differently; either spelling is the row.
+#: Rows with equal signatures may spell their slots differently; the target's spelling stays.
 _SLOTS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
-#: What `others` leaves alone, besides columns with a prefix.
+#: Columns that `others` skips, besides columns with a prefix.
 _OF_OTHER_GROUPS = frozenset({*STATUS_GROUP, *POOLED, *_SLOTS})
-#: Positions of a row of the target, and of the source's row of its signature.
+#: The position of a row in the target, and of the row with its signature in the source.
 Pair = tuple[int, int]
-#: How opatlas.store.write_back ends the reason of a row that failed in a later run than its duration is of.
+#: The end of a Status Reason whose run is later than the run of the duration (opatlas/store/row_update.py).
 _LATER_RUN = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two values of a row, of which one had to go.
+    """Two values of a row, of which one was dropped.
 
     Attributes:
-        what: the column; that of the average stands for a whole duration or profiling group.
+        what: the column; the average stands for its whole group.
         kept, dropped: the cells.
-        kept_run, dropped_run: the runs of two durations; "" for anything else.
-        source: where what was combined came from.
+        kept_run, dropped_run: the runs of durations; "" for other cells.
+        source: the name of the source.
     """
 
     kernel_type: str
@@ -83,7 +82,7 @@ class Conflict:
 
     @property
     def ratio(self) -> float | None:
-        """Kept to dropped duration; None where they are no durations."""
+        """The kept duration divided by the dropped one; None for other cells."""
         kept_us, dropped_us = valid_duration(self.kept), valid_duration(self.dropped)
         if self.what not in (AVERAGE, PROFILING_AVERAGE) or kept_us is None or dropped_us is None:
             return None
@@ -91,18 +90,18 @@ class Conflict:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Which cell of which row it is about."""
+        """Kernel type, signature and column of the cell."""
         return self.kernel_type, self.signature, self.what
 
     @property
     def distance(self) -> float:
-        """How far apart two durations are: 2 for twice or half as long; 1 for anything else."""
+        """The ratio of two durations, at least 1: 2 for twice or half as long; 1 for other cells."""
         ratio = self.ratio or 1.0
         return max(ratio, 1 / ratio)
 
 
 def final_conflicts(conflicts: Sequence[Conflict]) -> list[Conflict]:
-    """Returns the conflicts of a table with several sources: each with what was kept at last, each dropped value once.
+    """Returns the conflicts of a table with several sources, with the final value of each cell, without duplicates.
 
     Args:
         conflicts: in the order in which the sources were combined.
@@ -118,19 +117,19 @@ def final_conflicts(conflicts: Sequence[Conflict]) -> list[Conflict]:
 
 
 @dataclass
-class RowTally:
-    """What became of the rows of a table, by their positions: several sources may be combined into it.
+class CombineTally:
+    """The changes of a table, by position of the row.
 
     Attributes:
-        added: how many rows the target lacked.
+        added: the number of rows that the target lacked.
         taken: rows that have the source's duration now.
-        kept: rows whose own duration stayed although the source has one: it is newer, or the same one.
-        statuses: rows that have the source's status now, with that status.
-        profiled: rows whose profiling columns were filled.
-        filled: how many other cells were filled.
-        conflicts: in the order of the columns' groups, then of the rows.
-        replaced: rows whose own duration is gone, because the source has a newer one.
-        dropped: positions of the source's rows whose duration was not taken, because the target has a newer one.
+        kept: rows that keep their duration, although the source has an older or equal one.
+        statuses: rows that have the source's status now, with the status.
+        profiled: rows whose Profiling columns were filled.
+        filled: the number of other cells that were filled.
+        conflicts: in the order of the column groups, then of the rows.
+        replaced: rows whose duration was replaced by a newer one.
+        dropped: positions in the source of rows whose duration was not taken.
     """
 
     added: int = 0
@@ -145,31 +144,31 @@ class RowTally:
 
     @property
     def edited(self) -> bool:
-        """Whether a row that the target had is another one now."""
+        """Whether a row of the target changed."""
         return bool(self.taken or self.statuses or self.profiled or self.filled)
 
 
 @dataclass(frozen=True)
 class CombinedTable:
-    """A table with another one in it."""
+    """A combined table, and its changes."""
 
     frame: pd.DataFrame
-    tally: RowTally
+    tally: CombineTally
 
 
 def combine_tables(
     kernel_type: str, target: pd.DataFrame, source: pd.DataFrame, order: RunOrder, source_name: str
 ) -> CombinedTable:
-    """Brings the rows of `source` into those of `target`; neither frame is changed.
+    """Combines two tables into a new one.
 
-    Rows of the target keep their places, rows that it lacks follow in the source's order. Rows of
-    the target with equal signatures all get the same; of those in the source, the one with the
-    newest valid duration counts.
+    Rows of the target keep their positions; missing rows follow in the order of the source. All rows of the target with
+    one signature receive the same cells. Of several rows of the source with one signature, the row with the newest
+    valid duration counts.
 
     Args:
         target, source: text cells of rows of one kernel type.
-        order: tells which of two runs is the newer.
-        source_name: what conflicts call the source.
+        order: the order of runs.
+        source_name: the name of the source in conflicts.
     """
     combination = _Combination(kernel_type, target, source, order, source_name)
     combination.durations_and_statuses()
@@ -182,15 +181,15 @@ def combine_tables(
 
 
 def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """`frame` and `rows` below it, with the columns of `rows` that hold something where their group is."""
+    """Returns `frame` with `rows` appended, and with the non-empty columns of `rows` inserted at their groups."""
     columns = insert_columns(list(frame.columns), [name for name in rows.columns if rows[name].any()])
     parts = [part.reindex(columns=columns, fill_value="") for part in (frame, rows)]
     together: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return together
 
 
-class _Verdict(NamedTuple):
-    """The status of a row: the run that gave it, and its reason without the run at its end."""
+class _RowStatus(NamedTuple):
+    """The status of a row, its run, and the reason without the run."""
 
     run: str
     status: str
@@ -198,12 +197,12 @@ class _Verdict(NamedTuple):
 
 
 class _Combination:
-    """A combination under way.
+    """A combination in progress.
 
     Attributes:
-        rows: the target's, being changed.
-        missing: positions of the source's rows that the target lacks.
-        tally: what became of the rows so far.
+        rows: the rows of the target.
+        missing: positions in the source of rows that the target lacks.
+        tally: the changes so far.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class _Combination:
     ) -> None:
         self.rows = TableEdit(target)
         self.missing: list[int] = []
-        self.tally = RowTally()
+        self.tally = CombineTally()
         self._theirs = TableEdit(source)
         self._kernel_type = kernel_type
         self._target, self._source = target, source
@@ -231,7 +230,7 @@ class _Combination:
         self.tally.added = len(self.missing)
 
     def _newest(self, source_signatures: Sequence[str]) -> dict[str, int]:
-        """The row of the source that counts, by signature."""
+        """Returns the position of the row with the newest valid duration, by signature."""
         durations, runs = self._theirs[AVERAGE], self._theirs[RUN_ID]
 
         def worth(of: int) -> tuple[bool, Age]:
@@ -245,9 +244,9 @@ class _Combination:
         return chosen
 
     def durations_and_statuses(self) -> None:
-        """Durations and statuses together: where the failing run is written depends on whether there is a duration."""
-        # Before anything moves: a failing run may stand in the Run ID that a new duration brings along.
-        ours, theirs = _verdicts(self.rows), _verdicts(self._theirs)
+        """Takes newer durations and statuses; the column of the status's run depends on whether there is a duration."""
+        # Read before the durations move, because Run ID moves with a duration.
+        ours, theirs = _row_statuses(self.rows), _row_statuses(self._theirs)
         newer = self._newer_durations()
         self._move([name for name in self._columns if is_microbench_column(name)], newer)
         self.tally.taken = {at for at, _ in newer}
@@ -261,7 +260,7 @@ class _Combination:
         self.tally.statuses = {at: now[0] for (at, _), was, now in rows if was != now}
 
     def _newer_durations(self) -> list[Pair]:
-        """The pairs whose duration is the source's from now on; tells of conflicts."""
+        """Returns the pairs whose duration is taken from the source; records conflicts."""
         durations, runs = self.rows[AVERAGE], self.rows[RUN_ID]
         their_durations, their_runs = self._theirs[AVERAGE], self._theirs[RUN_ID]
         newer = []
@@ -276,7 +275,7 @@ class _Combination:
                 newer.append((at, of))
             else:
                 self.tally.kept.add(at)
-            # Without a run id, an equal duration is all that tells one measurement from another.
+            # Without a run id, different durations are different measurements.
             if our_us is not None and (run != their_run or (not run and our_us != their_us)):
                 ours, theirs = (durations[at], run), (their_durations[of], their_run)
                 self._conflict(at, AVERAGE, *(theirs if take else ours), *(ours if take else theirs))
@@ -286,8 +285,8 @@ class _Combination:
                     self.tally.dropped.append(of)
         return newer
 
-    def _weight(self, verdict: _Verdict | None) -> tuple[Age, int]:
-        """Greater is newer; within a run, having been measured counts for more than anything else."""
+    def _weight(self, verdict: _RowStatus | None) -> tuple[Age, int]:
+        """Returns a sort key, newer is greater; within a run, "measured" is the greatest."""
         if verdict is None:
             return self._age(""), 0
         return self._age(verdict.run), 2 if _measured(verdict.status) else bool(verdict.status)
@@ -296,8 +295,8 @@ class _Combination:
         columns = [self.rows[name] for name in (*STATUS_GROUP, RUN_ID)]
         return [tuple([column[at] for column in columns]) for at, _ in pairs]
 
-    def _write_runs(self, verdicts: Iterable[tuple[int, _Verdict | None]]) -> None:
-        """Writes reason and run of some rows as write_back does: with a duration, the Run ID accounts for that."""
+    def _write_runs(self, verdicts: Iterable[tuple[int, _RowStatus | None]]) -> None:
+        """Writes reason and run of statuses; Run ID belongs to the duration if there is one."""
         durations, reasons, runs = self.rows[AVERAGE], self.rows[STATUS_REASON], self.rows[RUN_ID]
         for at, verdict in verdicts:
             if verdict is None:
@@ -310,7 +309,7 @@ class _Combination:
             reasons[at] = reason
 
     def profiling(self) -> None:
-        """Fills profiling groups that the target lacks; tells of those that differ."""
+        """Fills missing Profiling groups; records conflicts."""
         group = [name for name in self._columns if name.startswith(_PROFILING)]
         differing = self._differing([name for name in group if name in self._source.columns])
         ours = _cells(self._target, group, [at for at, _ in differing])
@@ -334,7 +333,7 @@ class _Combination:
         self.tally.profiled = {at for at, _ in fill}
 
     def others(self) -> None:
-        """Fills cells of the other columns; tells of those that differ."""
+        """Fills empty cells of other columns; records conflicts."""
         for name in map(str, self._source.columns):
             if (
                 is_microbench_column(name)
@@ -359,9 +358,9 @@ class _Combination:
             self.tally.filled += len(fill)
 
     def _differing(self, names: Sequence[str]) -> list[Pair]:
-        """The pairs in which one of some columns of the source holds something else than the target's.
+        """Returns the pairs in which the source has a different, non-empty cell in one of the columns.
 
-        Found without a Python object for each cell: in most combinations there are few.
+        Compares with Arrow: most combinations have few different cells.
         """
         differs = np.zeros(len(self._pairs), dtype=bool)
         at, of = (pa.array([pair[side] for pair in self._pairs], type=pa.int64()) for side in (0, 1))
@@ -373,7 +372,7 @@ class _Combination:
         return [self._pairs[place] for place in np.flatnonzero(differs)]
 
     def _move(self, names: Sequence[str], pairs: Sequence[Pair]) -> None:
-        """Puts the source's cells into the target's, a column at a time."""
+        """Copies cells from the source to the target, by column."""
         if not pairs:
             return
         for name in names:
@@ -398,31 +397,31 @@ class _Combination:
 
 
 def _cells(frame: pd.DataFrame, columns: list[str], positions: Sequence[int]) -> list[tuple[str, ...]]:
-    """The cells of some rows; empty ones where there is no such column."""
+    """Returns the cells of some rows; empty cells for missing columns."""
     rows = frame.reindex(columns=columns, fill_value="").take(positions)
     return list(zip(*(rows[name].tolist() for name in columns), strict=True))
 
 
 def _worth(group: Sequence[str], cells: Sequence[str]) -> int:
-    """Greater is better to have: profiling columns with a valid average, with anything, with nothing."""
+    """Returns a sort key of a Profiling group: 2 with a valid average, 1 with any cell, 0 if empty."""
     average = cells[group.index(PROFILING_AVERAGE)] if PROFILING_AVERAGE in group else ""
     return 2 if valid_duration(average) is not None else any(cells)
 
 
-def _verdicts(rows: TableEdit) -> list[_Verdict | None]:
-    """The status of each row; None of one that never ran.
+def _row_statuses(rows: TableEdit) -> list[_RowStatus | None]:
+    """Returns the status of each row; None for a row that never ran.
 
-    A duration with an empty Status is a status too; "measured" with no duration left is none.
+    A duration with an empty Status counts as a status; "measured" without a duration does not.
     """
-    verdicts: list[_Verdict | None] = []
+    verdicts: list[_RowStatus | None] = []
     for status, reason, run, duration in zip(
         *(rows[name] for name in (STATUS, STATUS_REASON, RUN_ID, AVERAGE)), strict=True
     ):
         later = _LATER_RUN.search(reason) if reason else None
         if later is not None:
-            verdicts.append(_Verdict(later[1], status, reason[: later.start()]))
+            verdicts.append(_RowStatus(later[1], status, reason[: later.start()]))
         elif valid_duration(duration) is not None or (status and not _measured(status)):
-            verdicts.append(_Verdict(run, status, reason))
+            verdicts.append(_RowStatus(run, status, reason))
         else:
             verdicts.append(None)
     return verdicts
@@ -434,7 +433,7 @@ def _measured(status: str) -> bool:
 
 
 def _same(cell: str, other: str) -> bool:
-    """Whether two cells say the same, with and without the quotes of a profiler, `1.5` and `1.50`."""
+    """Returns whether two cells are equal, except for quotes of a profiler and the form of numbers (`1.5`, `1.50`)."""
     cell, other = cell.strip('" '), other.strip('" ')
     if cell == other:
         return True

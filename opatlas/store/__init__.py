@@ -1,1 +1,1 @@
-"""The files of a database: CSVs, journals, histories and locks, write-back, and the combining of databases."""
+"""The files of a database: CSVs, journals, histories, manifests, locks, op_mapping.yaml."""

@@ -1,4 +1,4 @@
-"""The cells of a table: which columns hold a duration, what a record fills, and edits by column."""
+"""The cells of a table: columns with durations, the cells that a record fills, and edits by column."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ from opatlas.model.schema import (
 )
 from opatlas.model.slots import EMPTY_SHAPE
 
-#: Decimals of a stored duration: a tenth of a nanosecond, below what any clock here resolves.
+#: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
 
 
 def identity_columns(kernel_type: str) -> Sequence[str]:
-    """What a new file of a kernel type has at least."""
+    """Returns the least columns of a new file of a kernel type."""
     return MESSAGE if is_communication(kernel_type) else BASE
 
 
 def duration_columns(kernel_type: str) -> Sequence[str]:
-    """Columns of which any may hold the duration of a row, whoever wrote it; OpAtlas writes the first one."""
+    """Returns the columns that may hold the duration of a row. Replays write the first one."""
     return (DURATION, AVERAGE, PROFILING_AVERAGE) if is_communication(kernel_type) else (AVERAGE, PROFILING_AVERAGE)
 
 
 def stored_us(kernel_type: str, summary: Summary) -> float:
-    """The duration of a row in microseconds: of a kernel the mean of its samples, of a message their median."""
+    """Returns the duration of a row in microseconds: the mean of a kernel's samples, the median of a message's."""
     return summary.median_us if is_communication(kernel_type) else summary.mean_us
 
 
 def is_measured_column(kernel_type: str, column: str) -> bool:
-    """Whether a column of a table holds what a replay found out of a row: durations, how they were taken, status."""
+    """Returns whether replays write a column: durations, how they were measured, status."""
     of_message = is_communication(kernel_type)
     if of_message and column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
         return True
@@ -75,7 +75,7 @@ def is_measured_column(kernel_type: str, column: str) -> bool:
 
 
 def measured_cells(record: Record) -> dict[str, str]:
-    """What a measurement fills of a row, by column, but for its counters; alike for all records of a kernel type."""
+    """Returns the cells of a measured row by column, without counters; the same columns for a whole kernel type."""
     measurement = record.measurement
     assert measurement is not None
     summary, verdict = measurement.summary, measurement.verdict
@@ -83,7 +83,7 @@ def measured_cells(record: Record) -> dict[str, str]:
     return {
         **durations(record, summary),
         MICROBENCH_MIN: microseconds(summary.min_us),
-        # One sample has no spread; 0 would say that it has none.
+        # The standard deviation of one sample is unknown, not 0.
         MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
         MICROBENCH_SAMPLES: str(summary.count),
         MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
@@ -103,23 +103,23 @@ def measured_cells(record: Record) -> dict[str, str]:
 
 
 def _checked(measurement: Measurement) -> str:
-    """`4096/1048576`; empty where nothing was compared."""
+    """Returns a cell of Checked Elements: `4096/1048576`; "" if nothing was compared."""
     total = measurement.total_elements
     return f"{measurement.checked_elements}/{total}" if total else ""
 
 
 def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
-    """Of MicroBench Helper Kernels: `Cast 2.1000; TransQuantParamV2 1.2000`."""
+    """Returns a cell of MicroBench Helper Kernels: `Cast 2.1000; TransQuantParamV2 1.2000`."""
     return "; ".join(f"{kernel_type} {microseconds(us)}" for kernel_type, us in helper_kernels.items())
 
 
 def crashes_cell(record: Record) -> str:
-    """Of Crashes In A Row."""
+    """Returns a cell of Crashes In A Row."""
     return str(record.crashes_in_a_row or "")
 
 
 def microseconds(value: float) -> str:
-    """A duration as a cell."""
+    """Returns a duration in microseconds as a cell."""
     return f"{value:.{_DECIMALS}f}"
 
 
@@ -136,14 +136,14 @@ def _of_message(record: Record, summary: Summary) -> dict[str, str]:
     bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, summary.median_us)
     return {
         DURATION: microseconds(stored_us(record.kernel_type, summary)),
-        # Six digits at any size: a kilobyte is slow, and its bandwidth a small number.
+        # Six digits: the bandwidth of a small message is a small number.
         BANDWIDTH: f"{gbps:.6g}",
         BUS_BANDWIDTH: f"{bus_gbps:.6g}",
     }
 
 
 def _remark(record: Record) -> str:
-    """What the Status Reason of a measured row says: nothing, where its own call was measured."""
+    """Returns the Status Reason of a measured row; "" if the row itself was launched."""
     what_ran = record.launched_record()
     if what_ran is None:
         return record.reason
@@ -157,7 +157,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
-    """The positions of the rows that have a key in common (a signature, say), by that, in the order of the rows."""
+    """Returns the positions of the rows with each key, such as a signature."""
     positions: dict[Key, list[int]] = {}
     for position, key in enumerate(keys):
         positions.setdefault(key, []).append(position)
@@ -165,13 +165,16 @@ def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
 
 
 class TableEdit:
-    """Columns that are asked for become lists; the others stay as they were read."""
+    """A table whose cells are edited by column, because pandas is slow cell by cell.
+
+    Only columns that are accessed become lists.
+    """
 
     def __init__(self, frame: pd.DataFrame, columns: Sequence[str] | None = None) -> None:
         """
         Args:
-            frame: text cells of the rows that are there.
-            columns: the columns of the result, where they are more than those of `frame`.
+            frame: text cells of the rows.
+            columns: the columns of the result; default: the columns of `frame`.
         """
         self._frame = frame
         self._columns = [str(name) for name in (frame.columns if columns is None else columns)]
@@ -182,7 +185,7 @@ class TableEdit:
         return len(self._frame) + len(self._appended)
 
     def __getitem__(self, name: str) -> list[str]:
-        """The cells of a column, to be read or changed in place; empty ones where there is no such column."""
+        """Returns the cells of a column, to be read or changed in place; empty cells if there is no such column."""
         cells = self._taken.get(name)
         if cells is None:
             there = name in self._frame.columns
@@ -192,10 +195,10 @@ class TableEdit:
         return cells
 
     def append(self, row: Mapping[str, str]) -> int:
-        """Adds a row at the end; gives its position.
+        """Adds a row at the end; returns its position.
 
-        A shape cell with nothing in it, of a lone 0-dim tensor, becomes `""`, as profilers have it: pandas reads an
-        empty cell as a missing one, and msmodeling's loader fails at that.
+        An empty shape cell, of a single 0-dim tensor, becomes `""`, as profilers write it: pandas reads an empty cell
+        as missing, and the loader of msmodeling fails.
         """
         row = {**row, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if row.get(name) == ""}}
         for name, cells in self._taken.items():
@@ -204,12 +207,12 @@ class TableEdit:
         return len(self) - 1
 
     def frame(self) -> pd.DataFrame:
-        """The table with its changes: no column lost, none moved, new ones that hold something where their group is."""
+        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group."""
         held = [name for name, cells in self._taken.items() if any(cells)]
         appended_names = dict.fromkeys(name for row in self._appended for name in row)
         columns = insert_columns(self._columns, [*held, *appended_names])
         cells = {name: self._taken[name] for name in columns if name in self._taken}
-        # Plain objects: a hundred columns of pandas' own strings take ten times as long to make.
+        # Columns of plain objects are created ten times faster than pandas' strings.
         appended: dict[str, Any] = {
             name: np.array([row.get(name, "") for row in self._appended], dtype=object) for name in columns
         }

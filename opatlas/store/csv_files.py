@@ -1,8 +1,7 @@
-"""Reading and writing the CSV files of a database.
+"""Reads and writes CSV files. Every cell is text.
 
-Every cell is text, exactly as the file has it, so that columns which OpAtlas does not know and
-numbers that it does not touch survive a rewrite to the letter. A file is replaced in one step
-under a lock: a crash at any moment leaves the old file or the new one.
+Cells keep their exact text, so unknown columns and untouched numbers survive a rewrite unchanged. A file is replaced in
+one step: after a crash there is the old file or the new one.
 """
 
 from __future__ import annotations
@@ -35,63 +34,63 @@ from opatlas.store.header import RESTORE, CsvHeader, current_names, expect_colum
 from opatlas.text import shown
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
 
-#: A record may span lines only inside quotes; no cell of a profiler comes near this.
+#: Arrow reads blocks of this size; a record must fit into a block.
 _BLOCK_BYTES = 8 << 20
-#: Arrow counts the bytes of a block in 32 bits.
+#: Arrow stores the size of a block in 32 bits.
 _LARGEST_BLOCK_BYTES = (1 << 31) - 1
-#: At the beginning of a file no text, but a mark.
+#: Byte order mark at the beginning of a file.
 _BOM = "\ufeff"
-#: Of a cell in an error.
+#: Characters of a cell that an error shows.
 _CELL_SHOWN = 80
 _TEXT = pa.large_string()
-#: A hundred columns of a few rows are written sooner row by row.
+#: Tables with fewer rows are written row by row, which is faster for few rows of many columns.
 _FEW_ROWS = 200
-#: Lines that are put together at a time, which bounds the memory that writing takes.
+#: Lines that are joined at a time; bounds the memory of a write.
 _ROWS_PER_WRITE = 16384
 TEMPORARY_SUFFIX = ".opatlas-tmp"
 _TEMPORARY_NAME = re.compile(rf"\..+\.\w+{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _ABANDONED_AFTER_S = 60.0
-#: A larger CSV is no database of durations; what has no end would fill the memory.
+#: Larger CSVs are refused.
 _LARGEST_CSV_BYTES = 4 << 30
-#: What to do about errors that have nothing to do with who may write.
+#: Remedies for errors other than missing permissions.
 _REMEDIES = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.EISDIR: "name a file that is none",
+    errno.EISDIR: "name a file, not a folder",
     errno.ENOTDIR: "a file stands where a folder is to be: name another place",
     errno.EEXIST: "a file stands where a folder is to be: name another place",
 }
 
 
 def not_writable(path: Path, error: OSError) -> str:
-    """What to tell a user whose database cannot be written, whichever option or argument named it."""
+    """Returns the message for a database that cannot be written, with a remedy."""
     remedy = _REMEDIES.get(error.errno or 0, "make it writable, or name a copy of it instead")
     return f"{path} cannot be written ({error.strerror or error}): {remedy}"
 
 
 def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
-    """The CSV of a kernel type as text cells, its older column names translated.
+    """Reads the CSV of a kernel type as text cells, and translates older column names.
 
     Args:
-        kernel_type: where the file is not named for it.
+        kernel_type: the kernel type; default: the name of the file.
 
     Raises:
-        TableError: no such file, a Git LFS pointer, an empty file, a header that is not that of such
-            a CSV, a repeated column, a line with another number of fields, text that is not UTF-8.
+        TableError: the file is missing, a Git LFS pointer or empty, has no header of such a CSV, a repeated column, a
+            line with another number of fields, or text that is not UTF-8.
     """
     frame = read_text_csv(path)
     expect_columns(path, list(frame.columns), kernel_type)
     if is_communication(kernel_type or path.stem):
         return frame
     names = current_names(list(frame.columns))
-    # Most files have no older names, and pandas takes its time.
+    # A rename without names would copy the frame.
     modern: pd.DataFrame = frame.rename(columns=names) if names else frame
     return modern
 
 
 def read_text_csv(path: Path) -> pd.DataFrame:
-    """Any CSV file as text cells, with its errors named by line. Raises TableError."""
+    """Reads any CSV file as text cells. Raises TableError with the line."""
     header = read_header(path)
     if header.alone:
         empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in header.names})
@@ -99,7 +98,7 @@ def read_text_csv(path: Path) -> pd.DataFrame:
     size = path.stat().st_size
     if size > _LARGEST_CSV_BYTES:
         raise TableError(path, f"larger than {_LARGEST_CSV_BYTES >> 30} GiB", "Split it, or restore it")
-    # A block must hold a whole line: one that is longer than usual has the file read again in larger blocks.
+    # A block must hold a whole line. If a line is longer, the file is read again with larger blocks.
     block_bytes = _BLOCK_BYTES
     while True:
         try:
@@ -116,14 +115,14 @@ def read_text_csv(path: Path) -> pd.DataFrame:
 def _arrow_table(
     path: Path, header: CsvHeader, block_bytes: int, reject: Callable[[pa.csv.InvalidRow], str] | None = None
 ) -> pa.Table:
-    """Raises ArrowInvalid; OSError."""
+    """Reads a file with Arrow. Raises ArrowInvalid, OSError."""
     return pa.csv.read_csv(
         path,
-        # One thread, so that a rejected row knows its number.
+        # With one thread a rejected row has its line number.
         read_options=pa.csv.ReadOptions(
             use_threads=False, block_size=block_bytes, column_names=header.names, skip_rows=header.lines
         ),
-        # Without a handler: a handler is not asked about a line that is not UTF-8, and the line is passed over.
+        # No handler for normal reads: Arrow would skip a line that is not UTF-8 without calling it.
         parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=reject),
         convert_options=pa.csv.ConvertOptions(
             column_types={name: pa.string() for name in header.names}, strings_can_be_null=False
@@ -132,7 +131,7 @@ def _arrow_table(
 
 
 def _what_is_wrong(path: Path, header: CsvHeader, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
-    """Looks for the line of a file because of which the file cannot be read."""
+    """Returns the error of the first line that cannot be read."""
     with open_own(path) as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -160,18 +159,16 @@ def _what_is_wrong(path: Path, header: CsvHeader, block_bytes: int, error: pa.Ar
 
 
 def release_memory() -> None:
-    """Gives memory that tables took back to the system: Arrow keeps what it frees for itself."""
+    """Returns the unused memory of Arrow to the system."""
     pa.default_memory_pool().release_unused()
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Writes text cells as CSV: UTF-8, `\\n`, no BOM; the old file stays until the new one is on disk.
-
-    `read_text_csv` reads the same names and cells again.
+    """Writes text cells as CSV (UTF-8, `\\n`, no BOM) in one step; `read_text_csv` returns the same names and cells.
 
     Raises:
-        TableError: a name or a cell cannot be written so that it is read again; the old file is intact.
-        OpAtlasError: the directory cannot be written, or the disk is full; the old file is intact.
+        TableError: a name or a cell would be read differently; the old file is intact.
+        OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
     """
     header = _header_line(frame, path)
     try:
@@ -181,16 +178,16 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _header_line(frame: pd.DataFrame, path: Path) -> bytes:
-    """The header of a table as a line. Raises TableError: other names would be read again."""
+    """Returns the header of a table as a line. Raises TableError if the names would be read differently."""
     names = [str(name) for name in frame.columns]
     remedy = "Rename the column; nothing was written"
     try:
         line = (",".join(_quoted(pa.array(names, type=_TEXT)).to_pylist()) + "\n").encode()
         again = parse_header(io.BytesIO(line), path).names
     except UnicodeEncodeError as error:
-        raise TableError(path, f"a column's name cannot be UTF-8 ({error})", remedy, line=1) from None
+        raise TableError(path, f"a column name cannot be encoded as UTF-8 ({error})", remedy, line=1) from None
     except TableError as error:
-        raise TableError(path, f"such a header cannot be read again: {error.problem}", remedy, line=1) from None
+        raise TableError(path, f"the header could not be read again: {error.problem}", remedy, line=1) from None
     for name, found in itertools.zip_longest(names, again):
         if name != found:
             raise TableError(path, f"column {name!r} would be read again as {found!r}", remedy, line=1)
@@ -205,15 +202,15 @@ def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -
             except UnicodeEncodeError:
                 said = ascii(cell)[:_CELL_SHOWN]
                 remedy = "Correct the cell; nothing was written"
-                return TableError(path, f"column {name!r}: {said} cannot be UTF-8", remedy, line=row)
-    return TableError(path, f"a cell cannot be UTF-8 ({error})", "Correct the cell; nothing was written")
+                return TableError(path, f"column {name!r}: {said} cannot be encoded as UTF-8", remedy, line=row)
+    return TableError(path, f"a cell cannot be encoded as UTF-8 ({error})", "Correct the cell; nothing was written")
 
 
 def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
-    """What `frame.to_csv` writes for text cells, put together by columns: ten times faster for many rows."""
+    """Writes what `frame.to_csv` writes for text cells; ten times faster for many rows, by columns."""
     if len(frame) <= _FEW_ROWS:
         rows = list(frame.itertuples(index=False, name=None))
-        # Not every version of csv quotes a lone carriage return, which ends a line for who reads it.
+        # Some versions of csv do not quote a single carriage return, which readers take for the end of a line.
         if not any("\r" in cell or cell.startswith(_BOM) for row in rows for cell in row):
             with open(path, "wb") as binary:
                 binary.write(header)
@@ -230,7 +227,7 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
 
 
 def _quoted(cells: pa.Array, *, alone: bool = False) -> pa.Array:
-    """Cells with quotes around those that need them: an empty cell does if it is alone in its line."""
+    """Returns cells, quoted where necessary. `alone`: the only column, whose empty cells need quotes."""
     special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
     if not pc.any(special).as_py():
         return cells
@@ -240,11 +237,11 @@ def _quoted(cells: pa.Array, *, alone: bool = False) -> pa.Array:
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Writes a small CSV file, a report say, in one step. Raises OpAtlasError."""
+    """Writes a small CSV file, such as a report, in one step. Raises OpAtlasError."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    # Somebody will print it.
+    # Terminals must not obey control characters.
     writer.writerows([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     write_text(path, text.getvalue())
 
@@ -255,18 +252,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file in one step; what cannot be UTF-8 is escaped (`\\udcff`). Raises OpAtlasError."""
+    """Writes a text file in one step; lone surrogates are escaped (`\\udcff`). Raises OpAtlasError."""
     content = text.encode(errors="backslashreplace")
     write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
 
 
 def write_atomically(path: Path, write: Callable[[str], object]) -> None:
-    """Lets `write` fill a temporary file beside `path`, then puts it in its place.
+    """Calls `write` with the path of a temporary file beside `path`, then renames the file to `path`.
 
     Raises:
-        OpAtlasError: the directory cannot be written, or the disk is full; an old file is intact.
+        OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
     """
-    # A link within its folder stays one: the file that it leads to is replaced.
+    # A link within the folder is followed, and its target is replaced.
     path = own_file(path)
     handle, temporary = -1, None
     try:
@@ -291,21 +288,21 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
 
 
 def _temporary_beside(path: Path, mode: int) -> tuple[int, str]:
-    """Creates an empty file beside `path`, whose lock tells others that its writer lives; heeds the umask."""
+    """Creates an empty, locked file beside `path`; returns its handle and name. The lock marks a living writer."""
     while True:
         temporary = f"{path.parent / f'.{path.name}.{secrets.token_hex(8)}'}{TEMPORARY_SUFFIX}"
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         # Not every file system has locks.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Nobody took it for abandoned before it was locked.
+        # Another process may have removed the file as abandoned before it was locked.
         if os.path.exists(temporary):
             return handle, temporary
         os.close(handle)
 
 
 def is_abandoned(temporary: Path) -> bool:
-    """Whether a file is one that `write_atomically` made, in a process that has ended."""
+    """Returns whether a file is a temporary file of `write_atomically` whose process has ended."""
     if not _TEMPORARY_NAME.fullmatch(temporary.name) or temporary.is_symlink() or not temporary.is_file():
         return False
     try:
@@ -317,7 +314,7 @@ def is_abandoned(temporary: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # No locks here. A write takes seconds.
+        # A file system without locks: a write takes seconds.
         return time.time() - os.fstat(handle).st_mtime > _ABANDONED_AFTER_S
     finally:
         os.close(handle)

@@ -1,4 +1,4 @@
-"""A database: its folders and its lock, who holds it for a session, and a copy of it for a dry run."""
+"""A database: its folders, its locks, and a copy of it for a dry run."""
 
 from __future__ import annotations
 
@@ -48,42 +48,42 @@ class Database:
 
     @property
     def journal_dir(self) -> Path:
-        """Records that are not in the CSVs yet. Like each folder of a database, no link: raises UnsafePath."""
+        """Records that are not yet in the CSVs. Raises UnsafePath if the folder is a link, as all folders here do."""
         return own_folder(self.path / "journal")
 
     @property
     def runs_dir(self) -> Path:
-        """A manifest for each run."""
+        """The manifest and the history of each run and ingest."""
         return own_folder(self.path / "runs")
 
     @property
     def reports_dir(self) -> Path:
-        """What sessions and commands tell."""
+        """Reports of sessions and commands."""
         return own_folder(self.path / "reports")
 
     @property
     def pruned_dir(self) -> Path:
-        """Rows that were taken out of the CSVs."""
+        """Rows that were moved out of the CSVs."""
         return own_folder(self.path / "pruned")
 
     @property
     def profiles_dir(self) -> Path:
-        """Output of profilers for rows that are not in the CSVs."""
+        """Output of profilers for rows that are not yet in the CSVs."""
         return own_folder(self.path / "profiles")
 
     def folders(self) -> tuple[Path, ...]:
-        """All of these, whether or not they are there. Raises UnsafePath."""
+        """Returns the five folders, whether or not they exist. Raises UnsafePath."""
         return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
 
     def kernel_types(self) -> list[str]:
-        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""
+        """Returns the kernel types that have a file, sorted, without collectives (`hcom_*`) and hidden files."""
         return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
 
     def csv_path(self, kernel_type: str) -> Path:
-        """Where the rows of a kernel type are.
+        """Returns the path of a kernel type's CSV.
 
         Raises:
-            OpAtlasError: the kernel type cannot be a file name.
+            OpAtlasError: the kernel type cannot name a file.
         """
         if not is_file_name(kernel_type):
             raise OpAtlasError(
@@ -93,7 +93,7 @@ class Database:
         return self.path / f"{kernel_type}.csv"
 
     def misspelt_columns(self) -> list[str]:
-        """Columns that may be misspelt, as sentences. A file that cannot be read is skipped."""
+        """Returns a sentence for each column that may be misspelt. A file that cannot be read is skipped."""
         found: list[str] = []
         for path in sorted(self.path.glob("[!.]*.csv")):
             with contextlib.suppress(TableError):
@@ -103,12 +103,12 @@ class Database:
         return found
 
     def read(self, kernel_type: str) -> Table:
-        """The rows of a kernel type. Raises TableError."""
+        """Reads the rows of a kernel type. Raises TableError."""
         path = self.csv_path(kernel_type)
         return Table(kernel_type, path, read_frame(path, kernel_type))
 
     def read_or_empty(self, kernel_type: str) -> Table:
-        """Returns the rows of a kernel type; no rows if there is no such file. Raises TableError."""
+        """Reads the rows of a kernel type; no rows if there is no file. Raises TableError."""
         path = self.csv_path(kernel_type)
         if path.exists():
             return self.read(kernel_type)
@@ -116,11 +116,11 @@ class Database:
         return Table(kernel_type, path, pd.DataFrame(columns))
 
     def write(self, table: Table) -> None:
-        """Replaces the file of `table` in one step; call it with the lock held."""
+        """Replaces the file of a table in one step. The caller holds the lock."""
         write_frame(table.frame, table.path)
 
     def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
-        """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
+        """Returns a new path `reports/{name}_{time}.csv`; paths of the same second are numbered.
 
         Args:
             at: seconds since the epoch.
@@ -130,7 +130,7 @@ class Database:
         return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
 
     def _sweep(self) -> None:
-        """Removes what writers that were killed left half-written; the lock is held."""
+        """Removes the temporary files of writers that were killed. The caller holds the lock."""
         for folder in (self.path, *self.folders()):
             for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
                 if is_abandoned(path):
@@ -138,13 +138,13 @@ class Database:
 
     @contextlib.contextmanager
     def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
-        """Holds the database against other writers for the time of a read, change and write.
+        """Locks the database against other writers, for a read, change and write.
 
-        What writers that were killed left half-written is removed.
+        Also removes temporary files of writers that were killed.
 
         Raises:
-            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written, or one of
-                its folders is a link.
+            OpAtlasError: another process holds the lock for longer than `timeout_s`, the database cannot be written,
+                or a folder of the database is a link.
         """
         journal_dir, *_ = self.folders()
         lock = own_lock(journal_dir / "database.lock")
@@ -155,7 +155,7 @@ class Database:
         except Timeout:
             raise OpAtlasError(
                 f"{self.path} has been locked by another process for {timeout_s:.0f} s "
-                f"({journal_dir / 'database.lock'}): wait for it to end, then run again"
+                f"({journal_dir / 'database.lock'}): wait until it ends, then run again"
             ) from None
         except OSError as error:
             lock.release()
@@ -168,12 +168,12 @@ class Database:
 
 @dataclass(frozen=True)
 class SessionHolder:
-    """A session that has, or had, a database for itself.
+    """A session that holds, or held, the session lock of a database.
 
     Attributes:
         run_id, command: the session.
-        pid, host: its process.
-        since: when it took the lock, in seconds since the epoch and before the year 10000.
+        pid, host: the process.
+        since: when the session took the lock, in seconds since the epoch, before the year 10000.
     """
 
     run_id: str
@@ -192,17 +192,17 @@ _LARGEST_BYTES = 1 << 20
 
 
 class SessionLock:
-    """Held from the plan of a session to its merge.
+    """The lock of a session, held from its plan to its write-back.
 
-    The kernel gives a lock up with the process that holds it, however that ends. So a lock that can
-    be taken is free, and a holder whose name still stands there was killed.
+    The system releases a lock when its process ends. So a lock that can be taken is free, and if the file still names a
+    holder, that holder was killed.
 
     Attributes:
         stale: the killed session whose lock was taken over; None if there was none.
     """
 
     def __init__(self, database: Database, *, run_id: str, command: str, remedy: str = "wait for it to end") -> None:
-        """`remedy` is what a user can do who is refused."""
+        """`remedy` ends the error that another user of the database gets."""
         self._database = database
         self._remedy = remedy
         self._lock = own_lock(database.journal_dir / "session.lock")
@@ -214,11 +214,11 @@ class SessionLock:
         """Takes the lock.
 
         Args:
-            timeout_s: how long to wait for another session; 0: not at all.
-            when_waiting: told whom it waits for, once.
+            timeout_s: how long to wait for another session; 0 for not at all.
+            when_waiting: called once, with a sentence, if another session holds the lock.
 
         Raises:
-            OpAtlasError: another session has the database, or it cannot be written.
+            OpAtlasError: another session holds the lock, or the database cannot be written.
         """
         try:
             self._database.journal_dir.mkdir(parents=True, exist_ok=True)
@@ -241,10 +241,10 @@ class SessionLock:
             raise OpAtlasError(not_writable(self._database.path, error)) from None
 
     def release(self) -> None:
-        """Gives the lock up, if it was taken."""
+        """Releases the lock, if it was taken."""
         if self._lock.is_locked:
-            # Where the journals were removed meanwhile, another session may have written its name there.
-            # A file that stays behind names the holder of a lock that nobody holds.
+            # If the journals were removed meanwhile, another session may have written its name. An old file does no
+            # harm: it names the holder of a free lock.
             with suppress(OSError, OpAtlasError):
                 if _read(self._holder_file) in (self._holder, None):
                     self._holder_file.unlink()
@@ -256,22 +256,22 @@ class SessionLock:
 
 
 def _read(path: Path) -> SessionHolder | None:
-    """The holder named in a file; None where there is none, or the file was cut off. Raises UnsafePath."""
+    """Returns the holder that a file names; None if there is no file, or it is cut off. Raises UnsafePath."""
     try:
         return decode(read_own(path, _LARGEST_BYTES), SessionHolder, str(path))
     except (OSError, DecodeError):
         return None
 
 
-#: What a trial does without: reports, and what others are in the middle of.
+#: Files that a dry run does not need: reports, locks and temporary files.
 _NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
 
 
 def copy_for_dry_run(target: Path, folder: Path) -> Database:
-    """A copy of a database, empty where there is none. Raises OpAtlasError."""
+    """Copies a database, for a command with --dry-run; an empty one if `target` is missing. Raises OpAtlasError."""
     try:
         if target.exists():
-            # A link must not bring in what is not in the database.
+            # Links are copied as links, so that nothing outside the database is copied.
             shutil.copytree(target, folder, ignore=_NOT_COPIED, symlinks=True)
     except OSError as error:
         raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None

@@ -1,4 +1,4 @@
-"""The header of a CSV file: its columns, their older names, and those that may be misspelt."""
+"""The header of a CSV file: its columns, their older names, and columns that may be misspelt."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _BOM = b"\xef\xbb\xbf"
 RESTORE = "Repair the line, or restore the file from version control"
 _COLUMNS_SHOWN = 12
-#: What has no end of a line is no CSV, and may have no end at all.
+#: A longer header is refused.
 LONGEST_HEADER_BYTES = 1 << 20
 
-#: By which a header is told from values.
+#: Names by which a header differs from values.
 _NAMES = frozenset({*BASE, AVERAGE, *PROFILING_DURATIONS, *MESSAGE, DURATION})
-#: What a column may have been meant to be. MicroBench columns are of any counter, and so of any name.
+#: Candidates for a misspelt column. MicroBench columns have the name of any counter, and are no candidates.
 _OF_KERNELS = (*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *(n for n in OWN if not n.startswith("Micro")))
 _OF_MESSAGES = (*MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH)
 _KNOWN = frozenset(
     {*_OF_KERNELS, *_OF_MESSAGES, *OWN, LEGACY_MICROBENCH, LEGACY_PROFILING_MEDIAN, LEGACY_PROFILING_STD}
 )
 _LINE_END = re.compile(b"\r\n|\n|\r")
-#: `Out Formats` is like `Output Formats` (0.88); columns of other tools are not so like any of ours.
+#: Least similarity of a misspelt name: `Out Formats` and `Output Formats` have 0.88.
 _ALIKE = 0.85
 
 
@@ -73,9 +73,9 @@ class CsvHeader:
     """The header of a CSV file.
 
     Attributes:
-        names: of the columns, as the file has them, but without blanks around names that OpAtlas knows.
-        lines: how many lines the header takes, for names may span lines; a lone carriage return ends a line, too.
-        alone: whether nothing stands behind the header.
+        names: the columns, as in the file, but without blanks around names that OpAtlas knows.
+        lines: the number of lines of the header; names may span lines, and a carriage return ends a line.
+        alone: whether nothing follows the header.
     """
 
     names: list[str]
@@ -87,7 +87,7 @@ def read_header(path: Path) -> CsvHeader:
     """Reads the header of a CSV file, without a BOM.
 
     Raises:
-        TableError: no such file, a link out of its folder, or no header, as `parse_header` says.
+        TableError: the file is missing, links out of its folder, or has no header (see `parse_header`).
     """
     try:
         with open_own(path) as file:
@@ -105,8 +105,8 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
         path: names the file in errors.
 
     Raises:
-        TableError: a Git LFS pointer, a packed file, a workbook, an empty file, a blank line, text that is not UTF-8,
-            other separators than commas, an open quote, a header without an end, a repeated column.
+        TableError: the file is a Git LFS pointer, packed, a workbook or empty, or the header is blank, not UTF-8, not
+            separated by commas, has an open quote, no end, or a repeated column.
         OSError: the file cannot be read.
     """
     head = file.read(4096)
@@ -143,16 +143,13 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
 
 
 def _expect_commas(text: Sequence[bytes], path: Path) -> None:
-    """Raises TableError where something else separates the columns of a header. `text` is its lines."""
+    """Raises TableError if the columns of a header are not separated by commas. `text` has its lines."""
     if separator := other_separator(text[0].decode(), _KNOWN):
         raise TableError(path, f"the fields are separated by {separator}", SAVE_WITH_COMMAS, line=1)
 
 
 def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:
-    """Lines of a file, as a reader of CSV asks for them; `text` gets the same lines.
-
-    Raises TableError, UnicodeDecodeError.
-    """
+    """Yields the lines of a file, and appends them to `text`. Raises TableError, UnicodeDecodeError."""
     while line := file.readline(LONGEST_HEADER_BYTES):
         text.append(line)
         size = sum(map(len, text))
@@ -162,20 +159,20 @@ def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:
 
 
 def _without_blanks(name: str) -> str:
-    """A column's name, without blanks around it if OpAtlas knows the column: other names are the user's own."""
+    """Returns the name of a column, stripped if OpAtlas knows the column."""
     stripped = name.strip()
     is_known = stripped in _KNOWN or is_microbench_column(stripped) or LEGACY_COUNTER.fullmatch(stripped)
     return stripped if is_known else name
 
 
 def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> None:
-    """Sees to it that a header is one of a CSV of kernels, or of a collective.
+    """Checks that a header has the required columns of a compute CSV, or of a collective.
 
     Args:
-        kernel_type: where the file is not named for it.
+        kernel_type: the kernel type; default: the name of the file.
 
     Raises:
-        TableError: it lacks columns without which there are no rows.
+        TableError: a required column is missing.
     """
     of_messages = is_communication(kernel_type or path.stem)
     missing = [name for name in ((MESSAGE_BYTES, NUM_DEVICES) if of_messages else REQUIRED) if name not in names]
@@ -185,34 +182,34 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
 
 def _without_columns(path: Path, names: Sequence[str], missing: Sequence[str], kind: str) -> TableError:
     if _NAMES.isdisjoint(names) and any(name and not name.strip("0123456789.,;") for name in names):
-        # A number or a shape names no column.
+        # Numbers and shapes are values, not names.
         return _no_header(path)
     meant = {name: like for name in missing if (like := _like(name, names))}
     said = ", ".join(f"{name!r}" + (f" (is {meant[name]!r} it?)" if name in meant else "") for name in missing)
     more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
-    # One that is like it says more than a list.
+    # With a suggestion the list of columns is not needed.
     there = "" if meant else f"; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}"
     remedy = f"Correct the header; where this is not a {kind} CSV, move it out of the database"
     return TableError(path, f"no column {said}{there}", remedy, line=1)
 
 
 def misspelt_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> list[str]:
-    """Columns that we do not know and that are like one that a file lacks, as sentences.
+    """Returns a sentence for each unknown column that resembles a column which the file lacks.
 
     Args:
-        path: of the file.
-        names: its columns, by today's names.
-        kernel_type: where the file is not named for it.
+        path: the file.
+        names: its columns, by their current names.
+        kernel_type: the kernel type; default: the name of the file.
     """
     return [
-        f"{path}:1: column {name!r} is not known (did you mean {like!r}?): it is kept as it is, and not used"
+        f"{path}:1: column {name!r} is unknown (did you mean {like!r}?): it is kept and not used"
         for name, like in _unknown_and_like(tuple(names), is_communication(kernel_type or path.stem))
     ]
 
 
 @lru_cache(maxsize=64)
 def _unknown_and_like(names: tuple[str, ...], of_messages: bool) -> tuple[tuple[str, str], ...]:
-    """Unknown columns, each with the one that it is like. The files of a database have few headers between them."""
+    """Returns unknown columns, each with the missing column that it resembles. Cached: files share few headers."""
     ours = _OF_MESSAGES if of_messages else _OF_KERNELS
     lacking = [name for name in ours if name not in names]
     return tuple(
@@ -223,19 +220,19 @@ def _unknown_and_like(names: tuple[str, ...], of_messages: bool) -> tuple[tuple[
 
 
 def _like(name: str, others: Sequence[str]) -> str:
-    """The one of some names that is most like a name; "" where none is."""
+    """Returns the name most similar to another name; "" if none is similar."""
     return next(iter(alike(name, others, most=1, least=_ALIKE)), "")
 
 
 def _no_header(path: Path) -> TableError:
-    return TableError(path, "holds values, no header", "Restore the line of the columns' names", line=1)
+    return TableError(path, "the first line has values instead of column names", "Restore the header", line=1)
 
 
 def current_names(columns: list[str]) -> dict[str, str]:
-    """Today's names for the columns of files that older tools wrote."""
+    """Returns the current names of columns that older tools wrote."""
     names = {}
     if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:
-        # A profiling file from before the prefixes: its average is the profiling one.
+        # In a file without the prefix "Profiling", the average is the captured one.
         names[LEGACY_PROFILING_MEDIAN] = PROFILING_MEDIAN
         if LEGACY_PROFILING_STD in columns:
             names[LEGACY_PROFILING_STD] = PROFILING_STD

@@ -1,7 +1,10 @@
-"""The history of a database: each record that was merged into its CSVs, in `runs/{run id}.jsonl.gz`.
+"""The history of a database: every record that was written to its CSVs, in `runs/{run id}.jsonl.gz`.
 
-A history file holds the lines of a run's journals, compressed: a header, then one record a line. It
-has the samples, assumptions, counters and checked elements that no column of a CSV has.
+A history file has the lines of a run's journals, compressed: a header, then a record per line. It keeps samples,
+assumptions, counters and checked elements, which no column holds.
+
+A row is edited if the history of its Run ID has no row with its cells: somebody changed shapes, dtypes or lengths after
+the run, so the row's duration and status belong to another case.
 """
 
 from __future__ import annotations
@@ -32,33 +35,29 @@ from opatlas.typed_json import decode
 _SUFFIX = ".jsonl.gz"
 REPLACED_SUFFIX = ".replaced"
 _EDITED_SUFFIX = ".edited"
-#: A file that a small one expands to must not take all memory.
+#: Larger contents are refused, so that a small file cannot fill the memory.
 _MOST_BYTES = 4 << 30
 _PIECE_BYTES = 1 << 20
-#: Level 4 takes half the time of level 6 and a tenth more room.
+#: Takes half the time of level 6 for a tenth more space.
 _LEVEL = 4
 
 
 def file_path(database: Database, run_id: str) -> Path:
-    """The history file of a run, whether or not it exists. Raises OpAtlasError if the run id cannot name a file."""
+    """Returns the path of a run's history. Raises OpAtlasError if the run id cannot name a file."""
     return database.runs_dir / f"{_file_stem(run_id)}{_SUFFIX}"
 
 
 def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
-    """Keeps whole rows whose durations a run is about to replace and no history has; a row once.
+    """Saves rows whose durations a run is about to replace and no history has. Equal rows are saved once.
 
     Raises:
-        OpAtlasError: the run id or the kernel type cannot name a file; the file cannot be written, or the one that
-            is there cannot be read.
+        OpAtlasError: the run id or the kernel type cannot name a file, or the file cannot be read or written.
     """
     _keep(database, f"{_file_stem(run_id)}{REPLACED_SUFFIX}", kernel_type, rows)
 
 
 def keep_edited(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
-    """Keeps whole rows whose durations are of other shapes than the rows have; raises as `keep_replaced` does.
-
-    They lie apart from replaced rows: their durations must not be taken for those of their shapes.
-    """
+    """Saves edited rows, apart from replaced ones. Raises as `keep_replaced`."""
     _keep(database, f"{_file_stem(run_id)}{_EDITED_SUFFIX}", kernel_type, rows)
 
 
@@ -70,27 +69,25 @@ def _keep(database: Database, folder: str, kernel_type: str, rows: pd.DataFrame)
 
 
 def replaced_tables(database: Database) -> list[Path]:
-    """The CSVs that `keep_replaced` wrote, sorted."""
+    """Returns the CSVs of `keep_replaced`, sorted."""
     return sorted(database.runs_dir.glob(f"[!.]*{REPLACED_SUFFIX}/[!.]*.csv"))
 
 
 def runs(database: Database) -> list[str]:
-    """The run ids that have a history, sorted."""
+    """Returns the run ids that have a history, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
-    # The samples of ingests are another format (opatlas/capture/manifest.py).
+    # The samples of ingests have another format (opatlas/capture/manifest.py).
     return sorted(stem for stem in stems if not stem.startswith(INGEST_PREFIX))
 
 
 def add(database: Database, header: JournalHeader, records: Sequence[Record]) -> None:
-    """Adds records to the histories of their runs; a record that is there already is not added again.
-
-    A file is replaced in one step, and equal records give equal bytes.
+    """Adds records to the histories of their runs, without duplicates. Each file is replaced in one step.
 
     Args:
-        header: of the journal that holds the records.
+        header: the header of the journal with the records.
 
     Raises:
-        OpAtlasError: a file cannot be written, or what stands under its name is not a history.
+        OpAtlasError: a file cannot be written, or is not a history.
     """
     of_run: dict[str, list[Record]] = {}
     for record in records:
@@ -105,7 +102,7 @@ def add(database: Database, header: JournalHeader, records: Sequence[Record]) ->
 
 
 def read(database: Database, run_id: str) -> JournalContents:
-    """The records of a run, in the order in which they were measured by each process.
+    """Reads the records of a run, in the order of measurement within each process.
 
     Raises:
         OpAtlasError: the file cannot be read, or is not a history.
@@ -115,9 +112,9 @@ def read(database: Database, run_id: str) -> JournalContents:
 
 
 class Histories:
-    """The histories of a database, to look up which rows they tell of. The file of a run is read when first asked for.
+    """Looks up rows in the histories of a database. A history is read when it is first needed.
 
-    A history that cannot be read tells of nothing.
+    A history that cannot be read counts as empty.
     """
 
     def __init__(self, database: Database) -> None:
@@ -127,18 +124,18 @@ class Histories:
         self._types: dict[str, dict[str, set[str]]] = {}
 
     def has_duration(self, run_id: str, row: RowName) -> bool:
-        """Whether the history of a run has a duration of a row."""
+        """Returns whether the history of a run has a duration of a row."""
         if run_id not in self._measured:
             measured = (line for line in self._of_run(run_id) if line.measurement is not None)
             self._measured[run_id] = frozenset(row for line in measured for row in line.rows())
         return row in self._measured[run_id]
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
-        """Whether the history of a run tells of rows of a kernel type, measured or not."""
+        """Returns whether the history of a run has records of a kernel type, measured or not."""
         return kernel_type in self._types_of(run_id)
 
     def has_row(self, run_id: str, row: RowName) -> bool:
-        """Whether the history of a run tells of a row, measured or not."""
+        """Returns whether the history of a run has a record of a row, measured or not."""
         return row.signature in self._types_of(run_id).get(row.kernel_type, ())
 
     def _types_of(self, run_id: str) -> Mapping[str, set[str]]:
@@ -170,16 +167,16 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Line:
-    """What tells which rows a record measured; to decode no more than that is several times faster."""
+    """The fields of a record that name its rows; decoding only these is several times faster."""
 
     kernel_type: str
     cells: Mapping[str, str]
     measurement: _Measured | None = None
 
     def rows(self) -> Iterator[RowName]:
-        """The row that was asked for, and the one that its samples are of, if that is another one.
+        """Yields the requested row, and the launched row if it differs.
 
-        An older OpAtlas may have computed the signature in the record in another way.
+        Signatures are computed anew: an older OpAtlas may have stored another one.
         """
         yield RowName(self.kernel_type, signature(self.kernel_type, self.cells))
         ran_as = self.measurement.ran_as if self.measurement is not None else None
@@ -188,18 +185,18 @@ class _Line:
 
 
 def _lines_of(path: Path) -> Iterator[_Line]:
-    """The records of a history, as far as `_Line` goes. Raises OpAtlasError."""
+    """Yields the records of a history, reduced to `_Line`. Raises OpAtlasError."""
     if path.exists():
         for number, line in enumerate(_lines(path)[1:], start=2):
             yield decode(line, _Line, f"{path}:{number}")
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Whole lines, each with its end."""
+    """Reads the lines of a history, with line ends. Raises OpAtlasError."""
     remedy = "move it away, or restore it"
     try:
         with open_own(path) as packed, gzip.open(packed) as file:
-            # By pieces: a read of so many bytes takes the memory for them first.
+            # Read in pieces: a single read would allocate the limit at once.
             pieces: list[bytes] = []
             while (piece := file.read(_PIECE_BYTES)) and len(pieces) * _PIECE_BYTES <= _MOST_BYTES:
                 pieces.append(piece)
@@ -209,7 +206,7 @@ def _lines(path: Path) -> list[bytes]:
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): make it readable") from None
     if len(content) > _MOST_BYTES:
-        raise OpAtlasError(f"{path}: a history of more than {_MOST_BYTES:,} bytes is not read: {remedy}")
+        raise OpAtlasError(f"{path}: a history of more than {_MOST_BYTES:,} bytes, which is too large: {remedy}")
     journal.parse(content.partition(b"\n")[0] + b"\n", path)
     return content.splitlines(keepends=True)
 
@@ -222,12 +219,12 @@ def _file_stem(run_id: str) -> str:
 
 @dataclass(frozen=True)
 class EditedRows:
-    """The rows that were found.
+    """Edited rows.
 
     Attributes:
-        positions: by kernel type, from 0.
-        example: one of them; None if there are none.
-        problems: files that could not be written, so that their rows are as they were.
+        positions: the positions of the rows, from 0, by kernel type.
+        example: one of the rows; None if there are none.
+        problems: files that could not be written; their rows are unchanged.
     """
 
     positions: dict[str, list[int]] = field(default_factory=dict)
@@ -240,7 +237,7 @@ class EditedRows:
 
 
 class EditedLookup:
-    """Tells which rows of a database's tables were edited; it is false if no run has a history to tell by."""
+    """Finds the edited rows of tables. False if the database has no complete history."""
 
     def __init__(self, database: Database) -> None:
         self._runs = _whole_histories(database)
@@ -265,12 +262,12 @@ class EditedLookup:
 
 
 def find_edited(database: Database) -> EditedRows:
-    """Finds the rows of a database that were edited; writes nothing. A file that cannot be read is left to others."""
+    """Finds the edited rows of a database; writes nothing. Files that cannot be read are skipped."""
     return _each_edited(database, None)
 
 
 def clear_edited(database: Database, run_id: str) -> EditedRows:
-    """Clears what edited rows hold of their old shapes; first, the rows are kept in the folder of the run `run_id`.
+    """Clears the measured cells of edited rows, after saving the rows in the folder of the run `run_id`.
 
     Raises:
         OpAtlasError: the database cannot be locked.
@@ -282,7 +279,7 @@ def clear_edited(database: Database, run_id: str) -> EditedRows:
 
 
 def without_measurement(kernel_type: str, frame: pd.DataFrame, positions: Sequence[int]) -> pd.DataFrame:
-    """The rows of a table, of which some hold nothing that a replay found out."""
+    """Returns a table with the measured cells of some rows cleared."""
     return _without(frame, positions, [name for name in frame.columns if is_measured_column(kernel_type, name)])
 
 
@@ -298,7 +295,7 @@ def _without(frame: pd.DataFrame, positions: Sequence[int], columns: Sequence[st
 
 
 def _each_edited(database: Database, run_id: str | None) -> EditedRows:
-    """`run_id` is the run that clears the rows; None: they stay as they are."""
+    """Finds edited rows, and clears them for the run `run_id`; None leaves them unchanged."""
     found = EditedRows()
     example = None
     lookup = EditedLookup(database)
@@ -325,10 +322,10 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
 
 
 def _whole_histories(database: Database) -> set[str]:
-    """Runs all of whose records are in their history: a journal that is left may tell of any row."""
+    """Returns the runs with a complete history. A remaining journal of a run may have records of any row."""
     with_journal = {path.name.partition(".")[0] for path in database.journal_dir.glob("*.jsonl*")}
     all_runs = runs(database)
-    # With several devices a journal has a part after its run id.
+    # With several devices the name of a journal has a suffix after the run id.
     return {run for run in all_runs if not any(name == run or name.startswith(f"{run}-") for name in with_journal)}
 
 

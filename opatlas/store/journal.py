@@ -1,11 +1,10 @@
-"""The journal: every record of a session, in an append-only file, before any CSV is touched.
+"""The journal: every record of a session in an append-only file, before any CSV is changed.
 
-A journal is JSON Lines. Its first line is a header with the journal's version, the run and how its
-records are to be merged; each other line is a record. A line is written whole as its record
-arrives, and a thread brings the file to disk without making the session wait. Each process that
-runs rows has a journal of its own, so that what it measured does not depend on another process.
+A journal is JSON Lines. The first line is a header with the version of the journal, the run, and how to write the
+records back; each further line is a record. A line is written as its record arrives, and a thread syncs the file to
+disk without delaying the session. Each process that runs rows has its own journal.
 
-Reading takes each line by itself: one that is damaged costs that line and no other.
+Each line is read on its own: a damaged line costs one record.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from opatlas.store.database import Database
 from opatlas.typed_json import DecodeError, decode, json_line
 
 VERSION = 3
-#: Version 1 had no crashes_in_a_row, version 2 no ran_as.
+#: Version 1 lacks crashes_in_a_row, version 2 lacks ran_as.
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
-#: What `JournalHeader.update_mode` may be (opatlas.store.write_back.UpdateMode).
+#: Values of `JournalHeader.update_mode` (opatlas.store.write_back.UpdateMode).
 UPDATE_MODES = ALL, MISSING_ONLY, UNREPLAYED, STALE = "all", "missing-only", "unreplayed", "stale"
 _LARGEST_BYTES = 1 << 30
-#: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
+#: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
 _SYNC_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
 class JournalHeader:
-    """How the records of a session are to be merged."""
+    """How to write the records of a session back."""
 
     run_id: str
     update_mode: str
@@ -57,10 +56,10 @@ class JournalContents:
     """A journal as read.
 
     Attributes:
-        header: of a journal whose header cannot be read, the one that does least: rows are neither added nor pruned.
-        records: those that could be read, each once.
-        unreadable: lines that could not be read, or not wholly, with their numbers and why.
-        torn: whether the last line is cut off, as it is when a process is killed while it writes.
+        header: the header; if it cannot be read, one that neither adds nor prunes rows.
+        records: the readable records, without duplicates.
+        unreadable: number and problem of each line that could not be read completely.
+        torn: whether the last line is cut off, because the process was killed during a write.
     """
 
     header: JournalHeader
@@ -70,13 +69,13 @@ class JournalContents:
 
 
 class Journal:
-    """The open journal of a process that runs rows. `append` is for one thread."""
+    """The open journal of a process that runs rows. Only one thread may call `append`."""
 
     def __init__(self, database: Database, header: JournalHeader, *, part: str = "") -> None:
-        """Creates the journal and holds its lock, which tells it from one left behind.
+        """Creates the journal and locks it; an unlocked journal is abandoned.
 
         Args:
-            part: tells the journals of a session's processes apart; "" for the only one.
+            part: distinguishes the journals of several processes; "" for a single process.
 
         Raises:
             OpAtlasError: the database cannot be written.
@@ -86,7 +85,7 @@ class Journal:
         try:
             database.journal_dir.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            # In one step: under its name there is a header from the first moment, even if the power fails.
+            # In one step, so that the file has a header even after a power failure.
             write(self.path, header, ())
             self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
             self._size = self._file.seek(0, os.SEEK_END)
@@ -103,22 +102,21 @@ class Journal:
         self._syncer.start()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a record, as `Record.to_json` gives it.
+        """Adds a record in the form of `Record.to_json`.
 
         Raises:
-            OSError: the disk is full or gone. The journal holds the records before this one, unless
-                the disk has taken and then lost them.
+            OSError: the disk is full or gone. Earlier records are in the journal, unless the disk lost them.
         """
         if self._sync_error is not None:
             raise self._sync_error
         encoded = line(record)
         try:
-            # Where only a part fits, writing the rest tells why.
+            # If only a part fits, writing the rest raises the reason.
             rest = memoryview(encoded)
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            # What there is of the line would make the next one unreadable.
+            # A partial line would make the next line unreadable.
             os.ftruncate(self._file.fileno(), self._size)
             self._file.seek(self._size)
             raise
@@ -126,14 +124,14 @@ class Journal:
         self._dirty.set()
 
     def close(self) -> None:
-        """Brings everything to disk and gives the file up, for a merge. It goes when its records are merged.
+        """Syncs the file to disk and releases it for write-back.
 
-        A journal whose file was removed meanwhile (by a checkout, by a clean-up) is written anew: in its place, or,
-        if that is gone, in the folder for temporary files.
+        If the file was removed meanwhile (by a checkout, by a clean-up), it is written again: at its path, or else in
+        the folder for temporary files.
 
         Raises:
             OSError: the disk is full or gone.
-            OpAtlasError: the journal is not in its place; the message says where it is.
+            OpAtlasError: the journal is not at its path; the message names the other path.
         """
         if self._closed:
             return
@@ -152,7 +150,7 @@ class Journal:
             _give_up(self._lock)
 
     def _keep_synced(self) -> None:
-        """Group commit: records that arrive while one fsync runs share the next one."""
+        """Syncs in groups: records that arrive during one fsync share the next."""
         while not self._closed:
             self._dirty.wait()
             self._dirty.clear()
@@ -160,29 +158,29 @@ class Journal:
                 try:
                     os.fsync(self._file.fileno())
                 except OSError as error:
-                    # The system tells only once, and the session must hear of it.
+                    # The system reports an error once, and `append` must raise it.
                     self._sync_error = error
                     return
                 time.sleep(_SYNC_PAUSE_S)
 
 
 class EndedJournals:
-    """Journals of a session's processes that have ended, held open until they are merged."""
+    """The journals of processes that have ended, kept open until write-back."""
 
     def __init__(self) -> None:
         self._files: dict[Path, BinaryIO] = {}
 
     def hold(self, paths: Iterable[Path]) -> None:
-        """Raises OSError: one cannot be read."""
+        """Opens journals. Raises OSError if one cannot be read."""
         for path in paths:
             if path not in self._files:
                 self._files[path] = open_own(path)
 
     def give_up(self) -> list[str]:
-        """Lets them go, for a merge. Writes anew what was removed meanwhile, as `Journal.close` does.
+        """Closes the journals, and writes removed ones again, as `Journal.close` does.
 
         Returns:
-            What is not in its place, and where it is instead.
+            A sentence for each journal that is not at its path, with the other path.
         """
         problems = []
         while self._files:
@@ -199,20 +197,20 @@ class EndedJournals:
 
 
 def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a whole journal in one step, for records to be merged later. Raises OpAtlasError."""
+    """Writes a whole journal in one step, for a later write-back. Raises OpAtlasError."""
     write_text(path, journal_text(header, records))
 
 
 def journal_text(header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a journal."""
+    """Returns the text of a journal."""
     return b"".join(map(line, (asdict(header), *records))).decode()
 
 
 def save_in_temporary_folder(text: str, path: Path) -> str:
-    """Keeps a journal that cannot be written to `path`, in the folder for temporary files.
+    """Writes a journal that does not fit at `path` to the folder for temporary files.
 
     Returns:
-        Where the journal is kept, and how to bring it in; the text itself if there is no room for it anywhere.
+        A phrase with the path and the command that adds the journal; with the text itself if it cannot be written.
     """
     with suppress(OSError, OpAtlasError):
         elsewhere = Path(tempfile.gettempdir()) / path.name
@@ -222,31 +220,31 @@ def save_in_temporary_folder(text: str, path: Path) -> str:
 
 
 def combine_command(database: Path, path: Path) -> str:
-    """The command that brings a journal into a database."""
+    """Returns the command that adds a journal to a database."""
     return shlex.join(["opatlas", "combine", str(database), str(path)])
 
 
 def journals(database: Database) -> list[Path]:
-    """Every journal of a database, oldest first: of sessions that run, and of those that ended without merging."""
+    """Returns all journals of a database, oldest first: of running sessions, and of sessions that were killed."""
     return sorted(database.journal_dir.glob(f"*{_SUFFIX}"))
 
 
 def run_journals(database: Database, run_id: str) -> list[Path]:
-    """The journals of a session's processes."""
+    """Returns the journals of a session's processes."""
     return [path for path in journals(database) if path.stem == run_id or path.stem.startswith(f"{run_id}-")]
 
 
 def count_run_records(database: Database, run_id: str) -> int:
-    """How many whole records the journals of a session hold. Raises OSError."""
+    """Returns the number of complete records in the journals of a session. Raises OSError."""
     return sum(max(read_own(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in run_journals(database, run_id))
 
 
 @contextmanager
 def hold_if_abandoned(path: Path) -> Iterator[bool]:
-    """Whether a journal's process has ended or closed it; if so, holds it against other sessions.
+    """Locks a journal if no process writes it; yields whether it was locked.
 
     Raises:
-        OSError: its folder cannot be written.
+        OSError: the folder cannot be written.
     """
     lock = _owner_lock(path)
     try:
@@ -255,29 +253,29 @@ def hold_if_abandoned(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        # Another session that found it first may have merged it since.
+        # Another session may have written it back and removed it before it was locked.
         yield path.exists()
     finally:
         _give_up(lock)
 
 
 class NotAJournal(OpAtlasError):
-    """A file of which neither a header nor any record can be read."""
+    """A file without a readable header or record."""
 
 
 def read(path: Path) -> JournalContents:
-    """Reads what can be read of a journal, each line by itself. A line that stands twice counts once.
+    """Reads the readable lines of a journal. Repeated lines count once.
 
     Raises:
-        NotAJournal: there is neither a header nor any record.
+        NotAJournal: the file has neither a header nor a record.
         OSError: the file cannot be read.
     """
     return parse(read_own(path, _LARGEST_BYTES), path)
 
 
 def parse(content: bytes, path: Path) -> JournalContents:
-    """Reads what can be read of a journal's content; `path` names it in errors. Raises NotAJournal as `read` does."""
-    # A line that the power cut off may lie between zeros.
+    """Parses the content of a journal as `read` does; `path` is for errors. Raises NotAJournal."""
+    # After a power failure a line may be padded with zeros.
     lines = [text.strip(b"\0\r\t ") for text in content.split(b"\n")]
     header, why_not = _header(lines[0])
     records: list[Record] = []
@@ -297,35 +295,35 @@ def parse(content: bytes, path: Path) -> JournalContents:
                 elif number > 1:
                     unreadable.append((number, f"not a record of this version ({error.problem})"))
     if header is None and not records:
-        raise NotAJournal(f"{path}:1: {why_not}, and no record behind it")
+        raise NotAJournal(f"{path}:1: {why_not}, and no record follows")
     if header is None:
-        unreadable[0] = (1, f"{why_not}: its records add and prune no rows")
+        unreadable[0] = (1, f"{why_not}: its records neither add nor prune rows")
         header = JournalHeader(records[0].run_id, MISSING_ONLY, prune=False)
     return JournalContents(header, tuple(records), tuple(unreadable), torn)
 
 
 def line(values: Mapping[str, Any]) -> bytes:
-    """A header or a record, given as plain values, as a line. Raises ValueError if a number is not finite."""
+    """Returns the plain values of a header or a record as a line. Raises ValueError if a number is not finite."""
     return f"{json_line(values)}\n".encode()
 
 
 def _header(text: bytes) -> tuple[JournalHeader | None, str]:
-    """The header in a line, and why it is none, or not one of this version."""
+    """Returns the header in a line, or None, and what is wrong with it."""
     try:
         header = decode(text, JournalHeader, "")
     except DecodeError as error:
-        return None, f"no header of a journal: {error.problem}"
+        return None, f"not the header of a journal: {error.problem}"
     if header.update_mode not in UPDATE_MODES:
-        return None, f"no header of a journal: update_mode {header.update_mode!r}"
+        return None, f"not the header of a journal: update_mode {header.update_mode!r}"
     if header.version in _READABLE_VERSIONS:
         return header, ""
     known = ", ".join(map(str, _READABLE_VERSIONS))
-    why_not = f"journal version {header.version}, this OpAtlas reads {known}: of its records, those that it knows"
+    why_not = f"journal version {header.version}, this OpAtlas reads {known}: unknown records are skipped"
     return replace(header, prune=False), why_not
 
 
 def _is_in_place(file: BinaryIO, path: Path) -> bool:
-    """Whether an open file still is the one at a path."""
+    """Returns whether a path still names an open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
@@ -333,7 +331,7 @@ def _is_in_place(file: BinaryIO, path: Path) -> bool:
 
 
 def _put_back(content: bytes, path: Path) -> None:
-    """Raises OpAtlasError: that cannot be done; the message says where the content is instead."""
+    """Writes a journal again. Raises OpAtlasError with the other path if that fails."""
     text = content.decode(errors="replace")
     try:
         write_text(path, text)
@@ -346,8 +344,8 @@ def _owner_lock(path: Path) -> FileLock:
 
 
 def _give_up(lock: FileLock) -> None:
-    """Removes the file first: whoever took the lock in between would lose it."""
-    # Where its folder is gone, or cannot be written any more, there is nothing that another session would find.
+    """Removes and releases a lock, in this order, so that no other process loses its lock."""
+    # If the folder is gone, no other session can find the lock.
     with suppress(OSError):
         Path(lock.lock_file).unlink()
     lock.release()

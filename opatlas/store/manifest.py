@@ -1,4 +1,7 @@
-"""The manifest of a run: what a Run ID in a CSV leads to. `runs/{run_id}.json` beside the CSVs."""
+"""The manifest of a run, `runs/{run_id}.json`: device, software, options and statuses; and the order of runs.
+
+The Run ID of a row leads to the manifest.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,32 @@ from opatlas.store.database import Database
 from opatlas.typed_json import DecodeError, decode, without_lone_surrogates
 
 VERSION = 1
-#: How the names of an ingest's files in `runs/` begin (opatlas/capture/manifest.py).
+#: Prefix of an ingest's files in `runs/` (opatlas/capture/manifest.py).
 INGEST_PREFIX = "ingest-"
 LARGEST_BYTES = 64 << 20
-#: Endings of files that decide what is measured.
+#: Endings of files that affect what is measured.
 _DECIDING = (".py", ".yaml", ".json")
-#: Folders of the packages that hold no code: `database/data` is where databases are.
+#: Folders without code: `database/data` has databases.
 _NO_CODE = frozenset({"__pycache__", "data"})
-#: Packages whose version bears on a duration or on how it is taken.
+#: Packages whose version may affect a duration or its measurement.
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis", "transformers")
 
 
 @dataclass
 class Manifest:
-    """What a run was.
+    """The manifest of a run.
 
     Attributes:
-        run_id: as in the Run ID column.
-        started_at, finished_at: seconds since the epoch; None while it runs, or if it was killed.
-        device: the name and facts that the device gave; empty until a row was run.
-        other_devices: the same of the other devices of a session that has several.
-        options: the options of the session, as given or by default.
-        code: digest of the code that measured (`code_digest`).
-        host, python, packages: where it ran.
-        statuses: rows by what became of them.
+        run_id: as in the column Run ID.
+        started_at, finished_at: seconds since the epoch; None while the run lasts, or if it was killed.
+        device: name and facts of the device; empty until a row has run.
+        other_devices: the same for further devices of the session.
+        options: the options of the session, with defaults.
+        code: the digest of the code (`code_digest`).
+        host, system, python, packages: machine and software.
+        statuses: the number of rows by status.
         machine_at_start, machine_at_end: load, steal, other processes, CPU quota, frequency governors, clocks of GPUs,
-            and what of it disturbed; empty where not known.
+            and what disturbed; empty if unknown.
     """
 
     run_id: str
@@ -71,23 +74,21 @@ class Manifest:
 
     @property
     def device_names(self) -> frozenset[str]:
-        """Names of the devices that the run measured on; empty if the run ended before its first row."""
+        """The names of the run's devices; empty if the run ended before its first row."""
         named = (device.get("name") for device in (self.device, *self.other_devices))
         return frozenset(str(name) for name in named if name)
 
     @property
     def torch(self) -> str:
-        """Public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed_versions."""
+        """The public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed_versions."""
         return public_version(self.packages.get("torch", ""))
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Reads a manifest. A field that the file lacks is empty; a field that this version does not know is ignored.
-
-        The run id is that of the file's name, to which the Run ID of a row leads.
+        """Reads a manifest. Missing fields are empty; unknown fields are ignored. The file name has the run id.
 
         Raises:
-            OpAtlasError: the file cannot be read, or is no manifest.
+            OpAtlasError: the file cannot be read, or is not a manifest.
         """
         try:
             text = read_own(path, LARGEST_BYTES)
@@ -104,11 +105,11 @@ class Manifest:
 
     @staticmethod
     def path(database: Database, run_id: str) -> Path:
-        """Where the manifest of a run is."""
+        """Returns the path of a run's manifest."""
         return database.runs_dir / f"{run_id}.json"
 
     def write(self, database: Database) -> Path:
-        """Writes the manifest, replacing what stood there. Raises OpAtlasError."""
+        """Writes the manifest, and replaces an existing one. Raises OpAtlasError."""
         path = self.path(database, self.run_id)
         text = json.dumps(asdict(self), indent=2, default=str)
         write_text(path, (without_lone_surrogates(text) or text) + "\n")
@@ -121,7 +122,7 @@ _Time = Annotated[float, Meta(ge=0, lt=253402300800)]
 
 @dataclass(kw_only=True)
 class _Stored(Manifest):
-    """A manifest as its file has it: what the file lacks is not known, and not a fact of this machine."""
+    """The content of a manifest file. Defaults are empty instead of facts of this machine."""
 
     started_at: _Time
     run_id: str = ""
@@ -135,7 +136,7 @@ class _Stored(Manifest):
 
 
 def manifest_paths(database: Database) -> list[Path]:
-    """Paths of the manifests of runs, sorted; those of ingests (`ingest-*.json`) have another schema."""
+    """Returns the paths of the manifests of runs, sorted; not of ingests, which have another schema."""
     return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
 
 
@@ -143,10 +144,10 @@ def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifes
     """Reads the manifests of a database.
 
     Args:
-        problems: gets a sentence for each manifest that cannot be read; the others are read all the same.
+        problems: receives a sentence for each manifest that cannot be read.
 
     Returns:
-        The manifests by run id, in the order of the run ids.
+        The readable manifests by run id, in the order of the run ids.
     """
     found = {}
     for path in manifest_paths(database):
@@ -158,10 +159,9 @@ def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifes
 
 
 def code_digest(directories: Iterable[Path]) -> str:
-    """Digest of all files under some directories that decide what is measured, and how: names and contents.
+    """Returns a digest of names and contents of all files in some folders that affect what is measured.
 
-    These are code, and the tables that code reads (the catalog of theory rows, the calls of kernels); databases below
-    the directories are left out.
+    These are code, and tables that the code reads (the catalog of theory rows, the calls of kernels), not databases.
     """
     digest = hashlib.sha256()
     for directory in directories:
@@ -178,41 +178,39 @@ def _deciding(directory: Path) -> Iterator[Path]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages that are installed_versions."""
+    """Returns the versions of the packages that are installed_versions."""
     versions = {}
     for name in packages:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            # Absent is a fact too: the manifest simply does not name it.
-            continue
+            continue  # not installed
     return versions
 
 
-#: Greater is newer. The run id comes last, so that two different runs are never equally new.
+#: The sort key of a run, newer is greater. It ends with the run id, so that two runs never compare equal.
 Age = tuple[int, float, str]
 _NO_RUN, _UNKNOWN_TIME, _KNOWN_TIME = range(3)
 _TIME = re.compile(r"([0-9]{8}T[0-9]{6})(?=-|$)")
-#: Clocks of machines that are set by the network differ by seconds. One that differs by more was set by nobody.
+#: A time further in the future comes from a wrong clock.
 _CLOCK_TOLERANCE_S = 600.0
 
 
 class RunOrder:
-    """Compares runs by the time at which they began.
+    """Orders runs by their start.
 
-    The time is that of the run's manifest, else that in its id, which is in UTC. A run whose time lies in the future
-    was made on a machine whose clock was ahead: its time says nothing, so the run is older than all runs whose time is
-    known.
+    The start is in the manifest of the run, or else in its id, in UTC. A start in the future comes from a wrong clock;
+    such a run counts as older than all runs with a known start.
 
     Attributes:
-        ahead: ids of the runs that were compared and whose time lies in the future.
+        ahead: the ids of compared runs whose start is in the future.
     """
 
     def __init__(self, started_at: Mapping[str, float] | None = None, *, now: float | None = None) -> None:
         """
         Args:
-            started_at: seconds since the epoch at which runs began, by run id, as their manifests say.
-            now: seconds since the epoch; default: this machine's clock.
+            started_at: the start by run id, from manifests, in seconds since the epoch.
+            now: seconds since the epoch; default: the clock of this machine.
         """
         self._started_at = started_at or {}
         self._latest = (time.time() if now is None else now) + _CLOCK_TOLERANCE_S
@@ -220,7 +218,7 @@ class RunOrder:
         self.ahead: set[str] = set()
 
     def age(self, run_id: str) -> Age:
-        """How new a run is; "" is no run, which is older than any."""
+        """Returns the sort key of a run; "" for no run, which is older than any run."""
         if run_id not in self._ages:
             self._ages[run_id] = self._age(run_id)
         return self._ages[run_id]
@@ -238,7 +236,7 @@ class RunOrder:
 
 
 def run_id_time(run_id: str) -> float | None:
-    """Seconds since the epoch at the start of `20261121T163006-1f0c9a`; None for an id of another form."""
+    """Returns the start in a run id (`20261121T163006-1f0c9a`), in seconds since the epoch; None for other ids."""
     found = _TIME.match(run_id)
     try:
         return float(calendar.timegm(time.strptime(found[1], "%Y%m%dT%H%M%S"))) if found else None

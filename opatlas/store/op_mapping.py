@@ -1,7 +1,7 @@
-"""Reads op_mapping.yaml, the file by which a simulator such as msmodeling finds the rows of an operator.
+"""Reads and writes op_mapping.yaml, by which a simulator such as msmodeling finds the rows of an operator.
 
-The file lies beside the CSVs of a compute database. Under `operator_mappings` each operator of the simulation has the
-fields that name its kernel types; other top-level keys are settings of the simulator.
+The file lies beside the CSVs of a compute database. Under `operator_mappings` each operator has fields that name its
+kernel types; other top-level keys are settings of the simulator.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LARGEST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class MappedOperator:
-    """An operator of the simulation.
+    """An operator of a simulation.
 
     Attributes:
         name: `aten.mm.default`.
-        line: of the operator in its file.
-        fields: as the file has them.
+        line: the line of the operator in the file.
+        fields: the fields, as in the file.
     """
 
     name: str
@@ -46,32 +46,32 @@ class MappedOperator:
 
     @property
     def kernel_type(self) -> str:
-        """The kernel type whose rows are asked first; "" where the operator names none."""
+        """The kernel type whose rows are searched first; "" if the operator names none."""
         return _text(self.fields.get("kernel_type"))
 
     @property
     def alternates(self) -> Sequence[str]:
-        """Kernel types whose rows are asked next."""
+        """The kernel types whose rows are searched next."""
         return _texts(self.fields.get("alternate_kernel_types"))
 
     @property
     def parts(self) -> Sequence[str]:
-        """Kernel types of a composite: the first compute kernel with a row counts, and each message is added."""
+        """The kernel types of a composite: the first compute kernel with a row counts, and all messages are added."""
         return _texts(self.fields.get("sub_kernels"))
 
     @property
     def kernel_types(self) -> Sequence[str]:
-        """All that the operator names, each once."""
+        """All kernel types of the operator, without duplicates."""
         return tuple(dict.fromkeys(filter(None, (self.kernel_type, *self.alternates, *self.parts))))
 
     @property
     def is_composite(self) -> bool:
-        """Whether the operator is several kernels."""
+        """Whether the operator consists of several kernels."""
         return bool(self.fields.get("composite"))
 
     @property
     def is_free(self) -> bool:
-        """Whether the operator counts as 0 us, and no row is asked."""
+        """Whether the operator counts as 0 us, without a row."""
         return bool(self.fields.get("zero_cost") or self.fields.get("accepted_miss"))
 
     @property
@@ -82,13 +82,13 @@ class MappedOperator:
 
 @dataclass(frozen=True)
 class OpMapping:
-    """The content of a file.
+    """The content of an op_mapping.yaml.
 
     Attributes:
-        operators: in the order of the file.
-        malformed: names and lines of operators whose value is no mapping.
+        operators: the operators, in the order of the file.
+        malformed: name and line of each operator whose value is not a mapping.
         settings: the other top-level keys.
-        lines: of the top-level keys.
+        lines: the lines of the top-level keys.
     """
 
     operators: Sequence[MappedOperator]
@@ -98,7 +98,7 @@ class OpMapping:
 
 
 def read_mapping(folder: Path) -> OpMapping | None:
-    """Reads the mapping of a database; None where there is no file.
+    """Reads the mapping of a database; None if there is no file.
 
     Raises:
         OpAtlasError: the file cannot be read, is not YAML, or has no operators.
@@ -127,7 +127,7 @@ def _unreadable(path: Path, error: Exception) -> OpAtlasError:
 
 
 def parse_mapping(text: bytes) -> OpMapping:
-    """Raises NotYaml: the text is not YAML, or has no mapping `operator_mappings`."""
+    """Parses a mapping. Raises NotYaml if the text is not YAML, or has no mapping `operator_mappings`."""
     content = parse_yaml(text)
     operators = content.get(OPERATORS) if isinstance(content, dict) else None
     if not isinstance(operators, dict):
@@ -154,9 +154,9 @@ def _texts(value: Any) -> Sequence[str]:
 
 
 _DEFAULT = Path(__file__).with_name("default_op_mapping.yaml")
-#: The first line of a copy begins so.
+#: Prefix of the first line of a copy.
 _COPY = "# A copy of "
-#: The software whose version says most about which kernels run comes first.
+#: Software by how much its version affects which kernels run, most first.
 _NEARNESS = (VLLM, CANN, TORCH)
 _VERSION_KEYS = {"version": VLLM, "cann_version": CANN, "pytorch_version": TORCH}
 
@@ -166,30 +166,30 @@ class WrittenMapping:
     """An op_mapping.yaml that was written.
 
     Attributes:
-        path: of the file.
-        source: the file that was copied; None where the table of OpAtlas was written.
+        path: the path of the file.
+        source: the file that was copied; None for the default mapping of OpAtlas.
     """
 
     path: Path
     source: Path | None
 
     def __str__(self) -> str:
-        origin = f"a copy of {self.source}" if self.source is not None else "OpAtlas' table"
-        return f"wrote {self.path.name} ({origin}), by which a simulator finds the rows"
+        origin = f"a copy of {self.source}" if self.source is not None else "the default of OpAtlas"
+        return f"wrote {self.path.name} ({origin}), with which a simulator finds the rows"
 
 
 def write_default_mapping(
     database: Path, *, is_npu: bool = False, sources: Sequence[Path] = ()
 ) -> WrittenMapping | None:
-    """Writes the op_mapping.yaml of a database that has none; call it with the lock of the database held.
+    """Writes an op_mapping.yaml for a database without one. The caller holds the lock of the database.
 
     Args:
         database: a folder of {KernelType}.csv files.
-        is_npu: whether its rows are of an NPU, where its place does not tell.
-        sources: databases whose file is taken first.
+        is_npu: whether the rows are of an NPU, if the path of the database does not say.
+        sources: databases whose file is copied in the first place.
 
     Returns:
-        What was written; None where there is a file, or the rows are not of an NPU.
+        What was written; None if there is a file, or the rows are not of an NPU.
 
     Raises:
         OpAtlasError: the file cannot be written.
@@ -213,7 +213,7 @@ def write_default_mapping(
 
 
 def _settings(database: Path) -> Mapping[str, str]:
-    """What the place of a database says of it, by top-level key; nothing where the place says nothing."""
+    """Returns the settings that the path of a database implies, by top-level key."""
     place = npu_place(database)
     if place is None:
         return {}
@@ -226,7 +226,7 @@ def _settings(database: Path) -> Mapping[str, str]:
 
 
 def _neighbours(database: Path) -> Iterator[Path]:
-    """The mappings of other version folders below the same root, those of the same device and near versions first."""
+    """Yields the mappings of other databases below the same root: same device first, then nearest versions."""
     here = database.resolve()
     stack = here.parent
     found = []
@@ -239,7 +239,7 @@ def _neighbours(database: Path) -> Iterator[Path]:
 
 
 def _distance(one: Place | None, other: Place | None) -> Sequence[Sequence[int]]:
-    """The differences of the numbers of two places' versions, one list for each piece of software."""
+    """Returns the differences of version numbers between two places, a list for each piece of software."""
     ours, theirs = (place[1] if place is not None else {} for place in (one, other))
     pairs = [(_numbers(ours.get(each.name, "")), _numbers(theirs.get(each.name, ""))) for each in _NEARNESS]
     return [[abs(a - b) for a, b in zip_longest(*pair, fillvalue=0)] for pair in pairs]
@@ -250,7 +250,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _copied(source: Path, settings: Mapping[str, str]) -> str | None:
-    """The text of a mapping, for another place; None where the file is no mapping that can be read."""
+    """Returns the text of a mapping with other settings; None if the file cannot be read."""
     try:
         text = read_text(source)
         copy = _with_settings(text, settings)
@@ -261,9 +261,9 @@ def _copied(source: Path, settings: Mapping[str, str]) -> str | None:
 
 
 def _with_settings(text: str, settings: Mapping[str, str]) -> str:
-    """A mapping whose top-level keys say what `settings` says; without settings it refers to no other folder.
+    """Returns the text of a mapping with new top-level settings.
 
-    What the table of OpAtlas leaves open goes, too.
+    Without settings, the reference to messages and empty values are removed.
     """
     for key, value in settings.items():
         line = f"{key}: {json.dumps(value)}"

@@ -1,6 +1,6 @@
-"""Brings pruned rows back into the CSVs.
+"""Pruned rows: rows without a duration that were moved to `pruned/`, and can be moved back.
 
-A row whose like is in the CSV again stays in pruned/. The CSV keeps its columns and their order.
+A pruned row stays in `pruned/` if the CSV has a row of the same signature.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PRUNED_REASON = "Pruned Reason"
 
 
 def pruned_path(database: Database, kernel_type: str) -> Path:
-    """Where the pruned rows of a kernel type are. Raises OpAtlasError if the type cannot name a file."""
+    """Returns the path of a kernel type's pruned rows. Raises OpAtlasError if the type cannot name a file."""
     return database.pruned_dir / database.csv_path(kernel_type).name
 
 
 def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> None:
-    """Adds rows to the file of pruned ones. It only grows: a row that comes back and is pruned again stands twice."""
+    """Appends rows to the file of pruned rows; a row that is pruned twice is there twice."""
     path = pruned_path(database, kernel_type)
     if path.exists():
         rows = pd.concat([read_frame(path, kernel_type), rows]).fillna("")
@@ -35,11 +35,11 @@ def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> N
 
 @dataclass
 class UnpruneResult:
-    """What became of the pruned rows that were chosen.
+    """The result of `unprune`.
 
     Attributes:
         back: rows that are in the CSVs again.
-        there: rows that stay in `pruned/`, for the CSV has one of the same signature.
+        there: rows that stay in `pruned/`, because the CSV has a row of the same signature.
         problems: files that could not be read or written.
     """
 
@@ -49,9 +49,9 @@ class UnpruneResult:
 
 
 def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
-    """Brings pruned rows back, a file at a time: first into the CSV, then out of `pruned/`.
+    """Moves pruned rows back, file by file: adds them to the CSV, then removes them from `pruned/`.
 
-    Of several pruned rows of one signature the last one comes back, and the others stay.
+    Of several pruned rows with one signature, the last one is moved and the others stay.
 
     Raises:
         OpAtlasError: the database cannot be locked.
@@ -96,6 +96,6 @@ def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpr
 def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     edit = TableEdit(frame)
     for cells in rows.drop(columns=PRUNED_REASON, errors="ignore").to_dict("records"):
-        # A column that the CSV lacks is added for what it holds only.
+        # A column that the CSV lacks is added only for non-empty cells.
         edit.append({str(name): cell for name, cell in cells.items() if cell or name in frame.columns})
     return edit.frame()

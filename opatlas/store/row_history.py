@@ -1,4 +1,4 @@
-"""Tells what rows took in each run, from the histories, the replaced rows and the CSVs."""
+"""The durations of rows in each run, from the histories, the replaced rows and the CSVs: `opatlas history`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
 
 @dataclass(frozen=True)
 class RowRun:
-    """What became of a row in a run.
+    """A row in a run.
 
     Attributes:
-        run_id: "" if it is not known.
-        kept_in: "history"; "replaced" for a duration that no history has; "csv" for one that only the CSV has.
-        current: whether the duration is that of the CSV.
-        duration_us: what the CSV had or has as the duration: of a kernel the mean, of a message the median.
-        assumptions: what the row does not tell, and what was taken instead.
-        checked_elements, total_elements: output elements compared with the reference, and all; None if not known.
-        samples_us: each sample in microseconds, if there is a history of the run.
-        started_at: seconds since the epoch; None if it is not known.
+        run_id: "" if unknown.
+        kept_in: the source: "history", "replaced" (a replaced row that no history has), or "csv" (only in the CSV).
+        current: whether the CSV has this duration.
+        duration_us: the duration in the CSV: the mean of a kernel's samples, the median of a message's.
+        assumptions: values that the row does not state, and that were assumed.
+        checked_elements, total_elements: output elements compared with the reference, and all; None if unknown.
+        samples_us: each sample in microseconds, if the run has a history.
+        started_at: seconds since the epoch; None if unknown.
     """
 
     run_id: str
@@ -67,10 +67,10 @@ class RowRun:
 
 
 def row_histories(database: Database, chosen: RowChoice, problems: list[str]) -> dict[RowName, list[RowRun]]:
-    """The runs of each chosen row, the oldest first; rows that are in no CSV any more are among them.
+    """Returns the runs of each chosen row, the oldest first, also of rows that are no longer in a CSV.
 
     Args:
-        problems: gets a sentence for each file that cannot be read; the others are read all the same.
+        problems: receives a sentence for each file that cannot be read.
     """
     manifests = read_manifests(database, problems)
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
@@ -153,7 +153,7 @@ def _of_record(record: Record) -> RowRun:
 
 def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRun:
     count = cells.get(MICROBENCH_SAMPLES, "")
-    # The status may be of a later run than the duration; the duration was measured, whoever did.
+    # The Status column may be of a later run than the duration.
     return RowRun(
         run_id=cells.get(RUN_ID, ""),
         kept_in=kept_in,
@@ -169,7 +169,7 @@ def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRu
 
 
 def _is_same(run: RowRun, other: RowRun) -> bool:
-    """Whether two tell of one duration; a CSV has it with four decimals."""
+    """Returns whether two entries are the same duration; a CSV has four decimals."""
     if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
         return False
     return abs(run.duration_us - other.duration_us) < 1e-4

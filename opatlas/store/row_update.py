@@ -1,8 +1,8 @@
-"""The merge rule: what records do to the rows of one table.
+"""How records change the rows of one table.
 
-Samples of a sibling (opatlas.model.same_case) are those of the row of the type that really ran: its
-CSV is where they are updated or appended. They fill the row that was asked for too, which says so in
-its Status Reason, and are never appended there.
+Samples of a sibling type (opatlas/model/same_case.py) belong to the launched row: its CSV is updated, or the row is
+appended. They also fill the requested row, whose Status Reason names the launched type; the requested row is never
+appended for them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from opatlas.model.signature import signatures
 from opatlas.store.cells import TableEdit, crashes_cell, duration_columns, measured_cells, positions_by_key
 from opatlas.store.manifest import RunOrder
 
-#: At the end of the Status Reason of a row whose duration is of another run than its status.
+#: The end of the Status Reason if duration and status are of different runs.
 _STATUS_RUN = re.compile(r" \[run ([^\]]+)\]$")
 
 
 @dataclass
 class TypeRecords:
-    """The records that count for the rows of a kernel type, by signature.
+    """The records for the rows of a kernel type, by signature.
 
     Attributes:
-        own: about the rows themselves.
-        brought: samples of rows that ran for a sibling's row, and that no record of their own tells of.
+        own: records of rows that were requested.
+        brought: records of rows that were launched for a sibling, and not requested themselves.
     """
 
     own: dict[str, Record] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class TypeRecords:
 
 
 def records_by_type(records: Iterable[Record]) -> dict[str, TypeRecords]:
-    """The records that count for each kernel type. Of several about one row, the last counts."""
+    """Groups records by kernel type. The last record of a row counts."""
     found: dict[str, TypeRecords] = {}
     for record in records:
         found.setdefault(record.kernel_type, TypeRecords()).own[record.signature] = record
@@ -60,7 +60,7 @@ def records_by_type(records: Iterable[Record]) -> dict[str, TypeRecords]:
         of_type = found.setdefault(brought.kernel_type, TypeRecords())
         own = of_type.own.get(brought.signature)
         if own is not None and own.measurement is not None and own.measurement.ran_as is not None:
-            # It was filled by a sibling itself, and here are samples of its very own.
+            # The row's own record has samples of a sibling; these are samples of the row itself.
             del of_type.own[brought.signature]
             own = None
         if own is None:
@@ -70,15 +70,15 @@ def records_by_type(records: Iterable[Record]) -> dict[str, TypeRecords]:
 
 @dataclass
 class RowChanges:
-    """What records did to the rows of a table.
+    """The changes of records to a table.
 
     Attributes:
-        updated: the records that measured rows anew, by position; rows that were appended are among them.
-        appended: positions of the rows that were not there.
-        marked: positions of the rows that only got a status.
-        unchanged: how many rows hold what their record says already.
-        stayed: records whose row holds what a later run found out.
-        missing: records whose row is not there, and was not appended.
+        updated: records that measured rows, by position, with appended rows.
+        appended: positions of rows that were appended.
+        marked: positions of rows that received a status only.
+        unchanged: the number of rows that already had the content of their record.
+        stayed: records that were ignored, because the row has the result of a later run.
+        missing: records without a row that were not appended.
     """
 
     updated: dict[int, Record] = field(default_factory=dict)
@@ -90,11 +90,11 @@ class RowChanges:
 
 
 class TableUpdate:
-    """The rows of a table while records are merged into them, in memory.
+    """A table in memory while records update it.
 
     Attributes:
         rows: the cells.
-        positions: of the rows, by signature.
+        positions: the positions of the rows, by signature.
     """
 
     def __init__(self, kernel_type: str, frame: pd.DataFrame) -> None:
@@ -105,13 +105,13 @@ class TableUpdate:
     def apply(
         self, records: TypeRecords, *, append: bool, brought_too: bool, order: RunOrder | None = None
     ) -> RowChanges:
-        """Brings rows up to date with records.
+        """Updates rows with records.
 
         Args:
-            append: append the rows of records that were measured and have no row.
-            brought_too: append or update rows that nobody asked for, and that ran for a sibling's row. If
-                not, such samples fill only rows without a duration.
-            order: leave what later runs than a record's found out; None: the records are the latest.
+            append: append rows for measured records without a row.
+            brought_too: append or update rows that were launched for a sibling. If False, such records fill only rows
+                without a duration.
+            order: keep the results of runs later than the record's; None: the records are the latest.
         """
         changes = RowChanges()
         for signature, record in records.all().items():
@@ -132,10 +132,9 @@ class TableUpdate:
         return changes
 
     def to_prune(self, records: Iterable[Record]) -> list[int]:
-        """Positions of the rows that these records ran and that have no valid duration, replayed or captured.
+        """Returns the positions of rows that ran and have no valid duration, replayed or captured.
 
-        A row that this device does not support, or for which something was not set up, was not run. One that was too
-        noisy is to be measured again.
+        Skipped and unsupported rows did not run. Noisy rows are to be measured again.
         """
         durations = [self.rows[column] for column in duration_columns(self.kernel_type)]
         return sorted(
@@ -149,10 +148,14 @@ class TableUpdate:
     def _matched(
         self, records: TypeRecords, brought_too: bool, order: RunOrder | None, stayed: list[Record]
     ) -> tuple[list[tuple[int, Record, bool]], list[tuple[int, Record]]]:
-        """The rows that records measured, each with whether its status is of a later run; and those only marked.
+        """Matches records with rows.
 
         Args:
-            stayed: gets the records that are not to change their rows, since a later run found out more.
+            stayed: receives the records that are ignored, because the row has the result of a later run.
+
+        Returns:
+            Position and record of each measured row, with whether the row keeps the status of a later run; position
+            and record of each row that receives a status only.
         """
         names = duration_columns(self.kernel_type)
         measured, marks = [], []
@@ -162,8 +165,9 @@ class TableUpdate:
                     is_late = order is not None and self._has_later_status(position, record, order)
                     stayed.append(record) if is_late else marks.append((position, record))
                     continue
-                only_came_by = signature in records.brought and not brought_too
-                if only_came_by and any(valid_duration(self.rows[name][position]) for name in names):
+                # MISSING_ONLY: a row that was not requested keeps its duration, even if it was launched.
+                is_by_product = signature in records.brought and not brought_too
+                if is_by_product and any(valid_duration(self.rows[name][position]) for name in names):
                     continue
                 if order is None:
                     measured.append((position, record, False))
@@ -174,10 +178,10 @@ class TableUpdate:
         return measured, marks
 
     def _set_measured(self, measured: Sequence[tuple[int, Record, bool]]) -> set[int]:
-        """Brings rows up to date with their measurement; the positions of those that changed."""
+        """Writes the cells of measured rows; returns the positions of changed rows."""
         changed: set[int] = set()
         later = [(position, self._status_run(position)) for position, _, has_later in measured if has_later]
-        # A column at a time: a session may have measured every row of a large table.
+        # By column, for speed: a session may measure every row of a large table.
         columns: dict[str, tuple[list[int], list[str]]] = {}
         for position, record, has_later in measured:
             for name, cell in measured_cells(record).items():
@@ -197,14 +201,14 @@ class TableUpdate:
         return changed
 
     def _set_status(self, position: int, record: Record) -> bool:
-        """Marks a row that was not measured; its durations stay. Whether that changed anything."""
+        """Writes the status of a row that was not measured; keeps durations. Returns whether a cell changed."""
         there = Status.of_cell(self.rows[STATUS][position])
         if record.status is Status.SKIPPED and there not in (None, Status.SKIPPED):
-            # It was not run: what earlier runs found out of it is still all there is to know.
+            # A skipped row keeps the status of an earlier run.
             return False
         cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: crashes_cell(record)}
         if self._has_duration(position):
-            # The run id stays with the duration that it accounts for.
+            # The Run ID column belongs to the duration.
             cells[STATUS_REASON] = _with_run(record.reason, record.run_id)
         else:
             cells[RUN_ID] = record.run_id
@@ -212,7 +216,7 @@ class TableUpdate:
         return any(changed)
 
     def _has_later_status(self, position: int, record: Record, order: RunOrder) -> bool:
-        """Whether a later run than the record's ran the row and gave it its status."""
+        """Returns whether the status of the row is of a later run than the record's."""
         there = Status.of_cell(self.rows[STATUS][position])
         if there is None or (there is Status.SKIPPED and record.status is not Status.SKIPPED):
             return False

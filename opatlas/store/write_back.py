@@ -1,7 +1,7 @@
-"""Records into CSVs: what an update mode does with each, and nothing lost.
+"""Writes records back to the CSVs, by update mode, without losing any.
 
-Merging the same records twice gives the same files, so a merge that was cut off is simply done
-again. opatlas/store/row_update.py has the rule for the rows of one table.
+Writing the same records twice gives the same files, so an interrupted write-back is simply repeated.
+opatlas/store/row_update.py has the rules for the rows of a table.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from opatlas.text import counted
 
 
 class UpdateMode(str, Enum):
-    """What a session runs, and what it does with samples that match no row.
+    """Which rows a session runs, and whether it appends rows.
 
     ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration. STALE: rows
-    whose replayed duration was measured by other code, or with another driver or other versions, than the present ones.
+    whose replayed duration was measured with other code, another driver or other versions than the present ones.
     """
 
     ALL = journal.ALL
@@ -48,7 +48,7 @@ class UpdateMode(str, Enum):
 
     @property
     def adds_rows(self) -> bool:
-        """Whether samples that match no row are appended."""
+        """Whether measured records without a row are appended."""
         return self is UpdateMode.ALL
 
     def __str__(self) -> str:
@@ -57,19 +57,19 @@ class UpdateMode(str, Enum):
 
 @dataclass
 class WriteBackResult:
-    """What became of the rows that records were about.
+    """The result of a write-back.
 
     Attributes:
-        updated: rows whose duration was measured anew, by kernel type.
-        added: rows that were not there and were appended, by kernel type.
-        marked: rows that only got a status, by kernel type; their durations are what they were.
-        unchanged: rows whose record had been merged before, by kernel type.
-        stayed: rows that were left alone, as a later run has found out more about them.
-        repeated: how many of the rows in `updated` repeat the signature of an earlier row, whose duration they got.
-        unmatched: records without a row that the mode does not append.
-        of_siblings: what ran for the rows of sibling types and has no row of its own, where the mode appends none.
-        pruned: rows that were moved to the pruned folder.
-        problems: files that could not be read or written; their records are not merged.
+        updated: rows with a new duration, by kernel type.
+        added: rows that were appended, by kernel type.
+        marked: rows that received a status only, by kernel type; they keep their durations.
+        unchanged: rows that already had the content of their record, by kernel type.
+        stayed: rows that keep the result of a later run.
+        repeated: how many rows in `updated` have the signature of an earlier row, and received its duration.
+        unmatched: requested rows that are not in a CSV and were not appended.
+        of_siblings: rows that were launched for a sibling, are not in a CSV and were not appended.
+        pruned: rows that were moved to `pruned/`.
+        problems: files that could not be read or written; their records are not written back.
     """
 
     updated: Counter[str] = field(default_factory=Counter)
@@ -85,25 +85,25 @@ class WriteBackResult:
 
 
 def has_duration(kernel_type: str, row: Mapping[str, str]) -> bool:
-    """Whether any of the durations of a row is valid."""
+    """Returns whether a row has a valid duration."""
     return any(valid_duration(row.get(column, "")) is not None for column in duration_columns(kernel_type))
 
 
 def write_back(
     database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, keep_newer: bool = False
 ) -> WriteBackResult:
-    """Merges records into the CSVs of a database, one file at a time, each replaced in one step.
+    """Writes records to the CSVs of a database, file by file, each replaced in one step.
 
     Args:
-        records: of any kernel types; of several about one row, the last counts. A row that has none
-            of its own gets the samples that its siblings' records brought.
-        mode: whether rows that are not there are appended (all) or reported (any other mode).
-        prune: whether rows that were run, and that have no valid duration now, are moved to `pruned/`.
-        keep_newer: leave rows alone that hold what a later run than the record's found out.
+        records: records of any kernel types. The last record of a row counts. A row without a record of its own
+            receives the samples of siblings that launched it.
+        mode: missing rows are appended (all) or reported (other modes).
+        prune: whether rows that ran and have no valid duration are moved to `pruned/`.
+        keep_newer: whether rows keep the results of later runs than the record's.
 
     Raises:
-        OpAtlasError: the database cannot be locked. A file that cannot be read or written, whatever
-            the reason, is a problem of the result, and does not keep the records of other kernel types out.
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written becomes a problem of the
+            result; records of other kernel types are written.
     """
     result = WriteBackResult()
     histories = Histories(database)
@@ -135,7 +135,7 @@ def _merge_table(
     _keep_replaced(database, histories, table, changes.updated)
     is_changed = bool(changes.updated or changes.marked or pruned)
     gone = _write(database, table, merged.rows.frame(), pruned) if is_changed else []
-    # Only now, for a file that cannot be written counts for nothing.
+    # Counted after the write: a file that cannot be written counts nothing.
     result.updated[kernel_type] += len(changes.updated) - len(changes.appended)
     result.added[kernel_type] += len(changes.appended)
     result.marked[kernel_type] += len(changes.marked)
@@ -150,7 +150,7 @@ def _merge_table(
 
 
 def _keep_replaced(database: Database, histories: Histories, table: Table, updated: Mapping[int, Record]) -> None:
-    """Keeps the rows whose durations go now and are in no history, by the run that replaces them."""
+    """Saves the rows whose durations are replaced and are in no history, by the run that replaces them."""
     frame, kernel_type = table.frame, table.kernel_type
     own_duration = duration_columns(kernel_type)[0]
     if own_duration not in frame.columns:
@@ -169,7 +169,7 @@ def _keep_replaced(database: Database, histories: Histories, table: Table, updat
 
 
 def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> list[RowName]:
-    """Writes a table without its pruned rows, which are kept first in a file of their own; their names."""
+    """Saves pruned rows, then writes the table without them; returns their names."""
     gone = frame.iloc[list(pruned)]
     if pruned:
         append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
@@ -178,21 +178,21 @@ def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequen
     return [RowName(table.kernel_type, signature) for signature in signatures(table.kernel_type, gone)]
 
 
-#: Unreadable lines of a journal that are told; the file itself has them all.
+#: The number of unreadable lines of a journal that are reported.
 _LINES_TOLD = 5
 _REMEDY = "make it readable and writable"
 
 
 @dataclass(frozen=True)
 class RecoveredJournal:
-    """What was found of an earlier session.
+    """The journal of an earlier session that was written back.
 
     Attributes:
-        run_id: the session; where not even that could be read, the name of its journal.
-        statuses: its records that are in the CSVs now, by status.
-        stayed: records that are not, as a later run has found out more about their rows.
-        problems: what was wrong, each with what became of it.
-        incomplete: whether there are records that are not in the CSVs now.
+        run_id: the session; the name of the journal if the header cannot be read.
+        statuses: the number of records written to the CSVs, by status.
+        stayed: the number of records that were ignored, because a later run measured their rows.
+        problems: what was wrong, and the consequence.
+        incomplete: whether some records are not in the CSVs.
     """
 
     run_id: str
@@ -202,26 +202,25 @@ class RecoveredJournal:
     incomplete: bool = False
 
     def __bool__(self) -> bool:
-        """Whether there were any records of the session."""
+        """Returns whether the journal had records."""
         return bool(self.statuses or self.stayed)
 
     def __str__(self) -> str:
-        """`merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
+        """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
         what = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
         merged = f"merged {counted(self.statuses.total(), 'record')} that session {self.run_id} left behind"
-        stayed = f"; left out {self.stayed:,}, as a later run measured their rows" if self.stayed else ""
+        stayed = f"; ignored {self.stayed:,}, because a later run measured their rows" if self.stayed else ""
         return f"{merged}{what and f' ({what})'}{stayed}"
 
 
 @dataclass(frozen=True)
 class RunWriteBack:
-    """What became of a session's own journals.
+    """The write-back of a session's own journals.
 
     Attributes:
-        result: of the merge; None where there was none.
-        records: all that were read.
-        problems: why records are not in the CSVs, or not in those that they were for; each tells
-            where they are kept.
+        result: the result; None if the write-back failed.
+        records: all records of the journals.
+        problems: why records are not in the CSVs, and where they are kept.
     """
 
     result: WriteBackResult | None
@@ -230,11 +229,11 @@ class RunWriteBack:
 
 
 def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
-    """Merges the journals of sessions that ended without doing so, oldest first.
+    """Writes back the journals of killed sessions, oldest first.
 
-    A journal moves to the history of its run once all its records are in the CSVs. One with lines that cannot be read
-    is kept beside, under another name; one that cannot be merged at all stays and is reported, and keeps
-    no other journal out. Rows that a later session has measured meanwhile keep what it measured.
+    A journal moves to the history of its run when all its records are in the CSVs. A journal with unreadable lines is
+    kept under another name. A journal that cannot be written back stays and is reported. Rows keep the results of later
+    sessions.
     """
     own = set(journal.run_journals(database, own_run))
     found = []
@@ -253,7 +252,7 @@ def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
 
 
 def _recovered(database: Database, path: Path) -> RecoveredJournal:
-    """Raises OpAtlasError, OSError, and what nobody has foreseen."""
+    """Writes one journal back. Raises OpAtlasError, OSError."""
     try:
         contents = journal.read(path)
     except journal.NotAJournal as error:
@@ -262,18 +261,18 @@ def _recovered(database: Database, path: Path) -> RecoveredJournal:
     header = contents.header
     result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
     if result.problems:
-        problems = [*result.problems, f"its records stay in {path} until that is mended"]
+        problems = [*result.problems, f"its records stay in {path} until this is repaired"]
         return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
-    # By journal: a killed session may have left several.
+    # Named by journal: a killed session may have several.
     kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
     try:
         history.add(database, header, contents.records)
     except OpAtlasError as error:
-        problems = [*kept, f"{error}; {path} stays until that is mended, though its records are merged"]
+        problems = [*kept, f"{error}; its records are in the CSVs, and {path} stays until this is repaired"]
         return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
     problems = [*kept, *_put_away(path, contents)]
     stayed, unmatched = set(result.stayed), set(result.unmatched)
-    # Of several records about one row the last one counts.
+    # The last record of a row counts.
     records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
     merged = [record for name, record in records.items() if name not in stayed and name not in unmatched]
     return RecoveredJournal(
@@ -288,13 +287,13 @@ def _recovered(database: Database, path: Path) -> RecoveredJournal:
 def write_back_run(
     database: Database, header: JournalHeader, unsaved: Iterable[Mapping[str, Any]] = ()
 ) -> RunWriteBack:
-    """Merges what a session measured, and moves its journals to the history of the run.
+    """Writes the journals of a session back, and moves them to the history of the run.
+
+    A journal whose records are not in the CSVs and the history stays for the next session.
 
     Args:
-        header: of the session's journals.
+        header: the header of the session's journals.
         unsaved: records that could not be written to a journal.
-
-    A journal whose records are not in the CSVs and in the history stays, for the next session to merge.
     """
     problems: list[str] = []
     read: list[tuple[Path, JournalContents]] = []
@@ -324,7 +323,7 @@ def write_back_run(
             try:
                 problems += _put_away(path, contents)
             except OSError as error:
-                problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
+                problems.append(f"{path}: {error.strerror}: its records are in the CSVs, remove it")
         else:
             problems.append(f"{counted(len(contents.records), 'record')} stay in {path}: the next session merges them")
     if unsaved and not (all_kept and len(unsaved_records) == len(unsaved)):
@@ -341,24 +340,23 @@ def _decoded(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Itera
 
 
 def _put_away(path: Path, contents: JournalContents) -> list[str]:
-    """Removes a journal whose records are in the CSVs and in the history; what could not be read of it stays.
-
-    Raises OSError.
-    """
+    """Removes a journal after write-back; renames it if lines could not be read. Raises OSError."""
     problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
     if more := contents.unreadable[_LINES_TOLD:]:
         problems.append(f"{path}: {counted(len(more), 'more line')} that cannot be read")
     if problems:
-        problems.append(f"what could not be read is kept in {_set_aside(path)}")
+        problems.append(f"the unreadable lines are kept in {_set_aside(path)}")
     else:
         path.unlink()
     if contents.torn:
-        problems.append(f"{path}: the last record is cut off, since the session was killed then; its row was not run")
+        problems.append(
+            f"{path}: the last record is cut off, because the session was killed; its row counts as not run"
+        )
     return problems
 
 
 def _set_aside(path: Path) -> Path:
-    """Gives a journal a name under which it is no journal, so that no later session tells of it. Raises OSError."""
+    """Renames a journal so that later sessions ignore it; returns the new path. Raises OSError."""
     names = chain([f"{path.name}.unreadable"], (f"{path.name}.unreadable{number}" for number in count(2)))
     kept = next(kept for kept in map(path.with_name, names) if not kept.exists())
     path.rename(kept)
@@ -368,10 +366,10 @@ def _set_aside(path: Path) -> Path:
 def _keep_unmatched(
     database: Database, header: JournalHeader, records: Iterable[Record], result: WriteBackResult
 ) -> list[str]:
-    """Keeps measurements whose rows have gone from the CSVs, where the update mode does not append them.
+    """Saves measurements whose rows are no longer in a CSV and were not appended.
 
     Raises:
-        OpAtlasError: there is no room for them; the journals must stay.
+        OpAtlasError: they cannot be written; the journals must stay.
     """
     names = set(result.unmatched)
     lost = [r for r in records if r.measurement and RowName(r.kernel_type, r.signature) in names]
@@ -385,7 +383,7 @@ def _keep_unmatched(
 
 
 def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
-    """Keeps records that no journal holds where there is room for them; tells where."""
+    """Saves records that are in no journal; returns a sentence with the path."""
     path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
     what = f"no room in the journal for {counted(len(records), 'record')}"
     with suppress(OpAtlasError):

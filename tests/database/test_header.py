@@ -46,9 +46,9 @@ def write(path: Path, header: tuple[str, ...]) -> Path:
 def test_a_column_that_is_like_one_that_the_file_lacks(wrong: str, right: str) -> None:
     names = [name for name in (*BASE, AVERAGE) if name != right]
     (warning,) = misspelt_columns(Path("Abs.csv"), [*names, wrong])
-    assert warning == (
-        f"Abs.csv:1: column {wrong!r} is not known (did you mean {right!r}?): it is kept as it is, and not used"
-    )
+    assert warning.startswith("Abs.csv:1: ")
+    assert repr(wrong) in warning
+    assert repr(right) in warning
 
 
 def test_columns_of_others_are_nobodys_misspelling() -> None:
@@ -63,23 +63,24 @@ def test_columns_of_others_are_nobodys_misspelling() -> None:
 
 def test_columns_of_messages_have_names_of_their_own() -> None:
     (warning,) = misspelt_columns(Path("hcom_allReduce_.csv"), ["message_bytes", "num_device", "dtype"])
-    assert "'num_device' is not known (did you mean 'num_devices'?)" in warning
+    assert "'num_device'" in warning
+    assert "'num_devices'" in warning
     assert not misspelt_columns(Path("mine.csv"), ["message_bytes", "num_devices", "dtype"], "hcom_allReduce_")
 
 
 def test_a_column_that_is_missing_is_looked_for_among_those_that_are_there(tmp_path: Path) -> None:
     names = tuple("Out Shapes" if name == "Output Shapes" else name for name in BASE)
-    with pytest.raises(
-        TableError, match=r":1: no column 'Output Shapes' \(is 'Out Shapes' it\?\)\. Correct the header"
-    ):
+    with pytest.raises(TableError) as caught:
         read_frame(write(tmp_path / "Abs.csv", names))
+    assert caught.value.line == 1
+    assert all(repr(name) in caught.value.problem for name in ("Output Shapes", "Out Shapes"))
 
 
 def test_of_many_columns_some_are_named(tmp_path: Path) -> None:
     names = tuple(f"column {number}" for number in range(17))
     path = tmp_path / "Abs.csv"
     path.write_text(",".join(names) + "\n")
-    with pytest.raises(TableError, match=r"the columns are: column 0, .*, column 11, and 5 more\. Correct"):
+    with pytest.raises(TableError, match=r"column 0, .*, column 11, and 5 more"):
         read_frame(path)
 
 
@@ -89,7 +90,8 @@ def test_values_where_the_header_was(tmp_path: Path, cells: tuple[str, ...]) -> 
     path.write_text(",".join(f'"{cell}"' for cell in cells) + "\n")
     with pytest.raises(TableError) as caught:
         read_frame(path)
-    assert str(caught.value) == f"{path}:1: holds values, no header. Restore the line of the columns' names"
+    assert (caught.value.path, caught.value.line) == (path, 1)
+    assert "no column" not in caught.value.problem
 
 
 def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,10 +99,8 @@ def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.Captur
     names = tuple("Out Formats" if name == "Output Formats" else name for name in BASE)
     wrong = write(tmp_path / "source/Abs.csv", (*names, AVERAGE))
     assert main(["combine", str(right.parent), str(wrong.parent)]) == 0
-    assert capsys.readouterr().err == (
-        f"warning: {wrong}:1: column 'Out Formats' is not known (did you mean 'Output Formats'?): "
-        f"it is kept as it is, and not used\n"
-    )
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: {wrong}:1: ")
     assert not Database(right.parent).misspelt_columns(), "the right one is there, too"
 
 

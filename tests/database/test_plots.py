@@ -347,7 +347,7 @@ def test_a_misspelt_column_is_warned_of(kind: str, tmp_path: Path, capsys: pytes
     (tmp_path / "hcom_allReduce_.csv").write_text("message_bytes,num_devices\n")
     weights = ["--weights", "1024,512"] if kind == "products" else []
     assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 1
-    assert "MatMulV2.csv:1: column 'Averge Duration(us)' is not known" in capsys.readouterr().err
+    assert "MatMulV2.csv:1: column 'Averge Duration(us)'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["all", "collectives", "products"])
