@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
-from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused
-from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
+from replaying import assert_mistake_is_caught
+from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE
 
 from opatlas.engine.check import Comparison, Largest, check
 from opatlas.engine.inputs.replay_row import ReplayRow
@@ -76,8 +76,6 @@ def with_arguments(name, change):
 def one_less(lengths):
     return [length - 1 for length in lengths]
 
-
-GRAD = ROWS["FlashAttentionScoreGrad"]
 
 MISTAKES = {
     "no mask": ("fused_infer_attention_score", {"sparse_mode": lambda mode: 0}, PAGED[0]),
@@ -161,44 +159,3 @@ def test_positions_are_ascending_and_seen():
         assert len(there) == min(count, 8)
         assert there[-1] < count
         assert line == there + [-1] * (8 - len(there))
-
-
-TRAINED = flash("33,2,64", "33,2,32", "2,4,33,8")
-GRADIENT = flash_grad("33,2,64", "33,2,32", "2,4,33,8")
-MASKED_GRADIENT = flash_grad("33,2,64", "33,2,32", "2,4,33,8", "33,33")
-
-REFUSED = [
-    (RING_MLA[0].replace("13,4,8;", "13,3,8;"), "ring_mla", SHAPES, "must have the same tokens and heads"),
-    (RING_MLA[0].replace(";4,13 |", "; |", 1), "ring_mla", SHAPES, "belong together"),
-    (RING_MLA[0].replace("13,4,16;4,13 |", "13,4,16;13,4 |", 1), "ring_mla", SHAPES, "(heads, tokens)"),
-    (RING_MLA[1].replace("13,4,16;512", "13,4,24;512"), "ring_mla", OUTPUT, "output 0 of RINGMLAPrefillBF16Kernel"),
-    (RING_MLA[3].replace("5,2,", "7,2,"), "ring_mla", SHAPES, "as many queries as keys"),
-    (RING_MLA[3].replace("5,2,", "5,4,"), "ring_mla", SHAPES, "do not go together"),
-    (RING_MLA[3].replace("512,512", "512,512;1"), "ring_mla", DTYPES, "slot 6 has the shape 1"),
-    (TRAINED.replace(";;;;", ";1,1;;;", 1), "flash_attention_score", SHAPES, "slot 3 is used"),
-    (flash("33,2,64", "33,2,48", "2,4,33,8"), "flash_attention_score", SHAPES, "in one of the layouts SBH, BSH"),
-    (flash("33,2,64", "33,2,32", "3,4,33,8"), "flash_attention_score", SHAPES, "TND is not replayed"),
-    (flash("33,2,64", "33,2,32", "264,8"), "flash_attention_score", OUTPUT, "(batch, heads, queries, 8)"),
-    (
-        flash("33,2,64", "21,2,32", "2,4,33,8", "2048,2048"),
-        "flash_attention_score",
-        SHAPES,
-        "as many queries as keys",
-    ),
-    (flash("33,2,64", "33,2,32", "2,4,33,8", "33,21"), "flash_attention_score", SHAPES, "slot 6 is not the mask"),
-    (GRADIENT.replace(";;33,2,64", ";;33,2,63"), "flash_attention_grad", SHAPES, "the shape of slot 0"),
-    (GRADIENT.replace(";2,4,33,8;;", ";;;", 1), "flash_attention_grad", SHAPES, "from slot 4 on"),
-    (MASKED_GRADIENT.replace("BOOL", "FLOAT"), "flash_attention_grad", DTYPES, "slot 4 (mask) is FLOAT"),
-    (INDEXER[0].replace("9,4;", "9,3;"), "lightning_indexer", SHAPES, "other layouts are not replayed"),
-    (INDEXER[0].replace(";3;3;3,5", ";3;2;3,5"), "lightning_indexer", SHAPES, "slot 5 (block table)"),
-    (INDEXER[0].replace(";3;3;3,5", ";10;10;10,5"), "lightning_indexer", SHAPES, "no 10 sequences"),
-    (INDEXER[0].replace(";3;3;3,5", ";1;1;1,1"), "lightning_indexer", SHAPES, "do not go with 9 queries"),
-    (INDEXER[0].replace(";3;3;3,5", ";3;;3,5"), "lightning_indexer", SHAPES, "slot 4 is missing"),
-    (SPARSE[0].replace("9,1,7", "9,2,7"), "sparse_flash_attention", SHAPES, "other layouts are not replayed"),
-    (SPARSE[0].replace("9,4,8", "9,4,6"), "sparse_flash_attention", SHAPES, "rope parts like slots 0 and 1"),
-]
-
-
-@pytest.mark.parametrize(("row", "function", "column", "words"), REFUSED)
-def test_contradiction_is_refused(row, function, column, words):
-    assert_refused(TYPES[function], row, column, words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replaying import DTYPES, SHAPES, assert_refused, cells_of, replay_of, runner
+from replaying import cells_of, replay_of, runner
 from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 
 from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
@@ -175,52 +175,3 @@ def test_runtime_column_that_does_not_go_with_the_shapes(row, runtime, words):
         call_of(row, **runtime)
     assert words in str(refusal.value)
     assert "column 'Input Shapes'" in str(refusal.value)
-
-
-def changed(row, shapes=(), dtypes=()):
-    """A row with other words in some input slots."""
-    inputs, outputs = row.split(" -> ")
-    cells = [cell.split(";") for cell in inputs.split(" | ")]
-    for cell, changes in zip(cells, (shapes, dtypes), strict=True):
-        for slot, word in changes:
-            cell[slot] = word
-    return f"{' | '.join(';'.join(cell) for cell in cells)} -> {outputs}"
-
-
-REFUSED = [
-    (changed(DECODE, [(3, "1,1")], [(3, "DT_BF16")]), SHAPES, "slot 3 (pse_shift) is used"),
-    (changed(DECODE, [(17, "16")], [(17, "FLOAT")]), SHAPES, "slot 17 (key_antiquant_scale) is used"),
-    (changed(DECODE, [(30, "1")], [(30, "INT64")]), SHAPES, "slot 30 (kv_start_idx) is used"),
-    (changed(DECODE, dtypes=[(1, "INT8"), (2, "INT8")]), DTYPES, "quantized ones are not replayed"),
-    (changed(DECODE, dtypes=[(4, "FLOAT")]), DTYPES, "slot 4 (atten_mask) is FLOAT"),
-    (changed(DECODE, [(1, "")]), SHAPES, "slot 1 (key) is missing"),
-    (changed(DECODE, [(4, "")]), SHAPES, "but no mask in slot 4"),
-    (changed(DECODE, [(4, "1,1,3,24")]), SHAPES, "must have the shape 2048,2048"),
-    (changed(DECODE, [(2, "8,8,16")]), SHAPES, "slots 1 and 2 (key, value) differ"),
-    (changed(DECODE, [(1, "9,8,24"), (2, "9,8,24")]), SHAPES, "heads of 16 numbers"),
-    (changed(DECODE, [(1, "9,8,48"), (2, "9,8,48")]), SHAPES, "4 query heads are no multiple of 3"),
-    (changed(DECODE, [(1, "9,8,2,1,16"), (2, "9,8,2,1,16")]), SHAPES, "slot 1 has 5 axes"),
-    (changed(DECODE, [(1, "0,8,16"), (2, "0,8,16")]), SHAPES, "a cache without blocks"),
-    (changed(DECODE, [(14, "3")]), SHAPES, "slot 14 (block_table) must have two axes"),
-    (changed(DECODE, [(14, "2,4")]), SHAPES, "the number of sequences differs"),
-    (changed(DECODE, [(0, "3,64")]), SHAPES, "a query of 2 axes"),
-    (changed(DECODE, [(0, "2,4,16")]), SHAPES, "the 2 tokens of slot 0 are no 3 sequences"),
-    (changed(DECODE, [(0, "99,4,16")]), SHAPES, "more queries than keys"),
-    (changed(LATENT[0], [(24, ""), (25, "")]), SHAPES, "queries BNSD are replayed with a rope part"),
-    (changed(LATENT[0], [(14, "")]), SHAPES, "queries BNSD are replayed with a rope part"),
-    (changed(LATENT[0], [(25, "")]), SHAPES, "for queries or keys only"),
-    (changed(LATENT[0], [(25, "7,1,16,4")]), SHAPES, "slots 24 and 25 (rope)"),
-    (changed(LATENT[0], [(4, MASK)], [(4, "INT8")]), SHAPES, "queries BNSD are replayed without a mask"),
-    (
-        changed(PACKED[0], [(5, ""), (6, "")]),
-        SHAPES,
-        "Runtime actual_seq_lengths_kv_values with opatlas ingest --attention-records",
-    ),
-    (changed(PACKED[0], [(1, "23,2,8"), (2, "23,2,8")]), SHAPES, "keys are (tokens, heads, 16)"),
-    (changed(PACKED[0], [(1, "20,2,16"), (2, "20,2,16")]), SHAPES, "more queries than keys"),
-]
-
-
-@pytest.mark.parametrize(("row", "column", "words"), REFUSED)
-def test_other_combinations_are_refused(row, column, words):
-    assert_refused(FIA, row, column, words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, strategies
-from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong, replay_row, time_instead
+from replaying import assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
 from opatlas.engine.inputs.images import (
@@ -15,6 +15,7 @@ from opatlas.engine.inputs.images import (
     kernel_sizes,
 )
 from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.model.schema import INPUT_SHAPES
 
 #: Layers of well-known networks: source, result, places of the kernel, what the layer has.
 LAYERS = {
@@ -55,70 +56,13 @@ def test_found_arguments_give_the_result(source, kernel, stride, data):
 
 
 def test_no_window_holds_a_number_twice():
-    row = ReplayRow("Any", {SHAPES: "2,3,20,37", "Input Data Types": "DT_BF16"}, torch.device("cpu"))
+    row = ReplayRow("Any", {INPUT_SHAPES: "2,3,20,37", "Input Data Types": "DT_BF16"}, torch.device("cpu"))
     plane = distinct_map(row, 0, (2, 3, 20, 37))
     assert plane.dtype is torch.bfloat16
     assert plane.shape == (2, 3, 20, 37)
     places = torch.nn.functional.unfold(plane.float(), (16, 16))
     assert (places.view(2, 3, 256, -1).sort(dim=2).values.diff(dim=2) > 0).all()
     assert not torch.equal(plane[0, 0], plane[0, 1])
-
-
-CONTRADICTIONS = [
-    ("Conv2D", "2,6,9,9;4,5,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT", SHAPES, "no convolution with weights (4, 5, 3, 3)"),
-    ("Conv2D", "2,6,9,9;4,6,3,3 | FLOAT;FLOAT -> 2,4,12,9 | FLOAT", SHAPES, "no convolution with weights"),
-    ("Conv2D", "2,6,9,9;3,6,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT", SHAPES, "no convolution with weights"),
-    ("Conv2D", "2,6,9,9;4,6,3,3 | FLOAT;FLOAT -> 3,4,9,9 | FLOAT", OUTPUT, "must hold 2 feature maps of 4 channels"),
-    ("Conv2D", "2,6,9,9;4,6,3,3;5 | FLOAT;FLOAT;FLOAT -> 2,4,9,9 | FLOAT", OUTPUT, "2 feature maps of 5 channels"),
-    ("Conv2D", "2,6,9,9;4,6,3,3;4,1 | FLOAT;FLOAT;FLOAT -> 2,4,9,9 | FLOAT", SHAPES, "slot 2 (the bias)"),
-    ("Conv2D", "2,6,9;4,6,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT", SHAPES, "(2, 6, 9) in the format (none) is no"),
-    (
-        "Conv2D",
-        "2,6,9,9;4,6,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT16",
-        OUTPUT_TYPES,
-        "output 0 of Conv2D is torch.float32",
-    ),
-    (
-        "Conv2D",
-        "3,2,9,11,8;19,3,16,8;40 | FLOAT;FLOAT;FLOAT | NC1HWC0;FRACTAL_Z;NCHW -> 3,5,9,11,8 | FLOAT",
-        SHAPES,
-        "no convolution with weights (19, 3, 16, 8) (FRACTAL_Z)",
-    ),
-    (
-        "Conv2DBackpropFilter",
-        "2,6,9,9;3;2,4,9,9 | FLOAT;INT32;FLOAT -> 4,6,3,3 | FLOAT",
-        SHAPES,
-        "slot 1 lists the weight's sizes",
-    ),
-    ("Conv2DBackpropFilter", "2,6,9,9;4;2,4,9,9 | FLOAT;INT32;FLOAT -> 4,6,3 | FLOAT", OUTPUT, "no convolution"),
-    ("Conv2DBackpropInput", "4;4,6,3,3 | INT32;FLOAT -> 2,6,9,9 | FLOAT", SHAPES, "2 tensors, where"),
-    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7 | FLOAT", OUTPUT, "output slot 1 is missing"),
-    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,4,16 | FLOAT;UINT16", OUTPUT, "9, 4, 16) is no mask"),
-    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,6,7,7;2,6,9,5,16 | FLOAT;UINT16", OUTPUT, "is no mask"),
-    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,4,5,16 | FLOAT;UINT16", OUTPUT, "no kernel of 4 places"),
-    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,5,16 | FLOAT16;UINT16", OUTPUT_TYPES, "is torch.float32"),
-    (
-        "MaxPoolGradWithArgmaxV1",
-        "1,5,7,7;1,5,7,7;1,5,9,4,16 | FLOAT;FLOAT;UINT16 -> 1,5,7,7 | FLOAT",
-        SHAPES,
-        "slot 2 (1, 5, 9, 4, 16) is no mask",
-    ),
-    (
-        "MaxPoolGradWithArgmaxV1",
-        "1,5,7,7;1,5,7,7;1,5,9,5,16 | FLOAT;FLOAT;UINT16 -> 1,5,7,8 | FLOAT",
-        OUTPUT,
-        "the gradient must have the shape of slot 0",
-    ),
-    ("AdaptiveAvgPool3d", "2,5,7,11,3 | FLOAT -> 2,2,3,4,4 | FLOAT", OUTPUT, "cannot be pooled"),
-    ("AdaptiveAvgPool3d", "2,5,7,11,3 | FLOAT -> 2,2,3,3 | FLOAT", OUTPUT, "cannot be pooled"),
-    ("AdaptiveAvgPool3dGrad", "2,3,4,7;2,3,5,7,11 | FLOAT;FLOAT -> 5,7,11,7 | FLOAT", SHAPES, "slot 0 must be"),
-    ("AdaptiveAvgPool3dGrad", "2,3,4,6;2,3,5,7,11 | FLOAT;FLOAT -> 5,7,6 | FLOAT", OUTPUT, "must have the shape (5, 7"),
-]
-
-
-@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
-def test_contradiction_is_refused(kernel_type, row, column, words):
-    assert_refused(kernel_type, row, column, words)
 
 
 def test_the_record_tells_the_arguments():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas, test_layout, test_movement
 from opatlas.bench.implementations import torch as impl
-from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, cells_of
+from replaying import cells_of
 
 from opatlas.engine.check import check
 from opatlas.engine.inputs.replay_row import ReplayRow
@@ -54,34 +54,6 @@ def test_a_weight_in_its_blocks():
     stored = impl.format_cast(weight, torch.empty(2, 2, 16, 8))
     assert torch.equal(stored[1, 0], weight[:16, 8:, 0, 0])
     assert torch.equal(stored[0, 1], weight[16:, :8, 0, 0])
-
-
-CONTRADICTIONS = [
-    ("TransData", "3,13,5,7 | FLOAT | NCHW -> 3,3,5,7,8 | FLOAT | NC1HWC0", OUTPUT, "not the plain and a blocked"),
-    ("TransData", "3,13,5,7 | FLOAT | NCHW -> 3,13,5,7 | FLOAT | NCHW", OUTPUT, "not the plain and a blocked"),
-    ("TransData", "3,2,5,7,8 | FLOAT | NC1HWC0 -> 3,17,5,7 | FLOAT | NCHW", OUTPUT, "not the plain and a blocked"),
-    ("TransData", "20,40 | INT8 | ND -> 2,2,8,32 | INT8 | FRACTAL_NZ", OUTPUT, "not the plain and a blocked"),
-    (
-        "TransData",
-        "20,40 | INT8 | ND -> 2,2,16,32 | FLOAT | FRACTAL_NZ",
-        OUTPUT_TYPES,
-        "output 0 of TransData is torch.int8",
-    ),
-    ("AsStrided", "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,7 | FLOAT", OUTPUT, "neither a part"),
-    ("AsStrided", "360;2;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,6 | FLOAT", SHAPES, "slot 1 lists the sizes"),
-    ("AsStrided", "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> | ", OUTPUT, "output slot 0 is missing"),
-    ("AsStrided", "360;1;1;1 | FLOAT;INT64;INT64;INT64 -> 36 | FLOAT", OUTPUT, "neither a part"),
-    ("Tril", "7 | FLOAT -> 7 | FLOAT", SHAPES, "two axes"),
-    ("Tril", "4,7 | FLOAT -> 7,4 | FLOAT", OUTPUT, "output 0 of Tril is (4, 7)"),
-    ("NonZero", "6,9 | BOOL -> 17 | INT64", OUTPUT, "2 coordinates for each of up to 54"),
-    ("NonZero", "6,9 | BOOL -> 55,2 | INT64", OUTPUT, "2 coordinates for each of up to 54"),
-    ("NonZero", "6,9 | BOOL -> 17,2 | FLOAT", OUTPUT_TYPES, "coordinates are integers"),
-]
-
-
-@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
-def test_contradiction_is_refused(kernel_type, row, column, words):
-    assert_refused(kernel_type, row, column, words)
 
 
 #: Kernel type, shapes of the inputs, shape of the output, whether an NPU's contiguous copy launches that type.

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.check import check
+from opatlas.model.schema import INPUT_DTYPES
 
-HALF_TOKENS = "4,1,2,8;4,1,1,8;4,1,1,8"
-THREE = "FLOAT;FLOAT;FLOAT"
 FUSED = "split_qkv_rmsnorm_rope_kernel"
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
@@ -108,38 +107,9 @@ def test_table_of_angles_stands_for_the_angles_of_each_token(size, seed, neox, m
     assert torch.equal(query[..., 2 * pairs :], wide[..., 2 * pairs :])
 
 
-REFUSED = [
-    ("RotaryPositionEmbedding", "4,1,2,7;4,1,1,7;4,1,1,7", "4,1,2,7", SHAPES, "even number of features"),
-    ("RotaryPositionEmbedding", "4,1,2,8;4,1,1,6;4,1,1,6", "4,1,2,8", SHAPES, "even number of features"),
-    ("RotaryPositionEmbedding", "4,1,2,8;3,1,1,8;3,1,1,8", "4,1,2,8", SHAPES, "slot 1 (cos) does not broadcast"),
-    ("RotaryPositionEmbedding", "4,1,2,8;4,1,1,8;1,1,1,8", "4,1,2,8", SHAPES, "must have one shape"),
-    ("RotaryPositionEmbedding", HALF_TOKENS, "4,1,2,6", OUTPUT, "output 0 of RotaryPositionEmbedding is (4, 1, 2, 8)"),
-    ("InterleaveRope", "4,1,2,8;4,8;4,8", "4,1,2,8", SHAPES, "as many axes"),
-    ("ApplyRotaryPosEmb", HALF_TOKENS, "4,1,2,8;4,1,1,8", SHAPES, "3 tensors, where ApplyRotaryPosEmb takes 4"),
-    ("ApplyRotaryPosEmb", "4,8;4,8;4,8;4,8", "4,8;4,8", SHAPES, "slot 0 has 2 axes"),
-    ("RotaryPositionEmbeddingGrad", f"{HALF_TOKENS};4,1,1,8", "4,1,2,8;4,1,1,8;4,1,1,8", SHAPES, "slot 3 (x)"),
-    ("_triton_rope", "4,2,8;3,1,8;16,8", "4,2,8;3,1,8", SHAPES, "as many tokens"),
-    ("_triton_rope", "4,2,8;4,1,8;16,10", "4,2,8;4,1,8", SHAPES, "slot 2 must be a table"),
-    ("_triton_rope", "4,2,8;4,1,8;16,7", "4,2,8;4,1,8", SHAPES, "slot 2 must be a table"),
-    ("_triton_rope", "4,2,8;4,1,8;16,8;3", "4,2,8;4,1,8", SHAPES, "slot 3 (the position of each token)"),
-    (FUSED, "4,24;16,4", "4,16;4,8", OUTPUT, "do not make up the input (4, 24)"),
-    (FUSED, "4,32;16,12", "4,16;4,8", SHAPES, "slot 1 has angles for heads of 12 features"),
-    (FUSED, "4,32;16,3", "4,16;4,8", SHAPES, "slot 1 must be a table"),
-    (FUSED, "4,32;16,4", "4,16", OUTPUT, "output slot 1 is missing"),
-]
-
-
-@pytest.mark.parametrize(("kernel_type", "inputs", "outputs", "column", "words"), REFUSED)
-def test_contradiction_is_refused(kernel_type, inputs, outputs, column, words):
-    dtypes, result_dtypes = (";".join("FLOAT" for _ in cell.split(";")) for cell in (inputs, outputs))
-    if kernel_type == "_triton_rope" and inputs.count(";") == 3:
-        dtypes = "FLOAT;FLOAT;FLOAT;INT64"
-    assert_refused(kernel_type, f"{inputs} | {dtypes} -> {outputs} | {result_dtypes}", column, words)
-
-
 def test_meaningless_dtype_of_a_triton_kernel_is_refused():
     row = "16,4,128;16,1,128;8192,128 | DT_BF16;FLOAT;DT_BF16 -> 16,4,128;16,1,128 | DT_BF16;DT_BF16"
-    assert_refused("_triton_rope", row, DTYPES, "slot 1 (key) must have the dtype of slot 0 (query)")
+    assert_refused("_triton_rope", row, INPUT_DTYPES)
 
 
 def test_gradient_of_the_angles_is_not_asked_for_without_x():
