@@ -1,8 +1,8 @@
-"""Messages between pytest and a process that it has started, which runs code that may do anything to its descriptors.
+"""Transfers messages between pytest and a process that pytest has started, whose kernels may misuse any descriptor.
 
-A frame is a token, drawn anew for each channel, the length of the message, and the message, pickled. The token tells
-a message from what a kernel has written to a descriptor that it took for its own. pytest never waits for the rest of
-a frame; the process that it has started keeps its end from those that it forks or executes.
+A frame is a random token of the channel, the length of the message, and the pickled message. The token distinguishes
+messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a frame. The started
+process closes its end in all processes that it forks or executes.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from opatlas.instruments.instrument import MeasureSettings
 
 _TOKEN_BYTES = 16
 _LENGTH = struct.Struct("!I")
-#: A message of a million samples has less than a tenth of it.
+#: Longest message. A message of a million samples has less than a tenth of it.
 _MOST_BYTES = 256 << 20
 _READ_BYTES = 1 << 16
-#: How long a process that is about to read may leave a message unread.
+#: How long a process may leave a message unread.
 _SEND_TIMEOUT_S = 60.0
-#: What a process has sent before its end has come within this time after it.
+#: Messages that a process sent before its end arrive within this time after its end.
 _LAST_WORDS_S = 0.2
 
 
 class ChannelBroken(Exception):
-    """What came is not a message. Nothing that follows can be relied on."""
+    """Bytes that are no valid message arrived, so that the channel cannot be used any more."""
 
 
 class _Frames:
-    """Turns bytes into messages."""
+    """Parses messages from bytes."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._bytes = bytearray()
 
     def __len__(self) -> int:
-        """Bytes that belong to no message yet."""
+        """Number of bytes that are not parsed yet."""
         return len(self._bytes)
 
     def add(self, data: bytes) -> None:
         self._bytes += data
 
     def next(self) -> Any | None:
-        """The next message; None while its frame is incomplete. Raises ChannelBroken."""
+        """Returns the next message; None if its frame is incomplete. Raises ChannelBroken."""
         if not self._token.startswith(self._bytes[:_TOKEN_BYTES]):
             raise ChannelBroken("bytes that are no message came over the connection")
         header = _TOKEN_BYTES + _LENGTH.size
@@ -83,10 +83,10 @@ def _frame(token: bytes, message: object) -> bytes:
 
 
 class Channel:
-    """pytest's end of a channel: no call waits longer than it is told to."""
+    """pytest's end of a channel. No call waits longer than its limit."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Takes over a connected stream socket. Raises OSError where the other end is closed."""
+        """Takes over a connected stream socket. Raises OSError if the other end is closed."""
         token = secrets.token_bytes(_TOKEN_BYTES)
         self._socket = end
         self._socket.setblocking(False)
@@ -95,19 +95,20 @@ class Channel:
         self._write(token)
 
     def fileno(self) -> int:
-        """For `multiprocessing.connection.wait`."""
+        """Returns the descriptor, for `multiprocessing.connection.wait`."""
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Raises OSError where the other end is closed, or does not read."""
+        """Sends a message. Raises OSError if the other end is closed, or does not read in time."""
         self._write(_frame(self._token, message))
 
     def take(self) -> Any | None:
-        """The next message; None where it has not come, or not all of it.
+        """Returns the next message if it has arrived completely, else None.
 
         Raises:
-            EOFError: the other end was closed; OSError: it was closed before it had read everything.
-            ChannelBroken: what came is not a message.
+            EOFError: the other end was closed.
+            OSError: the other end was closed before it had read everything.
+            ChannelBroken: the arrived bytes are no message.
         """
         while (message := self._frames.next()) is None:
             try:
@@ -120,15 +121,16 @@ class Channel:
         return message
 
     def receive(self, limit_s: float | None, end: int | None = None) -> Any | None:
-        """Waits for the next message; None where it has not come in time, all of it.
+        """Waits for the next message, and returns None if it has not arrived completely in time.
 
         Args:
-            limit_s: seconds; None: for ever.
-            end: can be read when the other process has ended, which a fork of that process may keep the channel from
-                telling.
+            limit_s: longest wait in seconds; None: no limit.
+            end: a descriptor that becomes readable when the other process has ended; the channel alone does not show
+                this if a fork of the process holds it open.
 
         Raises:
-            As `take`; EOFError where the process has ended, too.
+            EOFError: the other end was closed, or the process has ended.
+            OSError, ChannelBroken: as in `take`.
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
         own, ends = self.fileno(), [] if end is None else [end]
@@ -142,7 +144,7 @@ class Channel:
         return message
 
     def is_silent(self) -> bool:
-        """Whether nothing has come that was not taken; the end of the connection counts as something."""
+        """Whether nothing has arrived since the last message, not even the end of the connection."""
         return not self._frames and not wait([self.fileno()], 0)
 
     def close(self) -> None:
@@ -165,13 +167,13 @@ def _wait_for_room(end: socket.socket, limit_s: float) -> None:
 
 
 class ChildChannel:
-    """The end of a process that pytest has started. No process that is forked or executed by it has the channel.
+    """The end of a process that pytest has started. Processes that it forks or executes do not have the channel.
 
-    A fork that comes back from a kernel ends where it would use the channel, and answers nobody.
+    If a fork made in a kernel returns, it ends as soon as it would use the channel.
     """
 
     def __init__(self, end: socket.socket) -> None:
-        """Takes over a connected stream socket. Raises EOFError where the other end is closed."""
+        """Takes over a connected stream socket. Raises EOFError if the other end is closed."""
         end.set_inheritable(False)
         end.setblocking(True)
         self._socket = end
@@ -182,7 +184,7 @@ class ChildChannel:
         self._frames = _Frames(self._token)
 
     def send(self, message: object) -> None:
-        """Ends this process where the descriptor is not the channel any more."""
+        """Sends a message. Ends this process if the descriptor is not the channel any more."""
         self._expect_own()
         self._socket.sendall(_frame(self._token, message))
 
@@ -191,7 +193,7 @@ class ChildChannel:
 
         Raises:
             EOFError: the other end was closed.
-            ChannelBroken: something else has read from this descriptor, or pytest sent what this process cannot read.
+            ChannelBroken: other code has read from this descriptor, or this process cannot unpickle the message.
         """
         while (message := self._frames.next()) is None:
             self._frames.add(self._read(_READ_BYTES, at_least=1))
@@ -199,7 +201,7 @@ class ChildChannel:
 
     @contextmanager
     def only_here(self) -> Iterator[None]:
-        """A fork made inside does not leave it."""
+        """Returns a context that a fork made inside does not leave: the fork ends there."""
         try:
             yield
         finally:
@@ -218,7 +220,7 @@ class ChildChannel:
         self.close()
 
     def _read(self, most: int, at_least: int | None = None) -> bytes:
-        """So many bytes, or between `at_least` and so many."""
+        """Reads `most` bytes, or between `at_least` and `most` bytes."""
         data = b""
         while len(data) < (at_least or most):
             self._expect_own()
@@ -238,13 +240,13 @@ class ChildChannel:
             _end("a kernel closed this process's connection to pytest")
 
     def _close_in_fork(self) -> None:
-        # Not what a kernel may have put in its place.
+        # Closed only if a kernel has not replaced the descriptor.
         if _identity(self._socket.fileno()) == self._identity:
             self._socket.close()
 
 
 def _identity(fd: int) -> tuple[int, int] | None:
-    """Of the file behind a descriptor; None where it is closed."""
+    """Returns device and inode of the file behind a descriptor; None if the descriptor is closed."""
     try:
         status = os.fstat(fd)
     except OSError:
@@ -253,7 +255,7 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 
 def _end(why: str) -> NoReturn:
-    """Ends this process at once: its descriptors are not what they were."""
+    """Ends this process immediately, because its descriptors were changed."""
     try:
         print(f"opatlas: {why}", file=sys.__stderr__, flush=True)
     finally:
@@ -262,7 +264,13 @@ def _end(why: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Start:
-    """First message to it: which device it is to own, how it measures, and where it finds modules."""
+    """The first message to a device process.
+
+    Attributes:
+        spec: the device to open.
+        settings: how to measure.
+        sys_path: pytest's import path.
+    """
 
     spec: DeviceSpec
     settings: MeasureSettings
@@ -271,7 +279,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Ready:
-    """A device process's answer, once a known-good operation gave the right result on the device."""
+    """The answer of a device process after the device has passed its probe.
+
+    Attributes:
+        device: description of the device.
+        pid: id of the device process.
+    """
 
     device: DeviceDescription
     pid: int
@@ -279,12 +292,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class NotReady:
-    """The answer where it cannot be ready.
+    """The answer of a device process that cannot run rows.
 
     Attributes:
         reason: why.
-        unhealthy: the device is there, but fails the known-good operation.
-        alone: False where the device is well, and did not meet the others of its group.
+        unhealthy: whether the device exists, but fails its probe.
+        alone: False if the device works, but its rank did not meet the other ranks of its group.
     """
 
     reason: str
@@ -294,10 +307,10 @@ class NotReady:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Sent when another session's row, or another worker's, has the device: the job is not to blame for the wait.
+    """Says that a job waits for its device, whose lock another process holds.
 
     Attributes:
-        holder: who holds the lock of the device.
+        holder: the holder of the lock.
     """
 
     holder: LockHolder
@@ -305,16 +318,16 @@ class Waiting:
 
 @dataclass(frozen=True)
 class LockTaken:
-    """Sent after that, when the body begins; its deadline runs from here."""
+    """Says that a waiting job has its device. The job's deadline begins here."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Whatever a process says of a job.
+    """Any message of a process about a job.
 
     Attributes:
-        job_id: of that job. An answer to another job than the one that runs is never taken.
-        content: an Outcome, Waiting, Started or, from a rank of a group, Reached.
+        job_id: id of the job; answers to other jobs than the current one are discarded.
+        content: a RowOutcome, Waiting, LockTaken or, from a rank of a group, Reached.
     """
 
     job_id: int

@@ -1,4 +1,4 @@
-"""A process that pytest starts and watches: how it is started so that nothing outlives pytest, and how it ended."""
+"""Starts and ends a process so that neither it nor its descendants outlive pytest, and describes how it ended."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from opatlas.devices.system import read_text
 from opatlas.isolation.channel import Channel
 from opatlas.isolation.fresh_python import import_environment, module_command
 from opatlas.isolation.keeper import END, END_TIMEOUT_S
 from opatlas.text import shown
 
-#: Before each further try of what did not start: a driver that resets a device needs a moment.
+#: Pauses between attempts to start a process, in seconds: a driver may need time to reset a device.
 PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
-#: On top of what its descendants take, on a loaded machine.
+#: Time that a keeper may take to end on a loaded machine, besides that of its descendants.
 _KEEPER_TIMEOUT_S = 10.0
 
 
 def start(
     command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], Channel]:
-    """Starts a process under a keeper (opatlas/isolation/keeper.py), in a group of its own; the channel leads to it.
+    """Starts a process under a keeper (opatlas/isolation/keeper.py) in a process group of its own.
 
-    Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
+    Output is inherited: pytest captures it, or shows it with -s.
 
     Args:
-        command_of: given the number of its end of the connection, the command.
-        environment: besides that of this process.
+        command_of: returns the command, given the descriptor of the process's end of the channel.
+        environment: variables in addition to those of this process.
+
+    Returns:
+        The keeper, and the channel to the process.
 
     Raises:
-        OSError: the system starts no process: it has too many, or this Python must not be executed.
+        OSError: the system cannot start the process, for instance because there are too many.
     """
     ours, theirs = socket.socketpair()
     channel, fd = Channel(ours), str(theirs.fileno())
@@ -57,10 +61,10 @@ def start(
 
 
 class EndIfInterrupted:
-    """A context of all that is done with a process: if it is not done to its end, the process is ended.
+    """A context around the use of a process, which ends the process if an exception leaves the context.
 
-    Otherwise an answer that nobody waits for any more would be taken for that to the next question. It takes a second
-    Ctrl-C, a timeout of pytest-timeout, or an error of ours.
+    Otherwise a late answer of the process would be taken for the answer to the next message. Such an exception is a
+    second Ctrl-C, a timeout of pytest-timeout, or a mistake of ours.
     """
 
     def __init__(self, end_process: Callable[[], object]) -> None:
@@ -69,7 +73,7 @@ class EndIfInterrupted:
 
     def __enter__(self) -> None:
         if self._entered:
-            # Even the end of the process was interrupted.
+            # Ending the process was interrupted before.
             self._end_process()
         self._entered = True
 
@@ -80,46 +84,43 @@ class EndIfInterrupted:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what `start` has started, and all that this has started, and waits for it."""
+    """Ends a process of `start` with all its descendants, and waits for their end."""
     for number in (END, signal.SIGCONT):
-        # The keeper may have been stopped.
+        # SIGCONT continues a stopped keeper.
         process.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_TIMEOUT_S + _KEEPER_TIMEOUT_S)
     with contextlib.suppress(ProcessLookupError):
-        # Whatever is left where a kernel has killed the keeper.
+        # If a kernel has killed the keeper, processes of its group may be left.
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def print_to_stderr(text: str) -> None:
-    """Shows the user a line, where no session of pytest does."""
+    """Shows a line to the user on stderr."""
     print(shown(f"opatlas: {text}"), file=sys.stderr, flush=True)
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A file that can be read when the process has ended; None where the system has none. To be closed by the caller.
+    """Returns a descriptor that becomes readable when the process ends; None if the system has no pidfds.
 
-    Its end is not always seen on a connection to it: what a kernel has forked, or a launcher, holds that open.
+    The caller closes the descriptor. A connection to the process does not always show its end, because forks of a
+    kernel, or a launcher, may hold the connection open.
     """
     with contextlib.suppress(AttributeError, OSError):
-        # Not Linux, or an old one.
+        # Fails on old Linux and on other systems.
         return os.pidfd_open(pid)
     return None
 
 
 def memory_kills() -> int:
-    """How many processes the system has killed for want of memory since it started; 0 where it does not say."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
-    except OSError:
-        # Not Linux.
-        return 0
+    """Returns how many processes the system has killed for lack of memory since its start; 0 if it does not tell."""
+    found = re.search(r"^oom_kill (\d+)$", read_text(Path("/proc/vmstat")), flags=re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def describe_exit(exit_code: int) -> str:
-    """`-11` is "SIGSEGV (signal 11)", `3` is "exit code 3"."""
+    """Describes an exit code: `-11` as "SIGSEGV (signal 11)", `3` as "exit code 3"."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

@@ -1,7 +1,7 @@
-"""The device process, from inside: imports torch, owns one device, runs one job after another.
+"""Runs the device process: imports torch, opens one device, and runs one job after another.
 
-Run as `python -m opatlas.isolation.device_main FD [--under-launcher]`, where FD is its end of a socket pair. It
-ends when the other end is closed, and with its parent, unless that is a launcher such as msprof.
+Run as `python -m opatlas.isolation.device_main FD [--under-launcher]`, where FD is its end of a socket pair. The
+process ends when the other end is closed, and with its parent, unless the parent is a launcher such as msprof.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
-from opatlas.isolation import process_end as std_streams
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Ready, Start, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
-from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
+from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.model.errors import DeviceUnhealthy
 from opatlas.model.schema import Status
 
@@ -28,20 +27,19 @@ if TYPE_CHECKING:
 
 
 def main(fd: int, *, under_launcher: bool) -> None:
-    """Serves the jobs that come over `fd` until it is closed."""
+    """Runs the jobs that arrive over `fd` until the connection is closed."""
     if not under_launcher:
-        # A launcher may start it from a thread of its own, whose end would count as its parent's. The
-        # keeper ends the whole group in any case.
+        # A launcher may start this process from a thread, whose end would count as the parent's. The keeper ends the
+        # whole group in any case.
         die_with_parent()
-    # The Python stack of a segfault goes to stderr, into the report of the row that caused it.
+    # A segfault prints its Python stack to stderr, which is part of the row's report.
     faulthandler.enable()
-    # Ctrl-C is pytest's to answer: it decides what becomes of the row that runs.
+    # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:
         start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
-        # torch brings half a million objects, which stay: nobody need look for garbage among them, neither while it
-        # is imported nor while a row is timed.
+        # torch creates half a million permanent objects: garbage collection ignores them during import and timing.
         gc.disable()
         try:
             from opatlas.engine.runner import Runner
@@ -61,30 +59,30 @@ def main(fd: int, *, under_launcher: bool) -> None:
                 return
             outcome = _run(channel, runner, job)
             if outcome.status is Status.OOM and not runner.is_healthy():
-                # A poison in disguise; the next row gets a fresh process.
+                # The error was fatal for the device; the next row gets a new process.
                 return
 
 
 def _run(channel: ChildChannel, runner: Runner, job: Job) -> RowOutcome:
-    """Runs a job, and says over the channel what becomes of it."""
+    """Runs a job and sends its answers over the channel."""
 
     def answer(content: object) -> None:
         channel.send(Answer(job.id, content))
 
     if (refused := runner.refused(job)) is not None:
-        # Nobody else's row need end first.
+        # Answered without waiting for the device.
         answer(refused)
         return refused
     with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(LockTaken())), channel.only_here():
         outcome = runner.run(job)
-    std_streams.flush_streams()
+    flush_streams()
     answer(outcome)
     return outcome
 
 
 if __name__ == "__main__":
-    launched = UNDER_LAUNCHER in sys.argv[2:]
-    main(int(sys.argv[1]), under_launcher=launched)
-    if not launched:
-        # A profiler writes what it has recorded when the libraries that it has hooked are unloaded.
+    is_launched = UNDER_LAUNCHER in sys.argv[2:]
+    main(int(sys.argv[1]), under_launcher=is_launched)
+    if not is_launched:
+        # Under a profiler the process exits normally: it writes its records when the hooked libraries are unloaded.
         exit_without_cleanup()

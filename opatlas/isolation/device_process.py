@@ -1,8 +1,8 @@
-"""The device process, seen from pytest: started, fed a job at a time, watched, replaced.
+"""Controls a device process from pytest: starts it, sends it one job at a time, and replaces it after a failure.
 
-Whatever a kernel does to its process (a segfault, a hang in C with the GIL held, an exit, a kill
-for memory, a device context that answers every call with the same error) costs the one row in
-flight: the process group is ended, and the next row gets a new one on a device that has been tried.
+Whatever a kernel does to its process (a segfault, a hang in C with the GIL held, an exit, a kill for lack of memory, a
+fatal device error) affects only the current row: the process group is ended, and the next row gets a new process, whose
+device is probed first.
 """
 
 from __future__ import annotations
@@ -37,39 +37,38 @@ from opatlas.isolation.fresh_python import import_paths, module_command
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
-#: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.
+#: How long a process may take to start. Importing torch (and torch_npu) from a cold disk takes tens of seconds.
 _START_TIMEOUT_S = 300.0
-#: How long a process that was told to end, or has closed its connection, may take to end by itself: torch takes a
-#: while to be taken apart, more so on a loaded machine.
+#: How long a process may take to end by itself after its connection was closed: torch's cleanup takes a while.
 _END_TIMEOUT_S = 10.0
-#: The same of a process under a launcher, whose libraries are hooked by a profiler.
+#: The same for a process under a launcher, whose libraries a profiler has hooked.
 PROFILED_END_TIMEOUT_S = 60.0
-#: What a process has sent or not read before its end is seen within this time after it.
+#: How long after a connection has ended the process may take to end, so that its exit code is known.
 _LAST_WORDS_S = 0.2
 #: Last word on the command line of a device process whose parent is not its keeper.
 UNDER_LAUNCHER = "--under-launcher"
 
 
 class Launcher(Protocol):
-    """A program that a device process runs under, such as a profiler.
+    """A program under which a device process runs, such as a profiler.
 
     Attributes:
-        patience_s: how long it may take to end when the process has ended.
+        patience_s: how long the launcher may take to end after the process, in seconds.
     """
 
     patience_s: float
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The command that runs `words` under it, asked for at each start. Raises DeviceGone."""
+        """Returns the command that runs `words` under the launcher; called at each start. Raises DeviceGone."""
         ...
 
 
 class _LateAnswer(ChannelBroken):
-    """An answer to an earlier job."""
+    """An answer to an earlier job arrived."""
 
 
 class DeviceProcess:
-    """An Executor whose jobs run in a process of their own, started on first use."""
+    """An Executor that runs jobs in a process of their own, started on first use."""
 
     def __init__(
         self,
@@ -78,13 +77,19 @@ class DeviceProcess:
         launcher: Launcher | None = None,
         waits: DeviceWaits | None = None,
     ) -> None:
-        """`waits` times the waits for the device; None: nobody asks how long they were."""
+        """
+        Args:
+            spec: the device.
+            settings: how rows are measured.
+            launcher: the program under which the process runs; None: none.
+            waits: measures the waits for the device; None: they are only shown to the user.
+        """
         self._launcher = launcher
         self._waits = waits or DeviceWaits(print_to_stderr)
         self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        #: See `open_pidfd`.
+        #: Readable when the process has ended (`open_pidfd`).
         self._end: int | None = None
         self._device: DeviceDescription | None = None
         self._memory_kills = 0
@@ -115,40 +120,43 @@ class DeviceProcess:
                 try:
                     outcome = self._await(channel, job)
                 except ConnectionResetError:
-                    # The process died before it took the job: the row is not to blame.
+                    # The process died before it received the job, so the row is not the cause.
                     code = self._kill(_LAST_WORDS_S)
                     continue
                 except ChannelBroken as broken:
                     self._kill()
                     if isinstance(broken, _LateAnswer) and attempt == 0:
-                        # Something that an earlier row has left behind sent it.
+                        # A process that an earlier row left behind sent the answer.
                         continue
                     return RowOutcome(Status.CRASHED, f"{broken}: the device process was ended")
                 except (EOFError, OSError):
                     code = self._kill(_END_TIMEOUT_S)
-                    return RowOutcome(Status.CRASHED, f"the device process {self._what_became_of_it(code)}")
+                    return RowOutcome(Status.CRASHED, f"the device process {self._describe_end(code)}")
                 if outcome.status is Status.DEVICE_ERROR:
-                    # Every later call in that process would fail.
+                    # Every later call in this process would fail.
                     channel.close()
                     self._kill(_LAST_WORDS_S)
                 elif outcome.changed:
-                    # The next row is not to be measured under what this one has changed.
+                    # The next row must not be measured in the changed state.
                     self.close()
                 return outcome
-        raise DeviceGone(f"its process {self._what_became_of_it(code)} before it took a row, {TRIES} times")
+        raise DeviceGone(f"its process {self._describe_end(code)} before it took a row, {TRIES} times")
 
     def close(self) -> None:
-        """Lets the process end by itself, then makes it, and whatever kernels have left running."""
+        """Lets the process end by itself, then ends it with all its descendants."""
         if self._channel is not None:
             self._channel.close()
         self._kill(_END_TIMEOUT_S)
 
     def _await(self, channel: Channel, job: Job) -> RowOutcome:
-        """
+        """Waits for the outcome of a job.
+
         Raises:
-            EOFError: the process died of the job; ConnectionResetError: it died without having taken it.
-            ChannelBroken: it sent something else than an answer to this job; _LateAnswer: to an earlier one.
-            DeviceGone: another session has had the device for too long.
+            EOFError: the process died during the job.
+            ConnectionResetError: the process died before it received the job.
+            _LateAnswer: an answer to an earlier job arrived.
+            ChannelBroken: something else than an answer to this job arrived.
+            DeviceGone: another session holds the device for too long.
         """
         waiting: LockWait | None = None
         while True:
@@ -172,10 +180,11 @@ class DeviceProcess:
             waiting = self._waits.begin(answer.content.holder) if isinstance(answer.content, Waiting) else None
 
     def _expect_idle(self, channel: Channel) -> None:
-        """
+        """Checks that the process waits for a job.
+
         Raises:
-            EOFError: the process has ended, or is about to.
-            ChannelBroken: it says something that nobody has asked for.
+            EOFError: the process has ended or is ending.
+            ChannelBroken: the process sent an unexpected message.
         """
         if self._process is not None and self._process.poll() is not None:
             raise EOFError
@@ -185,7 +194,7 @@ class DeviceProcess:
             raise ChannelBroken("an answer that was not asked for came over the connection")
 
     def _open(self) -> Channel:
-        """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""
+        """Starts a process and waits until its device has passed the probe. Raises DeviceGone after the last try."""
         for pause_s in (*PAUSES_S, 0.0):
             answer = self._start()
             if isinstance(answer, Ready):
@@ -193,10 +202,10 @@ class DeviceProcess:
                 self._device = answer.device
                 return self._channel
             failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", unhealthy=False)
-            how = f" (it {self._what_became_of_it(self._kill(_END_TIMEOUT_S))})" if answer is None else ""
+            how = f" (it {self._describe_end(self._kill(_END_TIMEOUT_S))})" if answer is None else ""
             self._kill()
             if answer is not None and not answer.unhealthy and self._device is None:
-                # It never was there: trying again will not bring it.
+                # The device has never been available: further attempts are useless.
                 break
             time.sleep(pause_s)
         spec = self._start_message.spec
@@ -207,7 +216,7 @@ class DeviceProcess:
         )
 
     def _start(self) -> Ready | NotReady | None:
-        """Starts a process; gives its answer, None where it ended without one."""
+        """Starts a process and returns its first answer; None if it ended without one."""
         self._memory_kills = memory_kills()
         try:
             self._process, self._channel = start(self._command, device_environment(self._start_message.spec))
@@ -224,7 +233,7 @@ class DeviceProcess:
         if answer is None:
             return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", unhealthy=False)
         if self._launcher and isinstance(answer, Ready):
-            # A profiler goes on after the end of what it has started.
+            # The profiler ends later than the process.
             self._watch(answer.pid)
         return (
             answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent no answer to that", unhealthy=False)
@@ -235,20 +244,20 @@ class DeviceProcess:
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
 
     def _watch(self, pid: int) -> None:
-        """From now on this process's end is the end."""
+        """Watches for the end of a process instead of that watched before."""
         if self._end is not None:
             os.close(self._end)
         self._end = open_pidfd(pid)
 
     def _kill(self, patience_s: float = 0.0) -> int | None:
-        """Ends the process with all that it has started, and waits for that.
+        """Ends the process with all its descendants, and waits for their end.
 
         Args:
-            patience_s: how long a process that is ending by itself may take: its exit code says more, and a profiler
-                has yet to write what it recorded.
+            patience_s: how long the process may take to end by itself, so that its exit code is known and a profiler
+                can write its records.
 
         Returns:
-            The exit code; None where the process had to be ended.
+            The exit code; None if the process had to be ended.
         """
         code = None
         if self._process is not None:
@@ -265,11 +274,11 @@ class DeviceProcess:
         return code
 
     def _has_ended(self, within_s: float) -> bool:
-        """Whether the device process, and not only its launcher, ends in time; True where the system does not tell."""
+        """Whether the device process itself, without its launcher, ends in time; True if the system does not tell."""
         return self._end is None or bool(wait([self._end], within_s))
 
-    def _what_became_of_it(self, code: int | None) -> str:
+    def _describe_end(self, code: int | None) -> str:
         if code is None:
             return "closed its connection and was ended"
         for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
-        return f"died: {describe_exit(code)}" + (", killed by the system for want of memory" if for_memory else "")
+        return f"died: {describe_exit(code)}" + (", killed by the system for lack of memory" if for_memory else "")

@@ -1,4 +1,4 @@
-"""Executors: what runs jobs. In this process, on one of several devices, or from profiles that exist."""
+"""Defines executors, which run jobs: in this process, on one of several devices, or from existing profiles."""
 
 from __future__ import annotations
 
@@ -26,43 +26,53 @@ class Executor(Protocol):
     """Runs jobs one after the other on one device."""
 
     def describe(self) -> DeviceDescription:
-        """The device, opened if it is not yet open. Raises DeviceGone where it cannot be opened."""
+        """Returns the device's description; opens the device if necessary. Raises DeviceGone if that fails."""
         ...
 
     def prepare(self) -> None:
-        """Opens the device for the next job, if it is not open: that time is no row's. Raises DeviceGone."""
+        """Opens the device if necessary, so that no row's deadline includes it. Raises DeviceGone if that fails."""
         ...
 
     def run(self, job: Job) -> RowOutcome:
-        """Runs a job, to its end or to its deadline. Raises DeviceGone."""
+        """Runs a job to its end or deadline. Raises DeviceGone if no device can run it."""
         ...
 
     def close(self) -> None:
-        """Gives the device up."""
+        """Releases the device."""
         ...
 
 
 @runtime_checkable
 class BatchExecutor(Executor, Protocol):
-    """One whose instrument tells durations only of many rows at once."""
+    """An executor whose instrument measures many rows together."""
 
     def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
-        """Runs jobs in their order; gives the outcomes of those that were run, at least one, by the job's id.
-
-        Raises DeviceGone.
+        """Runs jobs in their order, and returns the outcomes of the jobs that ran, at least one, by the job's id.
 
         Args:
-            enough: told what became of each job, before its samples are known (`RowOutcome.pending`);
-                whether no further job is to be run.
+            jobs: the jobs.
+            enough: called with each outcome, whose samples may still be pending; returns whether to stop here.
+
+        Raises:
+            DeviceGone: no job could be run.
         """
         ...
 
 
 class InProcessExecutor:
-    """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
+    """Runs replays in this process, for debuggers and profilers. Exceptions of a replay are raised unchanged."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings, waits: DeviceWaits) -> None:
-        """`waits` times the waits for the device. Raises DeviceGone where it cannot be opened."""
+        """Opens the device.
+
+        Args:
+            spec: the device.
+            settings: how rows are measured.
+            waits: measures the waits for the device.
+
+        Raises:
+            DeviceGone: the device cannot be opened.
+        """
         self._waits = waits
         os.environ.update(device_environment(spec))
         try:
@@ -72,7 +82,7 @@ class InProcessExecutor:
         except OpAtlasError as error:
             raise DeviceGone(str(error)) from None
         except Exception as error:
-            # torch is not there, or its runtime refuses the device.
+            # torch is missing, or its runtime refuses the device.
             raise DeviceGone(f"{spec} cannot be opened: {in_a_line(error)}") from error
         self._description = self._runner.describe()
 
@@ -80,13 +90,13 @@ class InProcessExecutor:
         return self._description
 
     def prepare(self) -> None:
-        """The device is open from the start."""
+        """Does nothing: the device is open."""
 
     def run(self, job: Job) -> RowOutcome:
         from opatlas.engine.device_errors import outcome_from_error
 
         def begin(holder: LockHolder) -> None:
-            # Nothing interrupts the wait: whom it is for is told before.
+            # Announced before the wait, because nothing runs in this process during the wait.
             self._waits.announce(holder)
             self._waits.begin(holder)
 
@@ -104,35 +114,35 @@ class InProcessExecutor:
         except Exception as error:
             outcome = outcome_from_error(error)
             if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
-                # Nothing to debug: the device is the reason. A row that is refused may be the replay's mistake.
+                # Caused by the device, so there is nothing to debug. A refused row may be a mistake of the replay.
                 return outcome
             raise
 
     def close(self) -> None:
-        """The device goes with this process."""
+        """Does nothing: the device is released when this process ends."""
 
 
 _T = TypeVar("_T")
 
 
 class ExcludedDevices:
-    """The devices that a session does without, and why; known to all its processes through a folder."""
+    """The devices that a session no longer uses, with the reasons. A folder shares them between its processes."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` is None where the session has one process."""
+        """`folder` is None if the session has only one process."""
         self._folder = folder
         self._reasons: dict[int, str] = {}
 
     def add(self, spec: DeviceSpec, reason: str) -> None:
-        """Leaves a device out from now on."""
+        """Excludes a device from now on."""
         self._reasons[spec.index] = reason
         if self._folder is not None:
-            # Where there is no room for it, the others find out by themselves.
+            # If the disk is full, the other processes find out by themselves.
             with contextlib.suppress(OpAtlasError):
                 write_text(self._file(spec.index), reason)
 
     def reason(self, spec: DeviceSpec) -> str | None:
-        """Why a device is left out; None where it is not."""
+        """Returns why a device is excluded; None if it is not."""
         if spec.index not in self._reasons and self._folder is not None and self._file(spec.index).exists():
             self._reasons[spec.index] = self._file(spec.index).read_text(encoding="utf-8")
         return self._reasons.get(spec.index)
@@ -143,9 +153,9 @@ class ExcludedDevices:
 
 
 class DevicePool:
-    """A BatchExecutor that stays on its first device until that is gone, then moves on to the others.
+    """A BatchExecutor that uses its first device, and after its failure the next one.
 
-    Where two processes of a session share a device then, their rows take turns.
+    If two processes of a session then use the same device, their rows run one at a time.
     """
 
     def __init__(
@@ -153,9 +163,9 @@ class DevicePool:
     ) -> None:
         """
         Args:
-            specs: the devices, the first one preferred.
-            executor_of: makes the executor of one device, which opens it on first use.
-            left_out: shared by all pools of the session.
+            specs: the devices; the first one is preferred.
+            executor_of: creates the executor of a device, which opens the device on first use.
+            left_out: the excluded devices, shared by all pools of the session.
         """
         self._specs = specs
         self._executor_of = executor_of
@@ -169,7 +179,7 @@ class DevicePool:
         self._on_a_device(lambda executor: executor.prepare())
 
     def run(self, job: Job) -> RowOutcome:
-        # An executor that raises DeviceGone has not run the job.
+        # After DeviceGone the job has not run.
         return self._on_a_device(lambda executor: executor.run(job))
 
     def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
@@ -187,7 +197,7 @@ class DevicePool:
             self._current = None
 
     def _on_a_device(self, use: Callable[[Executor], _T]) -> _T:
-        """Raises DeviceGone where no device is left."""
+        """Applies `use` to the executor of a working device. Raises DeviceGone if no device is left."""
         while True:
             spec, executor = self._device()
             try:
@@ -207,10 +217,10 @@ class DevicePool:
 
 
 class ProfileExecutor:
-    """An Executor that looks rows up instead of running them."""
+    """An Executor that looks up rows in existing profiles (--prof-path). Uses no device, no process and no torch."""
 
     def __init__(self, samples: ProfileMatcher, device: str) -> None:
-        """`device`: name of the one that was profiled; "" where nobody said."""
+        """`device` is the name of the profiled device; "" if it is not known."""
         self._samples = samples
         profile = samples.profile
         facts: dict[str, str | int | float] = {
@@ -221,18 +231,18 @@ class ProfileExecutor:
         self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind="npu")
 
     def describe(self) -> DeviceDescription:
-        """What was profiled."""
+        """Returns facts about the profile."""
         return self._description
 
     def prepare(self) -> None:
-        """There is no device to open."""
+        """Does nothing: there is no device to open."""
 
     def run(self, job: Job) -> RowOutcome:
-        """The samples of the job's row; skipped where there are none."""
+        """Returns the samples of the job's row; a skipped outcome if there are none."""
         found = self._samples.of_row(job.kernel_type, job.cells)
         if isinstance(found, str):
             return RowOutcome(Status.SKIPPED, found)
         return RowOutcome(Status.MEASURED, found.remark, measurement=found.measurement)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""

@@ -1,8 +1,8 @@
-"""The leader of a device process's group: sees to it that nothing which the process has started outlives pytest.
+"""Runs a command and ends all its descendants with it, or when pytest asks for it or dies.
 
-Run as `python -m opatlas.isolation.keeper PARENT FD COMMAND...`: starts the command, which inherits FD, and ends
-as it ends. Before that, when pytest asks for it, and when pytest has died, the keeper ends all descendants. Linux gives
-it every descendant whose own parent has ended, so that none gets away, whatever process group or session it is in.
+Run as `python -m opatlas.isolation.keeper PARENT FD COMMAND...`. The command inherits FD, and the keeper ends with the
+command's exit code. Linux makes the keeper the parent of every descendant whose own parent has ended, so that it finds
+all of them, in any process group or session.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from typing import NoReturn
 
 from opatlas.isolation.process_end import adopt_orphans, children_of, die_with_parent
 
-#: pytest asks for the end of everything. (SIGTERM is what a kernel sends to its process group.)
+#: pytest sends this signal to end the command. (Not SIGTERM, which a kernel may send to its process group.)
 END = signal.SIGUSR1
-#: Linux sends it when pytest has died: it wakes a keeper that was stopped, and can be waited for.
+#: Linux sends this signal when pytest has died. It also continues a stopped keeper.
 _PARENT_DIED = signal.SIGCONT
 _WATCHED = (END, _PARENT_DIED, signal.SIGTERM, signal.SIGCHLD)
-#: How long a process may take to end after SIGKILL; one that waits for a driver may take longer than anybody waits.
+#: How long processes may take to end after SIGKILL. A process that waits for a driver may take much longer.
 END_TIMEOUT_S = 10.0
-#: How long the command may take to end after a SIGTERM that came from somewhere, perhaps to the whole group.
+#: How long the command may take to end after a SIGTERM, which its whole group may have received.
 _TERM_TIMEOUT_S = 1.0
 _LOOK_S = 0.005
 
 
 def main(parent: int, fd: int, command: list[str], forgives: Callable[[], bool] = lambda: False) -> NoReturn:
-    """Keeps `command` until it ends, and ends as it has ended.
+    """Runs `command`, and ends as the command ends.
 
     Args:
-        forgives: asked when the command has ended: whether its exit code does not count, and 0 is that of the keeper.
+        parent: pid of pytest.
+        fd: a descriptor that the command inherits.
+        command: the command.
+        forgives: called when the command has ended; returns whether the keeper's exit code is 0 in any case.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    # Ctrl-C is pytest's to answer: it decides what becomes of the row that runs.
+    # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     die_with_parent(parent, _PARENT_DIED)
     kept = _Kept(os.posix_spawn(command[0], command, os.environ, setsigmask=()))
-    # The other end must see the file closed when the command ends.
+    # So that the other end sees the file closed when the command ends.
     os.close(fd)
     while True:
         number = signal.sigwait(_WATCHED)
@@ -57,28 +60,28 @@ def main(parent: int, fd: int, command: list[str], forgives: Callable[[], bool] 
 
 
 class _Kept:
-    """The command, and all its descendants."""
+    """The command and all its descendants."""
 
     def __init__(self, pid: int) -> None:
         self.exit_code: int | None = None
         self._pid = pid
 
     def is_running(self) -> bool:
-        """Whether the command has not ended. Takes note of every child that has."""
+        """Whether the command runs. Reaps all children that have ended."""
         self._reap()
         return self.exit_code is None
 
     def wait(self, seconds: float) -> None:
-        """Until the command has ended."""
+        """Waits until the command has ended, or for a number of seconds."""
         deadline = time.monotonic() + seconds
         while self.is_running() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
     def end_all(self) -> None:
-        """Kills all descendants, and waits until they are gone and their devices free.
+        """Kills all descendants, and waits until they are gone and their devices are free.
 
-        A child's pid is nobody else's before the keeper has reaped it, and the children of one that was killed are the
-        keeper's own the next time.
+        The pid of a child is not reused before the keeper reaps the child. Children of a killed process become
+        children of the keeper, which finds them in the next round.
         """
         if sys.platform != "linux":
             if self.exit_code is None:
@@ -92,7 +95,7 @@ class _Kept:
             time.sleep(_LOOK_S)
 
     def _reap(self) -> bool:
-        """Whether there are children left."""
+        """Reaps all ended children, and returns whether any are left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -105,9 +108,9 @@ class _Kept:
 
 
 def end_as(code: int) -> NoReturn:
-    """Ends this process with an exit code, or, where it is negative, by that signal."""
+    """Ends this process with an exit code, or, if the code is negative, by that signal."""
     if code < 0:
-        # The command has left its core, if it was to leave one.
+        # No second core file: the command has written its own.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""How a process that has torch ends when nothing is left to do."""
+"""Controls the end of processes: quick exit, end with the parent, adoption of orphans, parents and children."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 
 def exit_without_cleanup() -> NoReturn:
-    """Ends the process as Python does, but does not take torch apart first: half a second, and the system does it."""
+    """Runs exit handlers and ends the process without destroying torch's objects, which would take half a second."""
     atexit._run_exitfuncs()
     flush_streams()
     os._exit(0)
@@ -24,10 +24,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Asks Linux to send this process a signal when its parent ends, however it ends, and even if the GIL is held.
+    """Makes Linux send this process a signal when its parent ends, even while the GIL is held.
 
     Args:
-        parent: the parent's pid, where it was told; without it, a parent that has ended already is missed.
+        parent: the parent's pid, if known; without it a parent that has ended already is not noticed.
         number: the signal.
 
     Raises:
@@ -42,7 +42,7 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def adopt_orphans() -> None:
-    """Asks Linux to make this process the parent of each descendant whose own parent has ended.
+    """Makes Linux set this process as the parent of each descendant whose own parent has ended.
 
     Raises:
         OSError: the system refused.
@@ -52,14 +52,14 @@ def adopt_orphans() -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent a process is, whether they run or wait to be reaped; none where there is no /proc."""
+    """Returns the children of a process, running or waiting to be reaped; [] without /proc."""
     return [child for child in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if parent_of(child) == pid]
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a process; None where it is gone, or the system does not say."""
+    """Returns the parent of a process; None if the process is gone or there is no /proc."""
     try:
-        # The name, in parentheses, may hold anything.
+        # The name in parentheses may hold any characters.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return None
@@ -71,10 +71,9 @@ def _prctl(option: int, value: int, name: str) -> None:
 
 
 def flush_streams() -> None:
-    """Captured output must be in its file before the report is made.
+    """Flushes stdout and stderr, so that captured output is complete before pytest makes its report.
 
-    If the disk of that file is full, or a kernel has closed the stream or put something else in its place, what was
-    printed is lost, and what was measured is not.
+    Errors are ignored: if the disk is full, or a kernel has closed or replaced a stream, only output is lost.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

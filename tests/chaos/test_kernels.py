@@ -53,7 +53,7 @@ def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path)
     done = sessions.run(MEMORY_GROUP=str(memory_group))
     assert done.ledger() == {"measured": 2, "crashed": 1}
     (reason,) = (r["Status Reason"] for r in sessions.read("Moody") if r["Status"] == "crashed")
-    assert reason == "the device process died: SIGKILL (signal 9), killed by the system for want of memory"
+    assert reason == "the device process died: SIGKILL (signal 9), killed by the system for lack of memory"
 
 
 def test_a_row_that_crashed_in_two_sessions_is_not_run_again_unasked(sessions: Sessions) -> None:

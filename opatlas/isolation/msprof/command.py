@@ -1,4 +1,4 @@
-"""The command line of msprof, and how a device process is started with it."""
+"""Builds and runs command lines of msprof."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from opatlas.model.errors import DeviceGone
 from opatlas.text import last_line
 
-#: Metric groups of `--aic-metrics`; a run takes one.
+#: Groups of hardware counters for `--aic-metrics`; a run records one group.
 METRICS = (
     "PipeUtilization",
     "ArithmeticUtilization",
@@ -21,17 +21,17 @@ METRICS = (
     "L2Cache",
     "MemoryAccess",
 )
-#: What msprof refuses in the value of --output, and how many characters it takes.
+#: Characters that msprof refuses in the value of --output, and the longest value.
 _REFUSED = frozenset("'\"\\%><|&$;`")
 _LONGEST = 1024
-#: Below a folder for profiles: run, worker and number, and msprof's own PROF_{number}_{time}_{hash}.
+#: Length of paths below a folder for profiles: run, worker, number, and msprof's PROF_{number}_{time}_{hash}.
 _BELOW = 128
-#: Parsing a profile takes seconds to minutes, by the number of its kernels.
+#: Longest time to parse a profile. Parsing takes seconds to minutes, depending on the number of kernels.
 PARSE_TIMEOUT_S = 600.0
 
 
 def msprof_executable() -> str:
-    """Raises DeviceGone where there is none."""
+    """Returns the path of msprof. Raises DeviceGone if it is not on PATH."""
     found = shutil.which("msprof")
     if found is None:
         raise DeviceGone(
@@ -42,21 +42,26 @@ def msprof_executable() -> str:
 
 
 def accepts_profiles(folder: Path) -> bool:
-    """Whether msprof writes below a folder: it refuses paths with some characters, and long ones."""
+    """Whether msprof can write below a folder: it refuses long paths and some characters."""
     text = str(folder.absolute())
     return not _REFUSED & set(text) and len(text) + _BELOW <= _LONGEST
 
 
 def msprof_command(words: Sequence[str], output: Path, metrics: str) -> list[str]:
-    """Returns the command that runs `words` under msprof; what it writes goes below `output`.
+    """Returns the command that runs `words` under msprof.
+
+    Args:
+        words: the profiled command.
+        output: folder for the profile.
+        metrics: one of `METRICS`.
 
     Raises:
-        DeviceGone: there is no msprof, or it refuses `output`.
+        DeviceGone: msprof is missing, or refuses the path of `output`.
     """
     if not accepts_profiles(output.parent):
         raise DeviceGone(
-            f"msprof refuses {output}: a path of at most {_LONGEST} characters with none of "
-            f"{' '.join(sorted(_REFUSED))}; let TMPDIR name another folder"
+            f"msprof refuses {output}: the path may have at most {_LONGEST} characters, and none of "
+            f"{' '.join(sorted(_REFUSED))}; set TMPDIR to another folder"
         )
     return [
         msprof_executable(),
@@ -64,19 +69,19 @@ def msprof_command(words: Sequence[str], output: Path, metrics: str) -> list[str
         "--ai-core=on",
         "--aic-mode=task-based",
         f"--aic-metrics={metrics}",
-        # l0 and off leave out shapes and counters.
+        # Levels l0 and off record no shapes and counters.
         "--task-time=l1",
         "--type=text",
-        # msprof takes the first word that does not begin with -- for the application.
+        # For msprof the application is the first word that does not begin with --.
         *words,
     ]
 
 
 def export(profile: Path) -> str:
-    """Has msprof write the summaries of a PROF_* folder; gives what went wrong, "" where nothing did.
+    """Makes msprof write the summaries of a PROF_* folder; returns what failed, "" for nothing.
 
     Raises:
-        DeviceGone: there is no msprof.
+        DeviceGone: msprof is missing.
     """
     command = [msprof_executable(), "--export=on", f"--output={profile}", "--type=text"]
     try:

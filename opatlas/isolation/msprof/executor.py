@@ -27,11 +27,11 @@ from opatlas.model.errors import DeviceGone
 
 @dataclass(frozen=True)
 class SessionResult:
-    """What became of the jobs of a session.
+    """The outcomes of a session's jobs.
 
     Attributes:
-        outcomes: of the jobs that were run, in their order, by the job's id.
-        missing: those that were launched, but whose samples are in no summary.
+        outcomes: outcomes of the jobs that ran, in their order, by the job's id.
+        missing: jobs that ran, but whose samples are in no summary.
     """
 
     outcomes: dict[int, RowOutcome]
@@ -39,10 +39,9 @@ class SessionResult:
 
 
 class MsprofSession:
-    """Lives from the start of its processes to the reading of what msprof wrote.
+    """A profiling session: starts processes under msprof, runs jobs, and reads msprof's output.
 
-    A process, or group, that a row has killed is replaced within the session, under an msprof of its own, which
-    writes to a folder of its own.
+    A process or group that a row has killed is replaced within the session, under a new msprof with a new folder.
     """
 
     patience_s = PARSE_TIMEOUT_S
@@ -59,10 +58,11 @@ class MsprofSession:
     ) -> None:
         """
         Args:
-            process_of: makes the executor whose processes run under a launcher.
-            folder: where msprof writes.
-            ranks: of a group, on this node, each of which is launched with its number; 0: one process.
-            keep_outputs: whether what msprof wrote stays there, for somebody else to read.
+            process_of: creates the executor whose processes run under the given launcher.
+            settings: how rows are measured.
+            folder: folder for msprof's output.
+            ranks: number of a group's ranks on this node; 0: a single process.
+            keep_outputs: whether msprof's output is kept.
         """
         self._keep_outputs = keep_outputs
         self._settings = settings
@@ -72,7 +72,7 @@ class MsprofSession:
         self._outputs: list[Path] = []
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Starts `words` under msprof. Raises DeviceGone where there is no msprof."""
+        """Returns the command that runs `words` under msprof. Raises DeviceGone if msprof is missing."""
         output = self._folder / f"{next(self._numbers):04d}"
         own = folder_of_rank(output, RANK_PLACE) if self._ranks else output
         command = msprof_command(words, own, self._settings.aic_metrics)
@@ -86,10 +86,14 @@ class MsprofSession:
         return self._process.describe()
 
     def run(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> SessionResult:
-        """Runs jobs, ends the process, and reads what msprof wrote. Raises DeviceGone where none could be run.
+        """Runs jobs, ends the process, and reads msprof's output.
 
         Args:
-            enough: told of each outcome; whether no further job is to be run.
+            jobs: the jobs.
+            enough: called with each outcome; returns whether to stop here.
+
+        Raises:
+            DeviceGone: no job could be run.
         """
         outcomes: dict[int, RowOutcome] = {}
         launched: dict[Path, list[Job]] = defaultdict(list)
@@ -98,7 +102,7 @@ class MsprofSession:
                 outcome = self._process.run(job)
                 if outcome.pending:
                     launched[self._outputs[-1]].append(job)
-                    # Without room for it a killed session could not be read later; this one can.
+                    # On a full disk a later session could not read this row; this session still can.
                     with contextlib.suppress(OSError):
                         record_pending(self._outputs[-1], job, outcome)
                 outcomes[job.id] = outcome
@@ -124,7 +128,7 @@ class MsprofSession:
         return SessionResult(outcomes, missing)
 
     def close(self) -> None:
-        """Ends a session in which nothing was run."""
+        """Ends a session that ran no job."""
         self._process.close()
         self._remove_outputs(keep=False)
 
@@ -134,7 +138,7 @@ class MsprofSession:
         for output in self._outputs:
             shutil.rmtree(output, ignore_errors=True)
         for folder in (self._folder, *self._folder.parents[:2]):
-            # Not where another session, or a worker of this one, still needs it.
+            # Fails if another session or worker still uses the folder.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -144,18 +148,20 @@ def _profiled_row(job: Job, outcome: RowOutcome) -> ProfiledRow:
     return ProfiledRow(job.kernel_type, job.cells, outcome.pending)
 
 
-#: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.
+#: Rows with missing samples run once more, in sessions with at most one row for this many rows of the first one.
 _SMALLER = 4
 
 
 def msprof_on_device(
     spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
 ) -> MsprofExecutor:
-    """For rows of one device.
+    """Returns an executor for rows of one device under msprof.
 
     Args:
-        folder: where msprof writes while it runs.
-        waits: times the waits for the device; None: nobody asks how long they were.
+        spec: the device.
+        settings: how rows are measured.
+        folder: folder for msprof's output.
+        waits: measures the waits for the device; None: they are only shown to the user.
     """
     return MsprofExecutor(
         lambda: MsprofSession(lambda launcher: DeviceProcess(spec, settings, launcher, waits), settings, folder)
@@ -169,11 +175,12 @@ def msprof_on_group(
     folder: Path,
     waits: DeviceWaits | None = None,
 ) -> MsprofExecutor:
-    """For rows of a group, each of whose ranks on this node runs under an msprof of its own.
+    """Returns an executor for rows of a group; each rank on this node runs under its own msprof.
 
     Args:
-        devices: of this node, one for each of its ranks.
-        folder, waits: as in `of_device`.
+        spec: the group.
+        devices: devices of this node, one for each rank.
+        settings, folder, waits: as in `msprof_on_device`.
     """
 
     def session() -> MsprofSession:
@@ -184,22 +191,22 @@ def msprof_on_group(
             ranks=spec.local_ranks,
         )
 
-    # Which samples are missing, no other node knows, and all must run the same rows.
+    # Other nodes do not know which samples are missing here, and all nodes must run the same rows.
     return MsprofExecutor(session, tries_again=spec.nnodes == 1)
 
 
 class MsprofExecutor:
-    """A BatchExecutor: what msprof measured is known when its processes have ended."""
+    """A BatchExecutor, because msprof writes its measurements when its processes have ended."""
 
     def __init__(self, session_of: Callable[[], MsprofSession], *, tries_again: bool = True) -> None:
         """
         Args:
-            session_of: makes a session, whose processes are started on first use.
-            tries_again: whether rows whose samples are missing run once more.
+            session_of: creates a session, whose processes are started on first use.
+            tries_again: whether rows with missing samples run once more.
         """
         self._new_session = session_of
         self._tries_again = tries_again
-        #: Started to describe the device, and not used yet.
+        #: A session that was started to describe the device, and has run no job.
         self._session: MsprofSession | None = None
         self._description: DeviceDescription | None = None
 
@@ -210,7 +217,7 @@ class MsprofExecutor:
         return self._description
 
     def prepare(self) -> None:
-        # Each later batch has a session of its own, which begins with the batch.
+        # Opens the first session only; each later batch starts its own.
         self.describe()
 
     def run(self, job: Job) -> RowOutcome:
@@ -229,7 +236,7 @@ class MsprofExecutor:
             try:
                 again = self._new_session().run(smaller, lambda outcome: False)
             except DeviceGone:
-                # Whoever asks for the next row is told.
+                # The next row reports the missing device.
                 break
             outcomes |= again.outcomes
         return outcomes
@@ -241,10 +248,11 @@ class MsprofExecutor:
 
 
 def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:
-    """Jobs for one session each: of one kernel type, since what spoils a profile may be a kernel's doing.
+    """Yields the jobs of smaller sessions, each of one kernel type, because a kernel may damage a profile.
 
     Args:
-        rows: of the session in which they were missing.
+        missing: jobs whose samples are missing.
+        rows: number of rows of the session in which they are missing.
     """
     most = max(1, rows // _SMALLER)
     by_type: dict[str, list[Job]] = defaultdict(list)

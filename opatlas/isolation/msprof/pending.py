@@ -1,4 +1,8 @@
-"""Rows that ran under msprof: noted on disk, and read back from what msprof wrote."""
+"""Records rows that ran under msprof on disk, and reads their samples from msprof's output, even in a later session.
+
+Beside msprof's output of a process lies a file with a line for each row that the process ran and found correct. The
+file is removed when the rows have their outcomes.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +44,21 @@ from opatlas.typed_json import (
     json_line,
 )
 
-#: After it a reason names the folder of the profile.
+#: Part of a reason before the folder of the profile.
 KEPT = "; msprof's output is kept in "
-#: Of what went wrong with a profile, so much is told with each row.
+#: Most problems of a profile in the reason of a row.
 _PROBLEMS_TOLD = 2
 
 
 def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
-    """What msprof wrote of each row of a process.
+    """Reads the samples of each row of a process from msprof's output.
 
     Args:
-        output: where it was told to write.
-        rows: that the process ran, in that order.
+        output: folder of msprof's output.
+        rows: the rows that the process ran, in their order.
 
     Raises:
-        DeviceGone: the profile is not parsed yet, and there is no msprof to do so.
+        DeviceGone: the profile is not parsed yet, and msprof is missing.
     """
     launches: list[Launch] = []
     problems: list[str] = []
@@ -62,7 +66,7 @@ def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamp
     for profile in profiles:
         summaries = op_summaries(profile)
         if not summaries:
-            # Its process was killed, or msprof was before it had parsed what it recorded.
+            # msprof or its process was killed before the profile was parsed.
             problems += filter(None, [export(profile)])
             summaries = op_summaries(profile)
         if not summaries:
@@ -87,10 +91,11 @@ _RANK = "rank"
 
 @dataclass(frozen=True)
 class ReadBack:
-    """
+    """A row whose profile was read.
+
     Attributes:
-        outcome: of a row, with the samples of its slowest rank.
-        is_missing: whether a profile that should hold samples of the row does not.
+        outcome: the outcome of the row, with the samples of its slowest rank.
+        is_missing: whether a profile lacks samples of the row.
     """
 
     outcome: RowOutcome
@@ -98,20 +103,20 @@ class ReadBack:
 
 
 def folder_of_rank(output: Path, local_rank: int | str) -> Path:
-    """Where msprof writes what one of a group's ranks launched."""
+    """Returns the folder of msprof's output for one rank of a group on this node."""
     return output / f"{_RANK}{local_rank}"
 
 
 def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[RowOutcome]) -> list[ReadBack]:
-    """Reads what msprof wrote of rows, each of which all ranks of a group ran, or one process.
+    """Completes the outcomes of rows from msprof's output; a process, or all ranks of a group, ran the rows.
 
     Args:
-        output: of the process, or with a folder for each rank.
-        rows: in the order in which they ran.
-        outcomes: theirs, as the process or the first rank gave them.
+        output: msprof's output of the process, or a folder with one output for each rank.
+        rows: the rows in the order in which they ran.
+        outcomes: outcomes of the rows from the process or the first rank.
 
     Raises:
-        DeviceGone: a profile is not parsed yet, and there is no msprof to do so.
+        DeviceGone: a profile is not parsed yet, and msprof is missing.
     """
     ranks = sorted(output.glob(f"{_RANK}*"), key=lambda folder: int(folder.name.removeprefix(_RANK)))
     of_ranks = [read_samples(folder, rows) for folder in ranks or [output]]
@@ -124,7 +129,7 @@ def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[RowO
 
 
 def _of_slowest(kernel_type: str, outcomes: Sequence[RowOutcome]) -> RowOutcome:
-    """The outcome of a row from those of the ranks of a node, in their order."""
+    """Returns the outcome of a row from the outcomes of a node's ranks, in their order."""
     for rank, outcome in enumerate(outcomes):
         if outcome.measurement is None:
             return replace(outcome, reason=f"rank {rank} of this node: {outcome.reason}")
@@ -147,7 +152,7 @@ _LARGEST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class _PendingRow:
-    """A row that was launched, as `record_pending` writes it."""
+    """A row whose samples are pending, as `record_pending` writes it."""
 
     kernel_type: str
     cells: Mapping[str, str]
@@ -162,7 +167,7 @@ class _PendingRow:
 
 
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
-    """Notes a row that was launched; nothing of a later line is needed to read it. Raises OSError."""
+    """Appends a row to the file beside msprof's output. Each line can be read without later lines. Raises OSError."""
     assert outcome.pending is not None
     measurement = outcome.measurement
     assert measurement is not None
@@ -183,18 +188,17 @@ def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
 
 
 def clear_pending(output: Path) -> None:
-    """To be called once the rows have their verdict."""
+    """Removes the file when its rows have their outcomes."""
     (output / _FILE).unlink(missing_ok=True)
 
 
 def recover_profiles(database: Database) -> list[str]:
-    """Reads the profiles of killed sessions, and leaves what they measured as journals to be recovered.
+    """Writes journals from the profiles of killed sessions. The caller holds the lock of the database.
 
-    The caller has the database to itself. A profile that holds the samples of some rows only is done
-    with then: the others have no verdict, and are run again.
+    A profile is removed even if it has the samples of some rows only: the other rows have no outcome and are run again.
 
     Returns:
-        Why profiles could not be read; they stay for a later session.
+        Why profiles could not be read; these profiles are kept for a later session.
     """
     problems: list[str] = []
     profiles = database.profiles_dir
@@ -211,7 +215,7 @@ def recover_profiles(database: Database) -> list[str]:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
                 journal.write(path, JournalHeader(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
             if unreadable:
-                # Told once: no later session can read more.
+                # Renamed, so that it is reported once: no later session can read more.
                 kept = (output / _FILE).replace(output / f"{_FILE}.unreadable")
                 problems.append(f"{unreadable}; the profile is kept in {output}, its rows in {kept.name}")
             else:
@@ -224,7 +228,7 @@ def recover_profiles(database: Database) -> list[str]:
 
 
 def _remove_empty(output: Path, profiles: Path) -> None:
-    """Removes the folders that a profile was in, up to that of all profiles, where nothing else is in them."""
+    """Removes the empty parent folders of a profile, up to the folder of all profiles."""
     with suppress(OSError):
         for folder in output.parents:
             folder.rmdir()
@@ -233,7 +237,7 @@ def _remove_empty(output: Path, profiles: Path) -> None:
 
 
 def _expect_plain(output: Path) -> None:
-    """Raises UnsafePath if a folder holds anything but folders and regular files: what lies elsewhere is not ours."""
+    """Raises UnsafePath if a folder holds links, which may lead to files of others."""
     for folder, folders, files in os.walk(output):
         for path in (Path(folder, name) for name in (*folders, *files)):
             if own_file(path) != path:
@@ -241,9 +245,9 @@ def _expect_plain(output: Path) -> None:
 
 
 def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
-    """What was noted, up to the first line that cannot be read, and why that is so. A torn last line is left out.
+    """Returns the rows up to the first damaged line, and the damage ("" for none). A torn last line is ignored.
 
-    Without marks samples are told by the order of the rows, so no row behind one that is missing can be read.
+    Rows after a damaged line are not read, because without marks samples are assigned by the order of all rows.
     """
     rows: list[_PendingRow] = []
     *lines, last = read_own(noted, _LARGEST_BYTES).split(b"\n")
@@ -277,7 +281,7 @@ def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[Rec
 
 
 def _measurement_without_samples(job: _PendingRow) -> Measurement:
-    """What was noted of a row, without its samples."""
+    """Returns the measurement of a row without samples."""
     return Measurement(
         (),
         job.instrument,
