@@ -17,7 +17,7 @@ from tempfile import gettempdir
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.errors import DeviceGone
-from opatlas.store.database import SessionHolder
+from opatlas.model.record import SessionHolder
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 

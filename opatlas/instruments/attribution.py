@@ -13,11 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from msgspec import Meta
 
-from opatlas.capture.captures import Launch
 from opatlas.model.communication import is_communication
 from opatlas.model.record import LaunchedCase
 from opatlas.model.same_case import LaunchComparison, base_type, compare_launch, siblings
@@ -26,6 +25,10 @@ from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import split_cell
 from opatlas.text import whole
 from opatlas.typed_json import Count
+
+if TYPE_CHECKING:
+    # Not at run time, because it brings pandas, which device processes do without.
+    from opatlas.capture.captures import Launch
 
 #: Kernel type of a mark.
 MARK_TYPE = "Neg"
@@ -345,7 +348,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
     return AnotherCase(f"the call launches {' + '.join(types)} here, whose duration is not that of {kernel_type}")
 
 
-_Compared = Sequence[tuple[Launch, LaunchComparison]]
+_Compared: TypeAlias = "Sequence[tuple[Launch, LaunchComparison]]"
 
 
 def _of_type(name: str, kernel_type: str, row: Mapping[str, str], call: Sequence[Launch]) -> _Compared:

@@ -10,7 +10,6 @@ from time import sleep
 
 import torch
 
-from opatlas.capture.captures import read_launches
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
 from opatlas.instruments.attribution import (
@@ -140,6 +139,9 @@ def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
 
 
 def _found(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
+    # Brings pandas, which other device processes do without.
+    from opatlas.capture.captures import read_launches
+
     assert samples.pending is not None
     files = sorted(folder.rglob("kernel_details.csv"))
     if len(files) != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from sys import intern
@@ -255,3 +256,24 @@ def _shared(record: Record) -> Record:
         cells=cells,
         measurement=measurement,
     )
+
+
+@dataclass(frozen=True)
+class SessionHolder:
+    """The session that holds a lock of a database or a device, or held it.
+
+    Attributes:
+        run_id, command: the session.
+        pid, host: process of the session.
+        since: time in seconds since the epoch, before the year 10000.
+    """
+
+    run_id: str
+    command: str
+    pid: int
+    host: str
+    since: Annotated[float, Meta(ge=0, lt=253402300800)]
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"session {self.run_id} (process {self.pid} on {self.host}, since {since}: {self.command})"

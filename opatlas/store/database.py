@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import pandas as pd
 from filelock import Timeout
-from msgspec import Meta
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
@@ -24,6 +22,7 @@ from opatlas.files import (
     own_lock,
     read_own,
 )
+from opatlas.model.record import SessionHolder
 from opatlas.model.schema import is_file_name
 from opatlas.store.cells import identity_columns
 from opatlas.store.csv_files import TEMPORARY_SUFFIX, is_abandoned, not_writable, read_frame, write_frame, write_text
@@ -164,27 +163,6 @@ class Database:
             yield
         finally:
             lock.release()
-
-
-@dataclass(frozen=True)
-class SessionHolder:
-    """A session that holds, or held, the session lock of a database.
-
-    Attributes:
-        run_id, command: the session.
-        pid, host: the process.
-        since: when the session took the lock, in seconds since the epoch, before the year 10000.
-    """
-
-    run_id: str
-    command: str
-    pid: int
-    host: str
-    since: Annotated[float, Meta(ge=0, lt=253402300800)]
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        return f"session {self.run_id} (process {self.pid} on {self.host}, since {since}: {self.command})"
 
 
 _POLL_S = 0.2
