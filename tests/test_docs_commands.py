@@ -43,7 +43,6 @@ COLLECTIVES = "--collect-only"
 #: By what marks the command: statuses that say that it worked, where there are others than 0.
 STATUSES: Mapping[str, tuple[int, ...]] = {
     r"opatlas doctor": (0, 1),  # what it needs may be missing on this machine
-    r"opatlas validate-comm": (0, 1),  # and a duration of the test's own may be implausible
     r"opatlas check": (1,),  # finds that the message in DB was measured by nobody
 }
 #: Commands that would fail, and what is to be said of them.

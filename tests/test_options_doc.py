@@ -30,7 +30,6 @@ COMMANDS = {
     "Check": "check",
     "Combine": "combine",
     "Doctor": "doctor",
-    "Validate communication": "validate-comm",
     "Plot": "plot",
 }
 #: Sections whose rows have their options in `pytest --help`.

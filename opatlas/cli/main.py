@@ -52,7 +52,6 @@ COMMANDS = {
     "history": Command("tell what a row took in each run, or restore rows from the history", "opatlas.cli.history"),
     "plot": Command("plot what a database holds, as images for a report", "opatlas.cli.plot"),
     "doctor": Command("look at what this machine offers, stage by stage", "opatlas.cli.doctor"),
-    "validate-comm": Command("compare collectives with an analytic model", "opatlas.collectives.validate"),
 }
 #: Former commands, and what has taken their place.
 SUCCESSORS = {
@@ -65,6 +64,7 @@ SUCCESSORS = {
     "rebuild": "opatlas history DB --rebuild",
     "trace-to-csv": "python -m opatlas.cli.trace_to_csv",
     "unprune": "opatlas history DB --unprune",
+    "validate-comm": "opatlas check",
 }
 
 
