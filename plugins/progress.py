@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 1.0
 #: A row that runs for longer is named on a terminal.
 _NAMED_AFTER_S = 2.0
 #: A row that runs for longer is named once in a log.
-_NAMED_IN_LOG_AFTER_S = 60.0
+NAMED_IN_LOG_AFTER_S = 60.0
 
 
 class ReplayProgress:
@@ -122,7 +122,7 @@ class ReplayProgress:
         if not nodeid or self._progress is None:
             return
         seconds = time.monotonic() - began
-        if seconds < (_NAMED_AFTER_S if self._progress.on_terminal else _NAMED_IN_LOG_AFTER_S):
+        if seconds < (_NAMED_AFTER_S if self._progress.on_terminal else NAMED_IN_LOG_AFTER_S):
             return
         if not self._progress.on_terminal:
             if nodeid in self._named_in_log:

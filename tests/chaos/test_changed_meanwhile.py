@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import ROOT, Finished, Running, Sessions, row
 
 from opatlas.errors import OpAtlasError
@@ -103,9 +104,9 @@ def waiting(sessions: Sessions, kernel_types: Iterable[str], *options: str, devi
     (sessions.folder / "test_edited.py").write_text(REPLAYS.format(kernel_types=", ".join(map(repr, names))))
     for kernel_type in names:
         sessions.write(kernel_type, noted())
-    sessions.write("Moody", [row(40)])
+    sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
     running = sessions.start(*options, SIMULATED_DEVICES=devices)
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     running.wait_for_records(3 * len(names))
     return running, in_journals(journal.journals(Database(sessions.database)))
 
@@ -231,7 +232,7 @@ def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions
         assert re.search(f"NOT WRITTEN BACK: {paths[kernel_type]}{words}", done.output)
     assert {path: path.read_bytes() for path in paths.values()} == before
     assert in_journals(named(done)).items() >= measured.items()
-    assert sessions.statuses("Moody") == {40: "measured"}
+    assert sessions.statuses("Moody") == {Mood.WAIT_FOR_GO: "measured"}
     for path, content in whole.items():
         path.write_bytes(content)
     assert "opatlas: merged 13 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
@@ -319,7 +320,7 @@ def test_the_journal_of_a_worker_that_has_ended_is_removed(sessions: Sessions) -
 
 
 def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(size) for size in (1, 2, 40, 3)])
+    sessions.write("Moody", [row(size) for size in (1, 2, Mood.WAIT_FOR_GO, 3)])
     running = sessions.start(SIMULATED_DEVICES="1")
     running.wait_for_records(2)
     running.send(signal.SIGKILL)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 
@@ -20,7 +21,7 @@ def ids_used(sessions: Sessions) -> set[str]:
 
 
 def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(42), row(2), row(1), *[row(n) for n in range(101, 120)]])
+    sessions.write("Moody", [row(Mood.WAIT_FOR_ANOTHER_DEVICE), row(2), row(1), *[row(n) for n in range(101, 120)]])
     done = sessions.run(SIMULATED_DEVICES="4", SIMULATED_VISIBLE_DEVICES="3,1")
     assert (done.code, done.ledger()) == (0, {"measured": 22})
     assert "created: 2/2 workers" in done
@@ -38,11 +39,11 @@ def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions, options
 
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "0"), marks=pytest.mark.slow)])
 def test_a_device_that_drops_out_hands_its_rows_to_the_others(sessions: Sessions, options: tuple[str, ...]) -> None:
-    moods = [*range(101, 110), 32, *range(110, 121)]
+    moods = [*range(101, 110), Mood.BREAK_DEVICE_1, *range(110, 121)]
     sessions.write("Moody", [row(mood) for mood in moods])
     visible = "0,1" if not options else "1,0"
     if not options:
-        # Whichever worker gets row 32: device 1 has been broken all along.
+        # Whichever worker gets the bad row: device 1 has been broken all along.
         (sessions.folder / "broken-1").touch()
     done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES=visible)
     assert done.ledger() == ({"measured": 21} if not options else {"measured": 20, "device-error": 1})
@@ -51,7 +52,7 @@ def test_a_device_that_drops_out_hands_its_rows_to_the_others(sessions: Sessions
 
 
 def test_when_all_devices_are_gone_the_rest_is_reported(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (33, *range(101, 141))])
+    sessions.write("Moody", [row(n) for n in (Mood.BREAK_ALL_DEVICES, *range(101, 141))])
     done = sessions.run(SIMULATED_DEVICES="2")
     ledger = done.ledger()
     assert done.code == 1

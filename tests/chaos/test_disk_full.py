@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
 from opatlas.model.record import Record
@@ -85,7 +86,7 @@ def waiting_in_row_40(
 ) -> Running:
     """A session whose rows 1 to 4 are in journals, and whose row 40 runs."""
     running = sessions.start(*options, measure=measure, SIMULATED_DEVICES=devices, TMPDIR=str(temporary))
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     running.wait_for_records(4)
     return running
 

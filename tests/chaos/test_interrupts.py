@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
@@ -12,10 +13,12 @@ DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
 
 @DEVICES
 def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices: str) -> None:
-    sessions.write("Moody", [row(1), row(40), row(41), *[row(n) for n in range(101, 141)]])
+    sessions.write(
+        "Moody", [row(1), row(Mood.WAIT_FOR_GO), row(Mood.WAIT_FOR_GO_TOO), *[row(n) for n in range(101, 141)]]
+    )
     running = sessions.start(SIMULATED_DEVICES=devices)
     running.wait_for_records(1)
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     running.send(signal.SIGINT)
     running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
     sessions.go()
@@ -36,10 +39,10 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
 
 @DEVICES
 def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Sessions, devices: str) -> None:
-    sessions.write("Moody", [row(1), row(13), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.SLEEP), row(2)])
     running = sessions.start("--case-timeout=3000", SIMULATED_DEVICES=devices)
     running.wait_for_records(1)
-    running.wait_for_body(13)
+    running.wait_for_body(Mood.SLEEP)
     running.send(signal.SIGINT)
     # Two that come at once are one.
     running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
@@ -58,4 +61,4 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     assert sessions.left_behind() == []
     again = sessions.run("-k", "Moody-2_2", SIMULATED_DEVICES=devices)
     assert "opatlas: merged" in again
-    assert sessions.statuses("Moody") == {1: "measured", 13: "", 2: "measured"}
+    assert sessions.statuses("Moody") == {1: "measured", Mood.SLEEP: "", 2: "measured"}

@@ -8,21 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sessions import Sessions, row
+from moods import Mood
+from sessions import HANG_S, Sessions, row
 
 HEALTHY = (1, 2, 3, 4, 5, 6, 7)
-#: What each mood of the toy kernel does, and what its row must say.
+#: The status and the reason of rows in bad moods.
 BAD = {
-    11: ("crashed", "the device process died: SIGSEGV (signal 11)"),
-    23: ("crashed", "the device process died: SIGABRT (signal 6)"),
-    12: ("crashed", "the device process died: exit code 3"),
-    13: ("timeout", "still running after 20 s; its process was ended"),  # sleeps for ever
-    14: ("timeout", "still running after 20 s; its process was ended"),  # and holds the GIL
-    15: ("failed", "ValueError: bad mood"),
-    20: ("oom", "MemoryError: too moody"),
-    25: ("oom", "RuntimeError: [enforce fail"),
-    26: ("failed", r"RuntimeError: \udcff\x1b[2Jxxx"),  # and 20 MB more
-    27: ("skipped", "not in the mood"),
+    Mood.SEGFAULT: ("crashed", "the device process died: SIGSEGV (signal 11)"),
+    Mood.ABORT: ("crashed", "the device process died: SIGABRT (signal 6)"),
+    Mood.EXIT: ("crashed", "the device process died: exit code 3"),
+    Mood.SLEEP: ("timeout", f"still running after {HANG_S} s; its process was ended"),
+    Mood.SLEEP_WITH_GIL: ("timeout", f"still running after {HANG_S} s; its process was ended"),
+    Mood.RAISE: ("failed", "ValueError: bad mood"),
+    Mood.MEMORY_ERROR: ("oom", "MemoryError: too moody"),
+    Mood.TORCH_OOM: ("oom", "RuntimeError: [enforce fail"),
+    Mood.LONG_ERROR: ("failed", r"RuntimeError: \udcff\x1b[2Jxxx"),
+    Mood.SKIP: ("skipped", "not in the mood"),
 }
 
 
@@ -32,7 +33,7 @@ def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, 
     # A bad row first, one last, and healthy ones between bad ones.
     rows.sort(key=lambda mood: (mood * 7) % 11)
     sessions.write("Moody", [row(mood) for mood in rows])
-    done = sessions.run("--case-timeout=20", SIMULATED_DEVICES=devices)
+    done = sessions.run(f"--case-timeout={HANG_S}", SIMULATED_DEVICES=devices)
     assert done.code == 1
     assert done.ledger() == {"measured": 7, "crashed": 3, "timeout": 2, "failed": 2, "oom": 2, "skipped": 1}
     after = {int(r["Input Shapes"].partition(";")[0]): r for r in sessions.read("Moody")}
@@ -49,7 +50,7 @@ def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, 
 
 
 def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path) -> None:
-    sessions.write("Moody", [row(1), row(24), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.HOARD), row(2)])
     done = sessions.run(MEMORY_GROUP=str(memory_group))
     assert done.ledger() == {"measured": 2, "crashed": 1}
     (reason,) = (r["Status Reason"] for r in sessions.read("Moody") if r["Status"] == "crashed")
@@ -57,21 +58,21 @@ def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path)
 
 
 def test_a_row_that_crashed_in_two_sessions_is_not_run_again_unasked(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(12), row(13), row(15)])
+    sessions.write("Moody", [row(1), row(Mood.EXIT), row(Mood.SLEEP), row(Mood.RAISE)])
     counts = [{"12": "", "13": "", "15": ""}]
     for ledger in (
         {"measured": 1, "crashed": 1, "timeout": 1, "failed": 1},
         {"measured": 1, "xfailed": 3},
     ):
-        done = sessions.run("--case-timeout=15")
+        done = sessions.run(f"--case-timeout={HANG_S}")
         assert done.ledger() == ledger
         counts.append({r["Input Shapes"][:2]: r["Crashes In A Row"] for r in sessions.read("Moody")[1:]})
     assert counts[1:] == [{"12": "1", "13": "1", "15": ""}, {"12": "2", "13": "2", "15": ""}]
-    given_up = sessions.run("--case-timeout=15")
+    given_up = sessions.run(f"--case-timeout={HANG_S}")
     assert (given_up.code, given_up.ledger()) == (0, {"measured": 1, "xfailed": 3})
     assert "2 rows not run, after crashes or timeouts in sessions before (--retry-failed)" in given_up
     assert [r["Crashes In A Row"] for r in sessions.read("Moody")] == ["", "2", "2", ""]
-    asked = sessions.run("--case-timeout=15", "--retry-failed", "-k", "12_12")
+    asked = sessions.run(f"--case-timeout={HANG_S}", "--retry-failed", "-k", "12_12")
     assert asked.ledger() == {"xfailed": 1}
     assert [r["Crashes In A Row"] for r in sessions.read("Moody")] == ["", "3", "2", ""]
 

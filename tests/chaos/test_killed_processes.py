@@ -6,6 +6,7 @@ import json
 
 import pytest
 from killed_rows import MEASURE
+from moods import Mood
 from processes import Role, in_role
 from sessions import Running, Sessions, row
 from watched_sessions import kill
@@ -46,9 +47,9 @@ def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: S
 
 @pytest.mark.parametrize("role", [Role.KEEPER, Role.DEVICE, Role.WORKER])
 def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions, role: Role) -> None:
-    sessions.write("Moody", [row(1), row(40), row(2), row(3)])
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(3)])
     running = sessions.start(*(("-n", "1") if role is Role.WORKER else ()))
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     (process,) = in_role(running.process.pid, role)
     kill(process)
     done = running.wait()

@@ -6,8 +6,9 @@ import os
 import signal
 
 import pytest
+from moods import Mood
 from processes import Role, in_role
-from sessions import Running, Sessions, row
+from sessions import HANG_S, Running, Sessions, row
 
 #: Each starts children, as its size says, and then does what its kernel type says.
 PARENT_REPLAYS = """
@@ -99,7 +100,7 @@ def started(sessions: Sessions, kernel_type: str, *options: str, sizes: tuple[in
     """A session whose first rows start children, and whose last one waits until the test says go."""
     (sessions.folder / "test_parents.py").write_text(PARENT_REPLAYS)
     sessions.write(kernel_type, [row(size) for size in sizes])
-    sessions.write("Moody", [row(40)])
+    sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
     return sessions.start(*options, SIMULATED_DEVICES=devices)
 
 
@@ -137,8 +138,8 @@ def test_a_stopped_keeper_goes_on_when_pytest_is_killed(sessions: Sessions) -> N
 @pytest.mark.parametrize(
     ("kernel_type", "timeout_s", "status", "reason"),
     [
-        ("Hanging", 10, "timeout", "still running after 10 s; its process was ended"),
-        ("Leaving", 10, "timeout", "still running after 10 s; its process was ended"),
+        ("Hanging", HANG_S, "timeout", f"still running after {HANG_S} s; its process was ended"),
+        ("Leaving", HANG_S, "timeout", f"still running after {HANG_S} s; its process was ended"),
         # At once, and not when its time is over.
         ("Dying", 300, "crashed", "the device process died: exit code 3"),
     ],
@@ -148,7 +149,7 @@ def test_a_row_takes_its_children_along(
     sessions: Sessions, kernel_type: str, timeout_s: int, status: str, reason: str
 ) -> None:
     running = started(sessions, kernel_type, f"--case-timeout={timeout_s}", sizes=EACH)
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     assert children(sessions, running, EACH).isdisjoint(sessions.processes())
     sessions.go()
     done = running.wait()
@@ -159,7 +160,7 @@ def test_a_row_takes_its_children_along(
 
 def test_a_session_that_ends_takes_the_children_of_its_rows_along(sessions: Sessions) -> None:
     running = started(sessions, "Measured", sizes=EACH)
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     # How long they live until then is their process's business: one that a row has changed is replaced.
     assert children(sessions, running, EACH)
     sessions.go()

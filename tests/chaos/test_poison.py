@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 
 def test_a_poisoned_context_costs_its_row(sessions: Sessions) -> None:
     """The first, a middle and the last row."""
-    poisons = (30, 34, 35)
-    sessions.write("Moody", [row(mood) for mood in (30, 1, 2, 34, 3, 4, 35)])
+    poisons = (Mood.POISON, Mood.POISON_AGAIN, Mood.POISON_LAST)
+    sessions.write("Moody", [row(mood) for mood in (Mood.POISON, 1, 2, Mood.POISON_AGAIN, 3, 4, Mood.POISON_LAST)])
     done = sessions.run(SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 4, "device-error": 3})
     expected = {**dict.fromkeys((1, 2, 3, 4), "measured"), **dict.fromkeys(poisons, "device-error")}
@@ -24,7 +25,7 @@ def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(
     sessions: Sessions, at: int, not_run: int
 ) -> None:
     moods = [1, 2, 3, 4]
-    moods.insert(at, 31)
+    moods.insert(at, Mood.BREAK_OWN_DEVICE)
     sessions.write("Moody", [row(mood) for mood in moods])
     done = sessions.run(SIMULATED_DEVICES="1")
     assert done.code == 1
@@ -48,7 +49,7 @@ def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions)
 
 
 def test_in_process_there_is_no_fresh_process_and_the_session_stops(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(30), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.POISON), row(2)])
     done = sessions.run_in_process(SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 1, "device-error": 1, "not run": 1})
     assert "stopped: the device reported an error, and --in-process cannot replace its process" in done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 #: Each row takes as many microseconds as its size says, by a clock of its own, so that its duration tells whose it is.
@@ -197,8 +198,10 @@ class TestPytestTimeout:
     def test_a_limit_shorter_than_the_opening_of_the_device_costs_no_row(self, sessions: Sessions) -> None:
         """Neither at the start, nor when a process is replaced that a row has ended."""
         with open(sessions.folder / "simulated_device.py", "a") as module:
-            module.write("\nimport time\n\ntime.sleep(7)\n")
-        sessions.write("Moody", [row(1), row(12), row(2), row(3)])
-        done = sessions.run("--timeout=6", SIMULATED_DEVICES="1")
-        assert sessions.statuses("Moody") == {1: "measured", 12: "crashed", 2: "measured", 3: "measured"}, done.output
+            module.write("\nimport time\n\ntime.sleep(5)\n")
+        sessions.write("Moody", [row(1), row(Mood.EXIT), row(2), row(3)])
+        done = sessions.run("--timeout=4", SIMULATED_DEVICES="1")
+        assert sessions.statuses("Moody") == {1: "measured", Mood.EXIT: "crashed", 2: "measured", 3: "measured"}, (
+            done.output
+        )
         assert done.ledger() == {"measured": 3, "crashed": 1}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import ROOT, Running, Sessions, row
 
 from opatlas.text import counted
@@ -29,7 +30,7 @@ def waiting(sessions: Sessions) -> Running:
     """A session that has the database, and waits in the middle of it."""
     sessions.write("Moody", [row(size) for size in SIZES])
     running = sessions.start(SIMULATED_DEVICES="1")
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     running.wait_for_records(1)
     return running
 
@@ -147,7 +148,7 @@ def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
     assert (ended.code, ended.ledger()) == (0, {"measured": 3})
     rows = {r["Input Shapes"]: r["Profiling Average Duration(us)"] for r in sessions.read("Moody")}
     assert rows == {"1;1": "5", "40;40": "5", "2;2": "", "7;7": "5"}
-    assert sessions.statuses("Moody") == {1: "measured", 40: "measured", 2: "measured", 7: ""}
+    assert sessions.statuses("Moody") == {1: "measured", Mood.WAIT_FOR_GO: "measured", 2: "measured", 7: ""}
 
 
 def test_waiting_says_for_whom_and_goes_on_when_it_ends(sessions: Sessions) -> None:
@@ -172,7 +173,7 @@ def test_a_killed_holder_is_recognized_and_its_journal_merged(
 ) -> None:
     sessions.write("Moody", [row(size) for size in sizes])
     holder = sessions.start(SIMULATED_DEVICES=devices)
-    holder.wait_for_body(40)
+    holder.wait_for_body(Mood.WAIT_FOR_GO)
     holder.wait_for_records(measured)
     holder.send(signal.SIGKILL)
     holder.wait()
@@ -194,7 +195,7 @@ def test_other_databases_on_other_devices_run_at_the_same_time(sessions: Session
         sessions.write("Moody", [row(size) for size in SIZES])
         both.append(sessions.start(SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES=str(device)))
         # The first one waits in its row still when the second has come as far.
-        both[-1].wait_for_body(40)
+        both[-1].wait_for_body(Mood.WAIT_FOR_GO)
         (sessions.folder / "body-40").unlink()
     for device, (sessions.database, running) in enumerate(zip(databases, both, strict=True)):
         expect_all_measured(sessions, running)
@@ -234,9 +235,9 @@ def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
 def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Sessions) -> None:
     """Row 1 of the second session waits for row 40 of the first one, on the same device."""
     (sessions.folder / "impatient.py").write_text(IMPATIENT.replace("3.0", "600.0"))
-    sessions.write("Moody", [row(40)])
+    sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
     first = sessions.start(SIMULATED_DEVICES="1")
-    first.wait_for_body(40)
+    first.wait_for_body(Mood.WAIT_FOR_GO)
     sessions.database = sessions.folder / "second"
     sessions.database.mkdir()
     sessions.write("Moody", [row(1), row(2)])
@@ -244,7 +245,7 @@ def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Se
     second = sessions.start("-p", "impatient", f"--junitxml={report}", SIMULATED_DEVICES="1")
     second.wait_until(lambda: "waiting for the device" in second.output.read_text())
     # Long beside what the row takes by itself. On a slow machine the test shows less, and fails no sooner.
-    time.sleep(10)
+    time.sleep(4)
     began = time.monotonic()
     sessions.go()
     assert first.wait().code == 0
@@ -281,7 +282,7 @@ def test_a_limit_of_pytest_timeout_that_ends_a_wait_is_not_the_fault_of_the_row(
 
 
 def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(22), row(122), row(1), row(2)])
+    sessions.write("Moody", [row(Mood.SLOW), row(122), row(1), row(2)])
     done = sessions.run("-n", "2", "test_toys.py", SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (0, {"measured": 4})
     assert "another session" not in done

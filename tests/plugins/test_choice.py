@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 CAPTURED = {"Profiling Average Duration(us)": "5.0"}
@@ -17,7 +18,7 @@ def measured(sessions: Sessions, kernel_type: str = "Toy") -> set[int]:
 
 
 def test_unreplayed_goes_on_where_a_session_on_a_captured_database_was_stopped(sessions: Sessions) -> None:
-    sessions.write("Moody", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (101, 15, 102, 103)])
+    sessions.write("Moody", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (101, Mood.RAISE, 102, 103)])
     stopped = sessions.run_in_process("-x")
     assert stopped.ledger() == {"measured": 1, "failed": 1, "not run": 2}
     assert "--update-mode=unreplayed goes on with them" in stopped
@@ -46,10 +47,10 @@ def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sess
 
 
 def test_where_runs_the_rows_of_a_status(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (15, 20, 101)])
+    sessions.write("Moody", [row(n) for n in (Mood.RAISE, Mood.MEMORY_ERROR, 101)])
     sessions.run_in_process()
     sessions.write("Toy", [row(1)])
-    assert sessions.statuses("Moody") == {15: "failed", 20: "oom", 101: "measured"}
+    assert sessions.statuses("Moody") == {Mood.RAISE: "failed", Mood.MEMORY_ERROR: "oom", 101: "measured"}
     assert sessions.run_in_process("--where", "status in (failed, oom)").ledger() == {"xfailed": 2}
     assert sessions.run_in_process("--where", "status == oom", "--co", "-q").output.count("::test_moody[") == 1
     assert sessions.run_in_process("--where", "status == measured", "-k", "Moody").ledger() == {"measured": 1}

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import ROOT, Sessions, row
 
 
 def test_a_wrong_result_fails_and_names_the_difference(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(19)])
+    sessions.write("Moody", [row(Mood.WRONG_RESULT)])
     done = sessions.run_in_process()
-    assert sessions.statuses("Moody") == {19: "failed"}
+    assert sessions.statuses("Moody") == {Mood.WRONG_RESULT: "failed"}
     assert "differs from the reference add in 19 of 19 checked elements" in done
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 CRASHED_TWICE = {"Status": "crashed", "Status Reason": "signal 11", "Crashes In A Row": "2"}
@@ -14,7 +15,7 @@ CACHE = ("-p", "cacheprovider")
 
 @pytest.mark.parametrize("how", [("--in-process",), ("-n1",)], ids=["one process", "xdist"])
 def test_with_strict_a_known_failure_fails_again(sessions: Sessions, how: tuple[str, ...]) -> None:
-    sessions.write("Moody", [row(15), row(101)])
+    sessions.write("Moody", [row(Mood.RAISE), row(101)])
     assert sessions.run(*how).code == pytest.ExitCode.TESTS_FAILED
     assert sessions.run(*how).code == pytest.ExitCode.OK
     strict = sessions.run("--strict", *how)
@@ -24,7 +25,7 @@ def test_with_strict_a_known_failure_fails_again(sessions: Sessions, how: tuple[
 
 
 def test_strictness_of_the_configuration_is_about_tests_alone(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(15)])
+    sessions.write("Moody", [row(Mood.RAISE)])
     sessions.run_in_process()
     (sessions.folder / "pytest.ini").write_text("[pytest]\nstrict = true\n")
     assert sessions.run_in_process().ledger() == {"xfailed": 1}
@@ -32,7 +33,7 @@ def test_strictness_of_the_configuration_is_about_tests_alone(sessions: Sessions
 
 def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: Sessions) -> None:
     measured = dict.fromkeys(CRASHED_TWICE, "")
-    sessions.write("Moody", [{**row(11), **CRASHED_TWICE}, {**row(101), **measured}])
+    sessions.write("Moody", [{**row(Mood.SEGFAULT), **CRASHED_TWICE}, {**row(101), **measured}])
     strict = sessions.run_in_process("--strict")
     assert strict.code == pytest.ExitCode.TESTS_FAILED
     assert strict.ledger() == {"given up": 1, "measured": 1}
@@ -43,7 +44,7 @@ def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: S
 
 
 def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(15)])
+    sessions.write("Moody", [row(Mood.RAISE)])
     sessions.run_in_process()
     done = sessions.run("--in-process", "--pdb")
     assert "bad mood" in done
@@ -51,7 +52,7 @@ def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> Non
 
 
 def test_last_failed_finds_a_row_as_often_as_it_fails(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (15, 21, 101)])
+    sessions.write("Moody", [row(n) for n in (Mood.RAISE, Mood.NEEDS_VARIABLE, 101)])
     sessions.run_in_process(*CACHE)
     for _ in range(2):
         assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 2}
@@ -61,7 +62,7 @@ def test_last_failed_finds_a_row_as_often_as_it_fails(sessions: Sessions) -> Non
 
 def test_last_failed_is_of_the_database(sessions: Sessions, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    rows = [row(n) for n in (21, 101, 102)]
+    rows = [row(n) for n in (Mood.NEEDS_VARIABLE, 101, 102)]
     sessions.write("Moody", rows)
     other.mkdir()
     (other / "Moody.csv").write_bytes((sessions.database / "Moody.csv").read_bytes())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 PROFILED = {"Profiling Average Duration(us)": "5.0"}
+BAD = (Mood.EXIT, Mood.REFUSE, Mood.UNSUPPORTED, Mood.WRONG_RESULT, Mood.MEMORY_ERROR)
 REPLAYED = {"Average Duration(us)": "5.0"}
 
 
 def test_every_status_has_its_term(sessions: Sessions) -> None:
-    statuses = dict.fromkeys((1, 2, 12, 16, 17, 19, 20), "") | {15: "failed"}
+    statuses = dict.fromkeys((1, 2, *BAD), "") | {Mood.RAISE: "failed"}
     sessions.write("Moody", [{**row(n), "Status": status} for n, status in statuses.items()])
     sessions.write("Toy", [row(1)])
     done = sessions.run()
@@ -36,7 +38,7 @@ def test_deselected_rows_are_not_in_the_collection(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")])
 def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, options: tuple[str, ...]) -> None:
-    sessions.write("Moody", [row(15), *[row(n) for n in range(101, 131)]])
+    sessions.write("Moody", [row(Mood.RAISE), *[row(n) for n in range(101, 131)]])
     done = sessions.run("-x", *options)
     assert done.code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
     ledger = done.ledger()
@@ -70,7 +72,9 @@ def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, op
 def test_a_session_that_was_stopped_says_how_to_go_on(
     sessions: Sessions, rows: list[dict[str, str]], options: tuple[str, ...], words: str
 ) -> None:
-    sessions.write("Moody", [{**dict.fromkeys((*PROFILED, *REPLAYED), ""), **cells} for cells in (row(15), *rows)])
+    sessions.write(
+        "Moody", [{**dict.fromkeys((*PROFILED, *REPLAYED), ""), **cells} for cells in (row(Mood.RAISE), *rows)]
+    )
     assert words in sessions.run_in_process("-x", *options)
 
 
@@ -84,10 +88,10 @@ def test_what_was_left_unresolved_and_is_not_run_now_is_told(sessions: Sessions)
 
 
 def test_what_a_killed_session_found_out_is_told_by_the_next(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(15), row(13), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE), row(Mood.SLEEP), row(2)])
     running = sessions.start()
     running.wait_for_records(2)
-    running.wait_for_body(13)
+    running.wait_for_body(Mood.SLEEP)
     running.send(signal.SIGKILL)
     running.wait()
     done = sessions.run("--update-mode=missing-only", "-k", "not 13_13")

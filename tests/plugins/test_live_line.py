@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 COLUMNS = 100
@@ -52,7 +53,7 @@ class OnTerminal:
 
 @pytest.mark.parametrize("options", [(), ("-n", "1", "test_toys.py")], ids=["one process", "xdist"])
 def test_a_row_that_runs_for_long_is_named_on_one_line(sessions: Sessions, options: tuple[str, ...]) -> None:
-    sessions.write("Moody", [row(1), row(40), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2)])
     terminal = OnTerminal(sessions, *options)
     # Twice: the line is rewritten while the row runs.
     terminal.read_until(lambda shown: len(set(re.findall(r"Moody 40;40 \((\d+) s\)", shown))) >= 2)
@@ -80,13 +81,13 @@ def test_a_row_that_waits_for_the_device_says_so_on_the_line(sessions: Sessions)
 SOON = """
 from opatlas.plugins import progress
 
-progress._NAMED_IN_LOG_AFTER_S = 0.0
+progress.NAMED_IN_LOG_AFTER_S = 0.0
 """
 
 
 def test_a_log_names_a_row_that_runs_for_long_once(sessions: Sessions) -> None:
     (sessions.folder / "soon.py").write_text(SOON)
-    sessions.write("Moody", [row(1), row(40)])
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO)])
     running = sessions.start("-p", "soon", SIMULATED_DEVICES="1")
     running.wait_until(lambda: "Moody 40;40 (" in running.output.read_text())
     # Time for a second line.
@@ -98,7 +99,7 @@ def test_a_log_names_a_row_that_runs_for_long_once(sessions: Sessions) -> None:
 
 
 def test_a_terminal_shows_failures_in_red_and_a_log_plainly(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(15)])
+    sessions.write("Moody", [row(Mood.RAISE)])
     ledger = "1 row collected = 1 failed"
     terminal = OnTerminal(sessions)
     assert terminal.read_to_the_end() == 1

@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from moods import Mood
 from sessions import Finished, Sessions, row
 
 AVERAGE = "Average Duration(us)"
@@ -252,12 +253,12 @@ def test_read_only_compares_and_writes_nothing(measured: Sessions, options: tupl
 
 
 def test_read_only_sessions_run_beside_each_other_and_a_writing_one(measured: Sessions, tmp_path: Path) -> None:
-    measured.write("Moody", [row(40)])
+    measured.write("Moody", [row(Mood.WAIT_FOR_GO)])
     elsewhere = tmp_path / "temporary"
     elsewhere.mkdir()
     # Rows of one CPU take turns, by a lock there, and this one takes its time.
     writing = measured.start("--ops=Moody", TMPDIR=str(elsewhere))
-    writing.wait_for_body(40)
+    writing.wait_for_body(Mood.WAIT_FOR_GO)
     for _ in range(2):
         beside = measured.run_in_process("--read-only", "--ops=Toy")
         assert (beside.code, beside.ledger()) == (0, {"measured": 3}), beside.output
@@ -266,9 +267,9 @@ def test_read_only_sessions_run_beside_each_other_and_a_writing_one(measured: Se
 
 
 def test_read_only_leaves_what_a_killed_session_left_behind(measured: Sessions) -> None:
-    measured.write("Moody", [row(40)])
+    measured.write("Moody", [row(Mood.WAIT_FOR_GO)])
     killed = measured.start()
-    killed.wait_for_body(40)
+    killed.wait_for_body(Mood.WAIT_FOR_GO)
     os.kill(killed.process.pid, 9)
     killed.wait()
     assert not measured.left_behind()

@@ -10,10 +10,11 @@ import json
 from pathlib import Path
 
 import pytest
-from sessions import Sessions, row
+from moods import Mood
+from sessions import HANG_S, Sessions, row
 from stand_in_npus import SAMPLES, StandInNpus, measured_right
 
-#: Of pytest-timeout, for the first row alone. The row that the batch waits for goes on when that has failed.
+#: A limit of pytest-timeout for the first row. The row that its batch waits for goes on when the first row has failed.
 LIMIT = """
 
 import pathlib
@@ -23,7 +24,7 @@ GO = pathlib.Path(__file__).with_name("go")
 def pytest_collection_modifyitems(items):
     import pytest
     if not GO.exists():
-        items[0].add_marker(pytest.mark.timeout(25, method="signal", func_only=True))
+        items[0].add_marker(pytest.mark.timeout(4, method="signal", func_only=True))
 
 
 def pytest_runtest_logreport(report):
@@ -106,7 +107,7 @@ def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(
 def test_a_row_that_kills_the_process_costs_itself_alone_and_can_be_pruned(
     sessions: Sessions, npus: StandInNpus
 ) -> None:
-    sessions.write("Moody", [row(size) for size in (1, 11, 2, 15, 3)])
+    sessions.write("Moody", [row(size) for size in (1, Mood.SEGFAULT, 2, Mood.RAISE, 3)])
     done = npus.run("--prune-empty-duration-rows")
     assert done.ledger() == {"measured": 3, "crashed": 1, "failed": 1}
     assert measured_right(sessions, "Moody") == {1, 2, 3}
@@ -116,8 +117,8 @@ def test_a_row_that_kills_the_process_costs_itself_alone_and_can_be_pruned(
 
 
 def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(size) for size in (1, 14, 2)])
-    done = npus.run("--case-timeout=15")
+    sessions.write("Moody", [row(size) for size in (1, Mood.SLEEP_WITH_GIL, 2)])
+    done = npus.run(f"--case-timeout={HANG_S}")
     assert done.ledger() == {"measured": 2, "timeout": 1}
     assert measured_right(sessions, "Moody") == {1, 2}
     assert sessions.left_behind() == []
@@ -125,7 +126,7 @@ def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNp
 
 def test_an_interrupted_batch_shifts_no_duration(sessions: Sessions, npus: StandInNpus) -> None:
     """pytest-timeout interrupts the turn of the first row, in which the others run with it."""
-    sessions.write("Moody", [row(1), row(40), row(2), row(3)])
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(3)])
     with open(sessions.folder / "conftest.py", "a") as conftest:
         conftest.write(LIMIT)
     done = npus.run()
@@ -196,7 +197,7 @@ def test_a_database_whose_path_msprof_refuses_is_profiled_among_the_temporary_fi
 
 
 def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(1), row(15), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
     done = npus.run("-x")
     assert done.ledger() == {"measured": 1, "failed": 1, "not run": 1}
     assert measured_right(sessions, "Moody") == {1}

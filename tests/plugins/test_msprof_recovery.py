@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 
+from moods import Mood
 from sessions import Sessions, row, wait_for
 from stand_in_npus import StandInNpus, measured_right
 
 
 def test_the_profile_of_a_killed_session_is_read_by_the_next(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(1), row(2), row(40)])
+    sessions.write("Moody", [row(1), row(2), row(Mood.WAIT_FOR_GO)])
     killed = npus.start("-k", "Moody")
-    killed.wait_for_body(40)
+    killed.wait_for_body(Mood.WAIT_FOR_GO)
     killed.send(signal.SIGKILL)
     killed.wait()
     assert wait_for(lambda: not sessions.processes(), seconds=300)
@@ -24,9 +25,9 @@ def test_the_profile_of_a_killed_session_is_read_by_the_next(sessions: Sessions,
 
 
 def test_ctrl_c_keeps_what_the_session_has_launched(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(1), row(40), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2)])
     running = npus.start()
-    running.wait_for_body(40)
+    running.wait_for_body(Mood.WAIT_FOR_GO)
     running.send(signal.SIGINT)
     sessions.go()
     done = running.wait()

@@ -6,6 +6,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 #: What pytest-rerunfailures does: a test that failed runs again, and its earlier reports get another outcome.
@@ -41,13 +42,18 @@ def pytest_report_teststatus(report):
 @pytest.mark.parametrize("earlier", ["again", "failed"])
 def test_a_row_that_a_plugin_runs_again_counts_once_as_it_ended(sessions: Sessions, earlier: str) -> None:
     (sessions.folder / "again.py").write_text(AGAIN)
-    sessions.write("Moody", [row(1), row(28), row(15), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.BETTER_NEXT_TIME), row(Mood.RAISE), row(2)])
     done = sessions.run_in_process("-p", "again", f"--earlier={earlier}", "--junitxml=junit.xml")
     assert done.code == 1
     assert "INTERNALERROR" not in done
     assert "DO NOT ADD UP" not in done
     assert done.ledger() == {"measured": 3, "failed": 1}
-    assert sessions.statuses("Moody") == {1: "measured", 28: "measured", 15: "failed", 2: "measured"}
+    assert sessions.statuses("Moody") == {
+        1: "measured",
+        Mood.BETTER_NEXT_TIME: "measured",
+        Mood.RAISE: "failed",
+        2: "measured",
+    }
     if earlier == "again":
         assert done.outcomes() == {"passed": 3, "failed": 1, "again": 3}
     for case in ElementTree.parse(sessions.folder / "junit.xml").iter("testcase"):
@@ -68,16 +74,16 @@ def test_a_device_whose_runtime_fails_ends_a_session_in_process(sessions: Sessio
 
 
 def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(15)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE)])
     for option in (), ("--read-only",):
         done = sessions.run_in_process("-p", "no:terminal", *option)
         assert "Traceback" not in done
-        assert sessions.statuses("Moody") == {1: "measured", 15: "failed"}
+        assert sessions.statuses("Moody") == {1: "measured", Mood.RAISE: "failed"}
 
 
 def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(sessions: Sessions) -> None:
     (sessions.folder / "again.py").write_text(AGAIN)
-    sessions.write("Moody", [row(28)])
+    sessions.write("Moody", [row(Mood.BETTER_NEXT_TIME)])
     sessions.run_in_process("-p", "again")
     (sessions.folder / "mended").unlink()
     done = sessions.run_in_process("-p", "again", "--read-only", "--junitxml=junit.xml")
@@ -93,7 +99,7 @@ def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(
 @pytest.mark.slow
 def test_the_same_under_xdist(sessions: Sessions) -> None:
     (sessions.folder / "again.py").write_text(AGAIN)
-    sessions.write("Moody", [row(1), row(28), row(15), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.BETTER_NEXT_TIME), row(Mood.RAISE), row(2)])
     done = sessions.run("-p", "again", "-n", "2", "test_toys.py")
     assert done.ledger() == {"measured": 3, "failed": 1}
     assert "DO NOT ADD UP" not in done
@@ -121,7 +127,7 @@ def pytest_sessionfinish(session):
 @pytest.mark.parametrize("options", [(), ("-rP",), ("--junitxml=junit.xml", "-o", "junit_logging=all")])
 def test_pytest_does_not_hold_all_that_rows_print(sessions: Sessions, options: tuple[str, ...]) -> None:
     (sessions.folder / "held.py").write_text(HELD)
-    sessions.write("Moody", [row(29), row(129)])
+    sessions.write("Moody", [row(Mood.TALK_AND_RAISE), row(Mood.TALK)])
     done = sessions.run_in_process("-p", "held", *options)
     assert done.ledger() == {"measured": 1, "failed": 1}
     failed, passed = json.loads((sessions.folder / "held.json").read_text())

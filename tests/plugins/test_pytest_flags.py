@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from moods import Mood
 from sessions import ROOT, Sessions, row
 
 
@@ -56,14 +57,14 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("option", ["-x", "--fail-fast"])
 def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions, option: str) -> None:
-    sessions.write("Moody", [row(1), row(15), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
     done = sessions.run(option)
     assert done.code == pytest.ExitCode.INTERRUPTED or done.code == pytest.ExitCode.TESTS_FAILED
-    assert sessions.statuses("Moody") == {1: "measured", 15: "failed", 2: ""}
+    assert sessions.statuses("Moody") == {1: "measured", Mood.RAISE: "failed", 2: ""}
 
 
 def test_last_failed_runs_the_rows_that_failed(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(15), row(2)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
     sessions.run_in_process("-p", "cacheprovider", "-o", "cache_dir=cache")
     again = sessions.run_in_process("-p", "cacheprovider", "-o", "cache_dir=cache", "--lf")
     assert again.outcomes().get("xfailed") == 1
@@ -79,7 +80,7 @@ def test_output_of_a_body_is_captured_with_its_row_and_shown_with_s(sessions: Se
 
 def test_junit_tells_duration_instrument_and_status(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    sessions.write("Moody", [row(15)])
+    sessions.write("Moody", [row(Mood.RAISE)])
     sessions.run_in_process("--junitxml=report.xml")
     cases = {
         case.get("name", "").partition("[")[0]: {p.get("name"): p.get("value") for p in case.iter("property")}
@@ -122,11 +123,16 @@ def test_without_a_wish_of_the_user_no_benchmark_table_is_printed(sessions: Sess
 
 
 def test_in_process_runs_bodies_right_here(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(15), row(16), row(17)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE), row(Mood.REFUSE), row(Mood.UNSUPPORTED)])
     done = sessions.run_in_process()
     assert done.outcomes() == {"failed": 2, "passed": 1, "skipped": 1}
-    assert sessions.statuses("Moody") == {1: "measured", 15: "failed", 16: "invalid", 17: "unsupported"}
-    assert 'raise ValueError("bad mood")' in done
+    assert sessions.statuses("Moody") == {
+        1: "measured",
+        Mood.RAISE: "failed",
+        Mood.REFUSE: "invalid",
+        Mood.UNSUPPORTED: "unsupported",
+    }
+    assert "raise error(text)" in done
 
 
 def test_a_database_that_is_named_as_tests_is_refused(sessions: Sessions, tmp_path: Path) -> None:

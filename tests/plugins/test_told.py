@@ -7,6 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 from opatlas.model.schema import (
@@ -27,7 +28,7 @@ THRICE = ("--repeat-count=3", "--cache=warm")
 
 def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5)])
-    sessions.write("Moody", [row(15), row(17)])
+    sessions.write("Moody", [row(Mood.RAISE), row(Mood.UNSUPPORTED)])
     done = sessions.run_in_process("-v", "--tb=no", COLUMNS="80", measure=THRICE)
     lines = [line.rstrip() for line in done.output.splitlines()]
     (toy,) = (line for line in lines if line.startswith("Toy 5;5 FLOAT "))
@@ -84,7 +85,7 @@ def test_no_tables_without_durations_or_with_q(sessions: Sessions, options: tupl
 
 def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "2.5"}])
-    sessions.write("Moody", [row(16)])
+    sessions.write("Moody", [row(Mood.REFUSE)])
     sessions.run_in_process("--junitxml=report.xml", measure=THRICE)
     (suite,) = ElementTree.parse(sessions.folder / "report.xml").iter("testsuite")
     assert suite.get("name", "").startswith("opatlas ")
@@ -136,7 +137,7 @@ def test_a_capture_of_another_device_is_not_ranked(sessions: Sessions) -> None:
 
 
 def test_the_report_names_a_row_of_each_cause(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(15), row(16)])
+    sessions.write("Moody", [row(Mood.RAISE), row(Mood.REFUSE)])
     sessions.run_in_process()
     (report,) = (sessions.database / "reports").glob("*.md")
     named = re.findall(r"^\| Moody \| 1 \| (\w+): .* \| `(Moody-\S+)` \|$", report.read_text(), re.MULTILINE)

@@ -8,6 +8,7 @@ import shlex
 
 import pandas as pd
 import pytest
+from moods import Mood
 from opatlas.plugins.row_variables import TableVariables
 from opatlas.plugins.where import parse_where
 from sessions import Sessions, row
@@ -113,7 +114,7 @@ def test_an_unknown_name_is_told_with_its_place() -> None:
 
 def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None:
     sessions.write("Toy", [row(n) for n in (1, 2, 3, 4)])
-    sessions.write("Moody", [row(n) for n in (15, 101)])
+    sessions.write("Moody", [row(n) for n in (Mood.RAISE, 101)])
     sessions.run_in_process("-k", "Moody")
     assert sessions.run_in_process("--where", "tokens > 2 and status == none").ledger() == {"measured": 2}
     assert (
@@ -130,7 +131,7 @@ def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None
 
 
 def test_a_stopped_session_goes_on_with_the_rows_of_other_runs(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (101, 21, 102)])
+    sessions.write("Moody", [row(n) for n in (101, Mood.NEEDS_VARIABLE, 102)])
     sessions.run_in_process(MOOD="good")
     stopped = sessions.run_in_process("-x")
     assert stopped.ledger() == {"measured": 1, "failed": 1, "not run": 1}
@@ -140,7 +141,7 @@ def test_a_stopped_session_goes_on_with_the_rows_of_other_runs(sessions: Session
 
 
 def test_a_stopped_session_with_an_expression_goes_on_with_a_longer_one(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (101, 21, 102)])
+    sessions.write("Moody", [row(n) for n in (101, Mood.NEEDS_VARIABLE, 102)])
     sessions.run_in_process(MOOD="good")
     stopped = sessions.run_in_process("-x", "--where", "tokens == 101 or tokens > 0")
     (command,) = re.findall(r"--where .*(?= goes on)", stopped.output)

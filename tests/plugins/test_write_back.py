@@ -6,6 +6,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from moods import Mood
 from sessions import Sessions, row
 
 from opatlas.cli.main import main as database_command
@@ -64,8 +65,10 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
 
 
 def test_a_cause_is_told_in_the_words_of_its_first_row_and_a_misspelt_column_is_warned_of(sessions: Sessions) -> None:
-    wide = {**row(16), "Input Shapes": "16,3;16,3", "Output Shapes": "16,3"}
-    sessions.write("Moody", [{**cells, "Average Duration": "5.0"} for cells in (row(16), wide, row(15))])
+    wide = {**row(Mood.REFUSE), "Input Shapes": "16,3;16,3", "Output Shapes": "16,3"}
+    sessions.write(
+        "Moody", [{**cells, "Average Duration": "5.0"} for cells in (row(Mood.REFUSE), wide, row(Mood.RAISE))]
+    )
     done = sessions.run_in_process()
     told = " ".join(done.output.split())
     assert "2 Moody: invalid: column 'Input Shapes' is '16;16': a bad mood" in told
@@ -85,7 +88,7 @@ def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
 
 
 def test_a_failure_keeps_the_old_duration_and_its_run_and_becomes_xfail(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(21)])
+    sessions.write("Moody", [row(Mood.NEEDS_VARIABLE)])
     assert sessions.run_in_process(MOOD="good").code == 0
     (before,) = sessions.read("Moody")
     failed = sessions.run_in_process()
@@ -105,19 +108,19 @@ def test_a_failure_keeps_the_old_duration_and_its_run_and_becomes_xfail(sessions
 
 
 def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) -> None:
-    with_profiling = {**row(15), "Profiling Average Duration(us)": "3.0"}
+    with_profiling = {**row(Mood.RAISE), "Profiling Average Duration(us)": "3.0"}
     sessions.write(
         "Moody",
         [
             with_profiling,
-            {**row(16), "Profiling Average Duration(us)": ""},
+            {**row(Mood.REFUSE), "Profiling Average Duration(us)": ""},
             {**row(1), "Profiling Average Duration(us)": ""},
         ],
     )
     sessions.write("OtherToy", [row(1)])
     done = sessions.run_in_process("--prune-empty-duration-rows", "-k", "Moody")
     assert "1 pruned" in done
-    assert sessions.statuses("Moody") == {15: "failed", 1: "measured"}
+    assert sessions.statuses("Moody") == {Mood.RAISE: "failed", 1: "measured"}
     pruned = (sessions.database / "pruned" / "Moody.csv").read_text().splitlines()
     assert len(pruned) == 2
     assert pruned[0].endswith("Pruned Reason")
@@ -135,33 +138,29 @@ def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessio
 
 
 def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (1, 2, 11, 12, 15, 16, 17, 18, 19, 20, 3)])
-    alone = sessions.run()
-    statuses = sessions.statuses("Moody")
-    assert statuses == {
+    expected = {
         1: "measured",
         2: "measured",
+        Mood.SEGFAULT: "crashed",
+        Mood.EXIT: "crashed",
+        Mood.RAISE: "failed",
+        Mood.REFUSE: "invalid",
+        Mood.UNSUPPORTED: "unsupported",
+        Mood.NO_REPLAY: "failed",
+        Mood.WRONG_RESULT: "failed",
+        Mood.MEMORY_ERROR: "oom",
         3: "measured",
-        11: "crashed",
-        12: "crashed",
-        15: "failed",
-        16: "invalid",
-        17: "unsupported",
-        18: "failed",
-        19: "failed",
-        20: "oom",
     }
-    sessions.write("Moody", [row(n) for n in (1, 2, 11, 12, 15, 16, 17, 18, 19, 20, 3)])
-    together = sessions.run("-n", "2")
-    assert sessions.statuses("Moody") == statuses
-    assert "without a replay" not in together
-    assert (together.code, together.outcomes()) == (alone.code, alone.outcomes())
-    assert alone.outcomes() == {"failed": 7, "passed": 3, "skipped": 1}
+    for workers in (), ("-n", "2"):
+        sessions.write("Moody", [row(mood) for mood in expected])
+        done = sessions.run(*workers)
+        assert sessions.statuses("Moody") == expected
+        assert (done.code, done.outcomes()) == (1, {"failed": 7, "passed": 3, "skipped": 1})
 
 
 @pytest.mark.parametrize("options", [(), ("--in-process",), ("-n", "2")])
 def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions, options: tuple[str, ...]) -> None:
-    sessions.write("Moody", [row(15)])
+    sessions.write("Moody", [row(Mood.RAISE)])
     assert sessions.run(*options).code == 1
     (failed,) = sessions.read("Moody")
     manifest = json.loads((sessions.database / "runs" / f"{failed['Run ID']}.json").read_text())
@@ -233,7 +232,7 @@ def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions:
 
 def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
-    sessions.write("Moody", [row(15)])
+    sessions.write("Moody", [row(Mood.RAISE)])
     sessions.write("NoReplay", [row(1), row(2)])
     done = sessions.run_in_process()
     assert "without a replay: 2 rows of 1 kernel type: NoReplay 2" in done
@@ -249,7 +248,7 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
 
 
 def test_where_pruned_rows_are_is_told_and_the_command_brings_them_back(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(15)])
+    sessions.write("Moody", [row(1), row(Mood.RAISE)])
     done = sessions.run_in_process("--prune-empty-duration-rows")
     assert [r["Input Shapes"] for r in sessions.read("Moody")] == ["1;1"]
     assert str(sessions.database / "pruned") in done

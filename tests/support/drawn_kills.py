@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from killed_rows import SIZES, Key, keys_of
+from moods import Mood
 from processes import Role
 
 
@@ -72,7 +73,7 @@ def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
         devices,
         devices_again=draws.choice([1, 1, 1, devices]),
         which=draws.randrange(devices),
-        moods=draws.choice([(1, 2, 3), (1, 15, 2, 3), (1, 15, 2, 3), SIZES["Moody"]]),
+        moods=draws.choice([(1, 2, 3), (1, Mood.RAISE, 2, 3), (1, Mood.RAISE, 2, 3), SIZES["Moody"]]),
         mode=draws.choice(["missing-only", "missing-only", "all"]),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moods import Mood
 from sessions import Running, Sessions, row
 
 from opatlas.model.record import Record
@@ -37,11 +38,11 @@ def test_slow(row, replay):
     time.sleep(0.12)
     replay(impl.add, *row.inputs(), expected=formulas.add)
 """
-SIZES = {"Toy": (1, 2), "OtherToy": (3,), "Slow": tuple(range(101, 111)), "Moody": (1, 15, 2, 12, 3)}
+SIZES = {"Toy": (1, 2), "OtherToy": (3,), "Slow": tuple(range(101, 111)), "Moody": (1, Mood.RAISE, 2, Mood.EXIT, 3)}
 #: Those whose replays leave a file when they begin.
 TELLING = ("Slow", "Moody")
 #: Moody rows that are never measured, with their status.
-FAILING = {12: "crashed", 15: "failed"}
+FAILING = {Mood.EXIT: "crashed", Mood.RAISE: "failed"}
 #: What a measurement sets, and what differs from one to the next.
 VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, CRASHES_IN_A_ROW}
 MEASURE = ("--repeat-count=1", "--cache=warm", "--threads=1")

@@ -23,18 +23,12 @@ ROOT = Path(__file__).parents[2]
 #: Marks the processes of a test's sessions.
 FOLDER = "OPATLAS_TEST_FOLDER"
 QUICKLY = ("--repeat-count=2", "--cache=warm")
+#: Deadline of rows that hang on purpose, in seconds: a healthy row takes a thousandth of it.
+HANG_S = 8
 
-#: What the toy kernel types do. `Toy` adds; `Moody` does what its first dimension says.
+#: `Toy` adds; `Moody` does what its first dimension says (moods.py).
 TOY_REPLAYS = """
-import ctypes
-import os
-import sys
-import tempfile
-import time
-from pathlib import Path
-
-import pytest
-import simulated
+import moods
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.engine.registry import replays
@@ -48,85 +42,9 @@ def test_toy(row, replay):
 
 @replays("Moody", npu=None)
 def test_moody(row, replay):
-    mood = row.shape(0)[0]
-    Path(__file__).with_name(f"body-{mood}").write_text(str(os.getpid()))
-    if mood == 11:
-        ctypes.string_at(0)
-    if mood == 12:
-        os._exit(3)
-    if mood == 13:
-        time.sleep(1000)
-    if mood == 14:
-        ctypes.PyDLL(None).sleep(1000)
-    if mood == 15:
-        raise ValueError("bad mood")
-    if mood == 16:
-        raise row.refuse("Input Shapes", "a bad mood", "cheer it up")
-    if mood == 17:
-        raise NotImplementedError("no such mood")
-    if mood == 18:
-        return
-    if mood == 19:
-        replay(lambda x, y: x + y + 1, *row.inputs(), expected=formulas.add)
-    if mood == 20:
-        raise MemoryError("too moody")
-    if mood == 22:
-        time.sleep(3)
-    if mood == 23:
-        os.abort()
-    if mood == 24:
-        Path(os.environ["MEMORY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
-        hoard = []
-        while True:
-            hoard.append(bytearray(10 << 20))
-    if mood == 25:
-        import torch
-
-        torch.empty(1 << 60, dtype=torch.uint8)
-    if mood in (40, 41):
-        # Until the test has done what it has to do meanwhile.
-        print("waiting")
-        until = time.monotonic() + 600
-        while not Path(__file__).with_name("go").exists():
-            assert time.monotonic() < until, "nobody said go"
-            time.sleep(0.02)
-    if mood == 42:
-        # Until a row has begun on another device.
-        until = time.monotonic() + 600
-        while {path.read_text() for path in Path(__file__).parent.glob("body-*")} <= {str(os.getpid()), ""}:
-            assert time.monotonic() < until, "no other device took a row"
-            time.sleep(0.02)
-    if mood == 26:
-        raise RuntimeError("\\udcff\\x1b[2J" + "x" * (20 << 20))
-    if mood == 27:
-        pytest.skip("not in the mood")
-    if mood == 28 and not Path(__file__).with_name("mended").exists():
-        Path(__file__).with_name("mended").touch()
-        raise ValueError("better next time")
-    if mood in (29, 129):
-        print("begin" + "x" * (1 << 20) + "end")
-    if mood == 29:
-        raise ValueError("talked too much")
-    if mood == 50:
-        sys.modules["torch"].set_num_threads(sys.modules["torch"].get_num_threads() + 1)
-    if mood == 51:
-        sys.modules["torch"].allclose = None
-        raise ValueError("has broken torch")
-    if mood in (30, 34, 35):
-        simulated.poison()
-    if mood == 31:
-        simulated.break_for_good(simulated.own_id())
-        simulated.poison()
-    if mood == 33:
-        simulated.break_for_good("0")
-        simulated.break_for_good("1")
-        simulated.poison()
-    if mood == 32 and simulated.own_id() == "1":
-        simulated.break_for_good("1")
-        simulated.poison()
-    if mood == 21 and os.environ.get("MOOD") != "good":
-        raise ValueError("needs MOOD=good")
-    replay(impl.add, *row.inputs(), expected=formulas.add)
+    wrong = row.shape(0)[0] == moods.Mood.WRONG_RESULT
+    if moods.behave(row):
+        replay((lambda x, y: x + y + 1) if wrong else impl.add, *row.inputs(), expected=formulas.add)
 """
 
 CONFTEST = """
@@ -213,7 +131,7 @@ class Sessions:
         self.temporary = Path(tempfile.mkdtemp(prefix="opatlas-test-"))
         (folder / "pytest.ini").write_text("[pytest]\n")
         (folder / "conftest.py").write_text(CONFTEST)
-        for name in ("simulated.py", "simulated_device.py", "stand_in_npu.py", "stand_in_msprof.py"):
+        for name in ("moods.py", "simulated.py", "simulated_device.py", "stand_in_npu.py", "stand_in_msprof.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
         (folder / "test_toys.py").write_text(TOY_REPLAYS)
         self._started = 0
@@ -300,7 +218,7 @@ class Sessions:
         return self.folder / f"output-{self._started}.txt"
 
     def go(self) -> None:
-        """Lets the rows of moods 40 and 41 end."""
+        """Lets the rows end that wait for it."""
         (self.folder / "go").touch()
 
     def records(self) -> int:
