@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from opatlas.capture.cases import missing_replay_lines
+from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
 from opatlas.model.signature import make_case_id
 from opatlas.store.write_back import UpdateMode

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 import pytest
 
-from opatlas.capture.cases import captured_time_us
 from opatlas.capture.profile_samples import read_profile
+from opatlas.capture.summary import captured_time_us
 from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.discovery import driver_version
 from opatlas.errors import OpAtlasError, described

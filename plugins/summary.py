@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from opatlas.capture.cases import missing_replay_lines
+from opatlas.capture.summary import missing_replay_lines
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
 from opatlas.progress import speed

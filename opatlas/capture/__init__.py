@@ -1,17 +1,16 @@
-"""Ingest: raw profiler captures become the profiling columns of a database.
+"""Captures of profilers: their durations in the Profiling columns of a database, and their samples for single rows.
 
-ingest.py         the steps, from captures to CSVs; the Profiling cells made anew from what ingests have left
-files.py          which files are given, known by their bytes
-capture.py        streams a kernel_details or op_summary file
-capture_header.py tells its columns
-aggregate.py      groups its rows into cases, and accounts for those left out
-attention.py      the Runtime columns of attention kernels
-manifest.py       what an ingest was
-samples_file.py   the samples of an ingest, in a file
-pool.py           statistics over the samples of several ingests
-apply.py          brings them into the CSVs
-report.py         the durations that changed
-summary.py        tells the user what happened
-command.py        `opatlas ingest`
-samples.py        samples out of msprof's profiles, for rows that a session replays
+ingest.py               the steps of an ingest
+captures.py             finds capture files, identifies them by their bytes, reads launches one by one
+capture_file.py         streams the rows of a kernel_details or op_summary file
+launches.py             groups the rows of one file, and counts the rows left out
+cases.py                groups the launches of several files, and of several ingests, by signature
+manifest.py             the manifest and the samples of an ingest, which are kept in runs/
+apply.py                writes the statistics into the CSVs
+profile_samples.py      samples of rows from msprof's profiles
+attention_recorder.py   records the sequence lengths of attention calls in a serving process
+attention_records.py    reads these records
+attention.py            fills the Runtime columns of attention rows
+summary.py              reports what an ingest of captures and of attention records did
+traces.py               turns a Chrome trace into a table
 """

@@ -1,7 +1,7 @@
-"""Pooled statistics into the CSVs of a database.
+"""Writes pooled statistics into the CSVs.
 
-Only the Profiling columns and empty Runtime cells of rows that an ingest has samples for change. Everything else
-stays to the letter: microbench columns, theory rows, unknown columns, the order of rows and columns.
+An ingest changes the Profiling columns and empty Runtime cells of rows that it has samples for. Everything else stays
+as it is: microbench columns, theory rows, unknown columns, the order of rows and columns.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, Table
 from opatlas.text import add_counts, counted
 
-#: Between the run ids of a cell.
+#: Separates the run ids of a cell.
 _SEPARATOR = ";"
 
 
 @dataclass(frozen=True)
 class DurationChange:
-    """A row whose captured durations were other ones before; cells as the CSV has them."""
+    """A row whose captured durations have changed; cells as in the CSV."""
 
     kernel_type: str
     cells: Mapping[str, str]
@@ -74,31 +74,34 @@ class DurationChange:
 
     @property
     def distance(self) -> float:
-        """How far apart the two means are, as |log ratio|: twice and half as long are equally far."""
+        """The absolute logarithm of the ratio of both means: twice and half as long are equally far."""
         return abs(math.log(self.after_us / self.before_us))
 
 
 @dataclass(frozen=True)
 class TwoPopulations:
-    """A row whose launches are of two kinds, so that its mean is the duration of neither."""
+    """A row whose launches have two typical durations, so that the mean describes neither."""
 
     kernel_type: str
     shapes: str
     modes: Modes
 
 
-#: What a report tells of a row, before and after.
+#: Columns that a report shows before and after.
 REPORTED_COLUMNS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_SAMPLES, PROFILING_RUN_ID)
-#: What it names a row by.
+#: Columns that identify a row in a report.
 IDENTIFYING_COLUMNS = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
 
 
 @dataclass
 class CsvChanges:
-    """What became of the cases: `new`, `updated` and `unchanged` count signatures.
+    """The changes of the CSVs. `new`, `updated` and `unchanged` count signatures.
 
     Attributes:
-        mixed: rows whose launches are of two kinds.
+        kernel_types: kernel types whose CSVs were read or written.
+        changes: rows whose captured durations have changed.
+        mixed: rows whose launches have two typical durations.
+        problems: files and rows that stay as they were, each with the reason.
     """
 
     new: int = 0
@@ -111,14 +114,14 @@ class CsvChanges:
 
 
 def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> CsvChanges:
-    """Brings the cases into the CSVs, one file after the other, each in one step; call it with the lock held.
+    """Writes the cases into the CSVs, each file in one step. The caller holds the lock of the database.
 
-    A file that cannot be read or written is a problem of the outcome: it stays as it was, and the others go in. So
-    are rows whose captured durations no samples explain, unless the case says that it replaced these.
+    A file that cannot be read or written becomes a problem of the result; the other files are written. A row whose
+    captured durations no samples explain also becomes a problem, unless the case replaces these durations.
 
     Args:
         cases: by kernel type.
-        known: ids of the ingests whose samples are there.
+        known: ids of the ingests whose samples are in the database.
     """
     outcome = CsvChanges()
     for kernel_type, of_type in cases.items():
@@ -142,7 +145,7 @@ def _apply_to_table(
     for case in cases:
         modes = find_modes(case.durations_us)
         profiling, runtime = _profiling_cells(case, modes), _runtime_cells(case)
-        positions = rows.of_case(case.signature)
+        positions = rows.case_positions(case.signature)
         unexplained = [] if case.replaced else rows.unexplained(positions, known)
         if unexplained:
             counts.problems.append(_not_touched(database, kernel_type, rows, unexplained[0]))
@@ -182,9 +185,9 @@ class UnexplainedRow:
     """A row with captured durations that no samples explain: an older OpAtlas or another tool wrote them.
 
     Attributes:
-        signature: of the case that belongs to the row.
-        cells: base columns.
-        profiling: Profiling columns that hold something.
+        signature: the signature of the case that belongs to the row.
+        cells: the base columns.
+        profiling: the Profiling cells that are not empty.
     """
 
     kernel_type: str
@@ -196,11 +199,11 @@ class UnexplainedRow:
 def find_unexplained(
     database: Database, cases: Mapping[str, Collection[str]], known: Collection[str]
 ) -> list[UnexplainedRow]:
-    """The rows of some cases whose captured durations no samples explain. Leaves out files that cannot be read.
+    """Returns the rows of some cases whose captured durations no samples explain. Skips files that cannot be read.
 
     Args:
         cases: signatures by kernel type.
-        known: ids of the ingests whose samples are there.
+        known: ids of the ingests whose samples are in the database.
     """
     found = []
     for kernel_type, wanted in cases.items():
@@ -209,14 +212,14 @@ def find_unexplained(
                 continue
             frame = database.read(kernel_type).frame
         except OpAtlasError:
-            # apply_cases tells what is wrong with the file, and changes nothing in it.
+            # apply_cases reports the problem of the file and leaves the file as it is.
             continue
         rows = _CapturedRows(kernel_type, frame, [str(name) for name in frame.columns])
         if not rows.unexplained(range(len(frame)), known):
             continue
         profiling = [str(name) for name in frame.columns if is_profiling_column(str(name))]
         for signature in wanted:
-            for at in rows.unexplained(rows.of_case(signature), known):
+            for at in rows.unexplained(rows.case_positions(signature), known):
                 cells = {column: rows.edit[column][at] for column in BASE}
                 held = {column: rows.edit[column][at] for column in profiling if rows.edit[column][at]}
                 found.append(UnexplainedRow(kernel_type, signature, cells, held))
@@ -226,17 +229,17 @@ def find_unexplained(
 def clear_edited_rows(
     database: Database, cases: Mapping[str, PooledCases], known: Collection[str]
 ) -> dict[str, list[Mapping[str, str]]]:
-    """Empties the Profiling cells of rows that name ingests which have no samples of what the row says now.
+    """Empties the Profiling cells of rows that were edited: they name ingests that never captured the row as it is now.
 
-    Somebody has edited such a row. The samples stay, with the cells that they were captured with. Leaves out files
-    that cannot be read; call it with the lock held.
+    The samples stay, with the cells of the row as captured. Skips files that cannot be read. The caller holds the lock
+    of the database.
 
     Args:
-        cases: those of all ingests, by kernel type.
-        known: ids of the ingests whose samples are there.
+        cases: the cases of all ingests, by kernel type.
+        known: ids of the ingests whose samples are in the database.
 
     Returns:
-        The rows by kernel type, as they were.
+        The rows as they were, by kernel type.
 
     Raises:
         OpAtlasError: a file cannot be written.
@@ -262,19 +265,18 @@ def clear_edited_rows(
 def _not_touched(database: Database, kernel_type: str, rows: _CapturedRows, at: int) -> str:
     return (
         f"{database.csv_path(kernel_type)}: the row {rows.edit[INPUT_SHAPES][at]} -> {rows.edit[OUTPUT_SHAPES][at]} "
-        f"has a captured duration of {rows.edit[PROFILING_AVERAGE][at]} us, whose samples are not in "
-        f"{database.runs_dir}: it was left as it is; ingest with --replace to put new samples in its place"
+        f"has a captured duration of {rows.edit[PROFILING_AVERAGE][at]} us without samples in {database.runs_dir}, "
+        f"and was left unchanged: ingest with --replace to replace the duration"
     )
 
 
 class _CapturedRows:
-    """The rows of a kernel type, and which of them a case's launches belong to."""
+    """The rows of a kernel type, found by the signatures of cases."""
 
     def __init__(self, kernel_type: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
-        """
-        Args:
-            frame: the rows that are there.
-            columns: all columns of the table; a new one has columns, and a frame without any.
+        """Args:
+        frame: the rows of the CSV; without columns for a new CSV.
+        columns: all columns of the CSV.
         """
         self.edit = TableEdit(frame, columns)
         self._kernel_type = kernel_type
@@ -290,12 +292,12 @@ class _CapturedRows:
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._frame.columns]
         return positions_by_key(signatures(self._kernel_type, self._frame[slots]))
 
-    def of_case(self, signature: str) -> list[int]:
-        """The rows that the launches of a case belong to.
+    def case_positions(self, signature: str) -> list[int]:
+        """Returns the positions of the rows that the launches of a case belong to.
 
-        A capture tells neither sequence lengths nor EP Size. Rows that have them are the case only
-        if an earlier capture gave their profiling columns: --attention-records made them of one captured
-        row. A theory row that has them is a more special case than the capture can vouch for.
+        A capture tells neither sequence lengths nor EP Size. A row with these belongs to the case only if it has a
+        captured duration, which --attention-records copies from the captured row. A theory row with lengths is more specific
+        than the capture.
         """
         exact = self._exact.get(signature, [])
         if exact:
@@ -304,7 +306,7 @@ class _CapturedRows:
         return [at for at in same_slots if valid_duration(self.edit[PROFILING_AVERAGE][at]) is not None]
 
     def unexplained(self, positions: Iterable[int], known: Collection[str]) -> list[int]:
-        """Those of some rows that have a captured duration which is not of ingests whose samples are there."""
+        """Returns the positions with a captured duration that names an unknown ingest, or none."""
         durations, run_ids = self.edit[PROFILING_AVERAGE], self.edit[PROFILING_RUN_ID]
         return [
             at
@@ -314,7 +316,7 @@ class _CapturedRows:
         ]
 
     def edited(self, captured: Collection[str], known: Collection[str]) -> list[int]:
-        """The rows that are of known ingests, none of which has captured them."""
+        """Returns the positions of rows that name known ingests, although no ingest captured the row."""
         named = [
             at
             for at, run_ids in enumerate(self.edit[PROFILING_RUN_ID])
@@ -326,12 +328,12 @@ class _CapturedRows:
         return [at for at in named if at not in there]
 
     def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
-        """Replaces the profiling cells of a row, and fills its empty Runtime cells; whether one changed."""
+        """Replaces the Profiling cells of a row and fills its empty Runtime cells. Returns whether a cell changed."""
         wanted = {**dict.fromkeys(self._counters, ""), **profiling}
         new = {column: text for column, text in wanted.items() if self.edit[column][position] != text}
         for column, text in runtime.items():
             old = self.edit[column][position]
-            # What --attention-records found out stays; the captures that the durations came from are other ones now.
+            # Values from --attention-records stay. The names of captures follow the durations.
             if text and text != old and (not old or column == SOURCE_PROFILE):
                 new[column] = text
         for column, text in new.items():
@@ -363,7 +365,7 @@ def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
     cells = {
         PROFILING_AVERAGE: number_cell(durations.mean_us),
         PROFILING_MEDIAN: number_cell(durations.median_us),
-        # One launch tells no spread.
+        # A single launch has no spread.
         PROFILING_STD: number_cell(durations.std_us) if durations.count > 1 else "",
         PROFILING_SAMPLES: str(durations.count),
         PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
@@ -374,5 +376,5 @@ def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
     return cells
 
 
-#: Counters are the same number over and over (0 for the half of a core that a kernel does not use).
+#: Cached, because many counters have the same value, such as 0 for an unused part of a core.
 _counter_cell = lru_cache(maxsize=4096)(number_cell)

@@ -1,8 +1,16 @@
-"""The Runtime columns of attention rows, as far as a capture tells.
+"""The Runtime columns of attention rows.
 
-A capture holds the shapes of the sequence lengths and of the block table, and not their values,
-which are what an attention kernel's duration depends on. The value columns stay empty here;
-`--attention-records` fills them from records dumped at run time.
+A capture has the shapes of the sequence lengths and of the block table, and not their values, which the duration of
+an attention kernel depends on. An ingest fills the shapes, and the values from records of calls (`--attention-records`).
+
+A captured row stands for all calls with its shapes, a record for one call. Rows without values get the values of the
+first records with their shapes; each further distinct record adds a row. The other columns:
+
+profiling            stay, and are copied to added rows: a capture does not tell its calls apart, so all these rows
+                     have the average over all calls
+microbench, status   of a row that gets values: emptied, because the replay assumed other lengths. The row as it was
+                     moves to pruned/, with the reason
+all others           stay, and are copied to added rows
 """
 
 from __future__ import annotations
@@ -48,19 +56,19 @@ from opatlas.text import add_counts, printable, real
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
 COMPLETENESS = RUNTIME_PREFIX + "metadata_completeness"
 
-#: The input slots (of 31) whose shapes describe the batch.
+#: The input slots, of 31, whose shapes describe the batch.
 _SHAPE_SLOTS = {
     RUNTIME_PREFIX + "actual_seq_lengths_shape": 5,
     RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": 6,
     RUNTIME_PREFIX + "block_table_shape": 14,
 }
-#: A row seen by more ranks than this names the first ones and how many more there are.
+#: Captures named in a cell; further captures are counted.
 _SOURCES_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A capture and what lies beside it; None for a file that is not there."""
+    """A capture and the files beside it; None for a missing file."""
 
     capture: Path
     operator_details: Path | None
@@ -68,10 +76,11 @@ class Bundle:
 
     @classmethod
     def of(cls, capture: Path) -> Bundle:
+        """Returns the bundle of a capture."""
         return cls(capture, _beside(capture, "operator_details.csv"), _beside(capture, "trace_view.json"))
 
     def name(self, root: Path) -> str:
-        """`rank_0/kernel_details.csv + trace_view.json`, from the last folder of `root` downwards."""
+        """Returns `rank_0/kernel_details.csv + trace_view.json`, from the last folder of `root` downwards."""
         root = root.resolve()
         above = root.parent if root.is_dir() else root.parent.parent
         capture = self.capture.resolve()
@@ -81,11 +90,11 @@ class Bundle:
 
 
 def runtime_cells(case: CaptureCase, root: Path) -> dict[str, str]:
-    """The Runtime columns that a capture can fill; none for kernels other than attention.
+    """Returns the Runtime cells that a capture can fill; none for kernels other than attention.
 
     Args:
-        root: the --profiling-path; files are named from its last folder on, so that no path of the
-            machine that ran the ingest gets into the database.
+        root: the --profiling-path. Files are named from its last folder on, so that the database holds no path of the
+            machine that ran the ingest.
     """
     if case.kernel_type not in ATTENTION_TYPES:
         return {}
@@ -93,7 +102,7 @@ def runtime_cells(case: CaptureCase, root: Path) -> dict[str, str]:
 
 
 def shape_cells(case: CaptureCase) -> dict[str, str]:
-    """The Runtime columns that the shapes of an attention kernel tell; none for other kernels."""
+    """Returns the Runtime cells that the shapes of an attention kernel tell; none for other kernels."""
     if case.kernel_type not in ATTENTION_TYPES:
         return {}
     shapes = split_cell(case.cells[INPUT_SHAPES])
@@ -102,12 +111,12 @@ def shape_cells(case: CaptureCase) -> dict[str, str]:
 
 
 def source_names(case: CaptureCase, root: Path) -> list[str]:
-    """The captures of an attention kernel with what lies beside them, named from `root` on; none for other kernels."""
+    """Returns the names of an attention kernel's captures and their bundles; none for other kernels."""
     return [Bundle.of(source).name(root) for source in case.sources] if case.kernel_type in ATTENTION_TYPES else []
 
 
 def bundles(cases: Mapping[str, CaptureCases]) -> list[Bundle]:
-    """The captures that attention rows came from, in the order read."""
+    """Returns the captures with attention rows, in the order read."""
     captures = dict.fromkeys(
         source for kernel_type in ATTENTION_TYPES for case in cases.get(kernel_type, ()) for source in case.sources
     )
@@ -115,7 +124,7 @@ def bundles(cases: Mapping[str, CaptureCases]) -> list[Bundle]:
 
 
 def source_cell(names: Sequence[str]) -> str:
-    """The cell that names the captures of a row: the first ones, and how many more there are."""
+    """Returns the cell that names the captures of a row: the first ones, and how many more there are."""
     more = len(names) - _SOURCES_NAMED
     return "; ".join(names[:_SOURCES_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
@@ -126,14 +135,14 @@ def _beside(capture: Path, name: str) -> Path | None:
 
 
 _PRUNED = "measured with assumed lengths, before --attention-records gave the row those of a call"
-#: Of the call that a row was recorded at, and in no record.
-_OF_ANOTHER_CALL = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
+#: Columns about a single call that no record tells.
+_CALL_COLUMNS = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
 _WORD_MARKS = re.compile(r"[\s\[\](){}\"']+")
 
 
 @dataclass(frozen=True)
 class UnfilledRow:
-    """An attention row that has no lengths still: where it stands, and its key (None: its shapes are no shapes)."""
+    """An attention row that still lacks lengths: its place and its key; the key is None where a shape is invalid."""
 
     place: str
     key: JoinKey | None
@@ -141,16 +150,16 @@ class UnfilledRow:
 
 @dataclass
 class FillResult:
-    """What became of the rows.
+    """What attention records did to the rows.
 
     Attributes:
         rows: attention rows before.
         filled: rows that got values.
         added: rows that were added for further records.
-        unchanged: rows that had the values of a record already.
-        left_out: records that would have made more rows of a case than the limit; they may repeat.
+        unchanged: rows that already had the values of a record.
+        left_out: records beyond the limit of rows of a case; the number may count repeated records.
         pruned: measurements that moved to pruned/.
-        unfilled: rows without lengths that no record has the key of.
+        unfilled: rows without lengths whose key no record has.
         problems: files that could not be read or written.
     """
 
@@ -165,7 +174,7 @@ class FillResult:
 
 
 def row_keys(database: Database) -> Iterator[tuple[JoinKey, str]]:
-    """The keys of all attention rows, each with its `file:line`. A file that cannot be read is left to `fill_rows`."""
+    """Yields the keys of all attention rows, each with its `file:line`. Skips files that cannot be read."""
     for kernel_type in _tables(database):
         try:
             edit = TableEdit(database.read(kernel_type).frame)
@@ -177,15 +186,14 @@ def row_keys(database: Database) -> Iterator[tuple[JoinKey, str]]:
 
 
 def fill_rows(database: Database, matched: Mapping[JoinKey, DistinctRecords], limit: int) -> FillResult:
-    """Fills the rows of all attention kernels, a file at a time, each replaced in one step.
+    """Fills the rows of all attention kernels; each CSV is replaced in one step.
 
     Args:
         matched: records by their key.
-        limit: rows that a captured one may become; 0 for any number.
+        limit: the largest number of rows that a captured row may become; 0: any number.
 
     Raises:
-        OpAtlasError: the database cannot be locked. A file that cannot be read or written is a
-            problem of the outcome.
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written is a problem of the result.
     """
     outcome = FillResult()
     with database.lock():
@@ -228,7 +236,7 @@ def _fill_table(
                 UnfilledRow(_place(kernel_type, at), key) for at in positions if not kv_values[at].strip()
             ]
     if rows.measured:
-        # First, so that no measurement is ever in neither place.
+        # Written first, so that a measurement is always in one of both places.
         old = table.frame.iloc[sorted(rows.measured)]
         append_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
         counts.pruned = len(old)
@@ -238,10 +246,10 @@ def _fill_table(
 
 
 class _AttentionRows:
-    """A table being filled.
+    """The rows of a CSV while they are filled.
 
     Attributes:
-        measured: positions of rows whose measurement does not belong to them any more.
+        measured: positions of rows that have lost their measurement.
     """
 
     def __init__(self, kernel_type: str, edit: TableEdit, columns: Sequence[str]) -> None:
@@ -252,13 +260,13 @@ class _AttentionRows:
         self._measurement = [name for name in columns if is_microbench_column(name) or name in STATUS_GROUP]
 
     def fill(self, positions: Sequence[int], chosen: DistinctRecords, limit: int, counts: FillResult) -> None:
-        """Brings the rows of one captured case to the records of its key."""
+        """Fills the rows of one captured case from the records of its key."""
         cases: dict[_Call, list[int]] = {}
         for position in positions:
             cases.setdefault(self._case(position), []).append(position)
-        # Before anything changes: what rows that are added are made of.
+        # The cells of added rows, taken before anything changes.
         base = {name: self.edit[name][positions[0]] for name in self._columns}
-        base |= dict.fromkeys((*self._measurement, *_OF_ANOTHER_CALL), "")
+        base |= dict.fromkeys((*self._measurement, *_CALL_COLUMNS), "")
         open_cases = dict(cases)
         left: list[CallValues] = []
         for values in chosen.values():
@@ -293,7 +301,7 @@ class _AttentionRows:
         return _Call(case, "" if has_lengths else _whole(average))
 
     def _set(self, position: int, values: CallValues) -> bool:
-        """Fills the empty cells of a row; whether there were any."""
+        """Fills the empty cells of a row. Returns whether there were any."""
         before = self._case(position)
         changed = False
         for name, text in values.cells().items():
@@ -318,18 +326,18 @@ def _completeness(cells: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a row tells of its call.
+    """What a row tells about its call.
 
     Attributes:
         case: cells of RUNTIME_IN_SIGNATURE.
-        average: mean number of keys, where no lengths are there; "" where it is not known.
+        average: mean number of keys, for a row without lengths; "" where unknown.
     """
 
     case: tuple[str, ...]
     average: str
 
     def may_be(self, values: CallValues) -> bool:
-        """Whether the row says nothing that a record contradicts."""
+        """Returns whether the row and a record do not contradict each other."""
         return (not self.average or self.average == _whole(values.average)) and all(
             not cell or cell == text for cell, text in zip(self.case, values.case, strict=True)
         )
@@ -341,6 +349,6 @@ def _whole(average: str) -> str:
 
 
 def _plain(cell: str) -> str:
-    """`[40, 998]`, and `16.0` of a table that went through pandas, as a record's cells are."""
+    """Returns a cell as records have it: without brackets and quotes, and `16` for the `16.0` of pandas."""
     words = _WORD_MARKS.sub("", cell).strip(",").split(",")
     return ",".join(word.removesuffix(".0") for word in words)

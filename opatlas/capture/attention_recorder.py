@@ -1,19 +1,18 @@
 """Records the sequence lengths of attention calls in a serving process, for `opatlas ingest --attention-records`.
 
-A profiler's capture has the shapes of a call and not its lengths. While a recorder runs, each distinct
-call of torch_npu.npu_fused_infer_attention_score (and its _v2, and the `.out` form that graphs use) adds
-a line of JSON to a file:
+A profiler's capture has the shapes of a call and not its lengths. While a recorder runs, each distinct call of
+torch_npu.npu_fused_infer_attention_score (and _v2, and the `.out` form that graphs use) adds a line of JSON to a file:
 
     with record_attention("calls.jsonl"):
         serve()
 
-or, without a change of code, in every process of vLLM (which loads plugins of installed packages):
+or, without a change of code, in every process of vLLM, which loads plugins of installed packages:
 
     OPATLAS_RECORD_ATTENTION=calls.jsonl vllm serve ...
 
-Without the variable nothing is installed. With it, nothing is read from the device: lengths are lists on
-the host, and tensors are asked for their shapes alone. Neither torch nor torch_npu is imported here.
-An error is logged once, ends the recording, and never reaches the caller.
+Without the variable nothing is installed. Recording reads nothing from the device: lengths are lists on the host, and
+tensors only give their shapes. This module imports neither torch nor torch_npu. An error is logged once, ends the
+recording, and never reaches the caller.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from typing import Any
 
 ENVIRONMENT = "OPATLAS_RECORD_ATTENTION"
 _TORCH_NPU = "torch_npu"
-#: Calls remembered, so that the layers of a model, which all make the same call, are one record.
+#: Calls remembered, so that the equal calls of a model's layers become one record.
 _REMEMBERED = 4096
-#: Lengths change with every step of a decoding batch of 64, which takes 1 kB: 30 steps/s fill this in 9 hours.
+#: A decoding batch of 64 takes 1 kB for each step: 30 steps/s fill this in 9 hours.
 _MOST_BYTES = 1 << 30
-#: What a compiler passes through an operator to learn its shapes: no call.
+#: Tensors that a compiler passes through an operator to learn shapes; nothing is computed.
 _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 
 _log = logging.getLogger("opatlas")
@@ -49,7 +48,7 @@ _log = logging.getLogger("opatlas")
 
 @dataclass(frozen=True)
 class _Names:
-    """What the arguments of an operator are called that its versions call differently."""
+    """The names of arguments that differ between versions of the operator."""
 
     query_lengths: str
     kv_lengths: str
@@ -63,31 +62,31 @@ _OPERATORS = {
 
 
 def start_from_environment() -> None:
-    """Records from now on to the end of the process, if OPATLAS_RECORD_ATTENTION names a file.
+    """Records until the process ends, if OPATLAS_RECORD_ATTENTION names a file.
 
-    The entry point of vLLM's plugins; any other serving process may call it, once or more often.
+    The entry point of vLLM's plugins. Other serving processes may call it, once or several times.
     """
     path = os.environ.get(ENVIRONMENT, "").strip()
     if path:
-        _of_process(path)
+        _process_recorder(path)
 
 
 @cache
-def _of_process(path: str) -> record_attention:
+def _process_recorder(path: str) -> record_attention:
     recorder = record_attention(path)
     recorder.start()
     return recorder
 
 
 class record_attention:  # noqa: N801  (used as a function, like contextlib's)
-    """Records attention calls while it is entered.
+    """Records attention calls inside a `with` block.
 
-    `calls.jsonl` stands for one file of each process, `calls.{pid}.jsonl`; it is there, and empty, as soon
-    as calls are recorded. Lines are written whole, at once, without a buffer: a killed process loses none.
-    Files grow to 1 GiB at most.
+    `calls.jsonl` stands for one file for each process, `calls.{pid}.jsonl`, which exists as soon as calls are recorded.
+    Each line is written at once, without a buffer, so that a killed process loses no line. A file grows to 1 GiB at
+    most.
 
     Attributes:
-        recording: whether calls are recorded now.
+        recording: whether calls are being recorded.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, most_bytes: int = _MOST_BYTES) -> None:
@@ -102,7 +101,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         self._lock = threading.Lock()
         self._hooks: list[_Hook] = []
         self._finder: _AfterImport | None = None
-        # A lock that another thread held at a fork would never be free in the child.
+        # A lock that another thread held at a fork would stay locked in the child.
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _with_fresh_lock(this()))
 
@@ -116,7 +115,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         self.stop()
 
     def start(self) -> None:
-        """Records calls from now on; where torch_npu is not imported yet, from its import on."""
+        """Records calls from now on; if torch_npu is not imported yet, from its import on."""
         module = sys.modules.get(_TORCH_NPU)
         if module is not None:
             self._hook(module)
@@ -125,7 +124,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         sys.meta_path.insert(0, self._finder)
 
     def stop(self) -> None:
-        """Ends the recording; more calls do nothing."""
+        """Ends the recording. Later calls are not recorded."""
         self.recording = False
         if self._finder is not None:
             self._finder.remove()
@@ -180,7 +179,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
             raise OSError(f"{self._name()}: the disk is full")
 
     def _open(self) -> None:
-        """Opens this process's file. One that a fork inherited belongs to the parent."""
+        """Opens the file of this process. A file that a fork inherited belongs to the parent."""
         self._close()
         self._pid = os.getpid()
         self._file = os.open(self._name(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -211,10 +210,10 @@ def _with_fresh_lock(recorder: record_attention | None) -> None:
 
 
 class _Hook:
-    """Stands in for the C function of an operator, or of one of its overloads.
+    """Replaces the C function of an operator, or of one of its overloads.
 
-    The operator's object stays the one that others have imported, compare and compile. Its hash is
-    that of this function, so it must stay the same too.
+    The operator object stays the same, because others have imported, compared or compiled it. Its hash is the hash of
+    the C function, so this class keeps that hash.
     """
 
     def __init__(self, operator: Any, names: _Names, record: Callable[..., None]) -> None:
@@ -238,14 +237,14 @@ class _Hook:
         return getattr(self._original, name)
 
     def remove(self) -> None:
-        """At once; below another one, which came later, as soon as that is removed."""
+        """Restores the C function, at once or as soon as all later hooks are removed."""
         self._removed = True
         while isinstance(top := self._operator._op, _Hook) and top._removed:
             self._operator._op = top._original
 
 
 class _AfterImport(MetaPathFinder):
-    """Waits for the import of torch_npu, whoever asks for it."""
+    """Calls a function after torch_npu has been imported."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
@@ -271,7 +270,7 @@ class _AfterImport(MetaPathFinder):
 
 
 def _call(names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What a record tells of a call, in its order, hashable; None for what is no call."""
+    """Returns the arguments that a record holds, in order and hashable; None for a traced call."""
     tensors = [arguments[at] if at < len(arguments) else keywords[name] for at, name in enumerate(_TENSORS)]
     if type(tensors[0]).__name__ in _TRACED:
         return None
@@ -293,7 +292,7 @@ _TENSORS = ("query", "key", "value")
 
 
 def _lengths(lengths: Any) -> tuple[int, ...] | None:
-    """A list on the host; None for anything that would have to be fetched from a device."""
+    """Returns a list of lengths on the host; None for lengths that would have to be fetched from a device."""
     device = getattr(lengths, "device", "cpu")
     if lengths is None or getattr(device, "type", device) != "cpu":
         return None
@@ -319,8 +318,8 @@ def _record_of(
 ) -> dict[str, Any]:
     blocks = None
     if table is not None and kv_lengths is not None and block_size:
-        # The table is on the device, and its lines are longer than what they use: a sequence's keys fill
-        # its blocks one after the other.
+        # The table is on the device, and its lines have unused entries. The keys of a sequence fill its blocks one
+        # after the other, so the lengths tell the blocks in use.
         blocks = [-(-length // block_size) for length in kv_lengths]
     return {
         "query_shape": query,

@@ -1,11 +1,11 @@
-"""Records of attention calls, as a serving process dumps them: one JSON object a line.
+"""Reads records of attention calls, as a serving process writes them: one JSON object a line.
 
 query_shape, key_shape, value_shape, atten_mask_shape, block_table_shape    lists of dimensions
-actual_seq_lengths, actual_seq_lengths_kv                                   lists, as the call took them
-block_table_valid_blocks                                                    blocks in use: of each sequence, or a number
+actual_seq_lengths, actual_seq_lengths_kv                                   lists of lengths, as passed to the call
+block_table_valid_blocks                                                    blocks in use: one number, or one a sequence
 num_heads, num_key_value_heads, sparse_mode, input_layout, block_size       arguments of the call
 
-Any may be null or missing; other fields are not looked at.
+Each field may be null or missing. Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE = 0, 1, 2, 4, 6, 14
 
 
 class JoinKey(NamedTuple):
-    """What a capture and a call at run time both know. None: there is no such tensor, or no such list."""
+    """The facts that both a capture and a recorded call have. None: there is no such tensor or list."""
 
     query: Shape | None
     key: Shape | None
@@ -48,7 +48,7 @@ class JoinKey(NamedTuple):
         return "; ".join(f"{_WORDS[name]} {_text(part)}" for name, part in zip(self._fields, self, strict=True))
 
     def unlike(self, other: JoinKey) -> str:
-        """The components that differ: `kv sequences 4 (there 5)`."""
+        """Returns the components that differ: `kv sequences 4 (there 5)`."""
         pairs = zip(self._fields, self, other, strict=True)
         return ", ".join(f"{_WORDS[name]} {_text(a)} (there {_text(b)})" for name, a, b in pairs if a != b)
 
@@ -64,7 +64,7 @@ _WORDS = {
 
 
 def row_key(cells: Mapping[str, str]) -> JoinKey | None:
-    """The key of an attention row; None where a shape of it is not one."""
+    """Returns the key of an attention row; None where a shape is invalid."""
     slots = split_cell(cells.get(_RAW) or cells.get(INPUT_SHAPES, ""))
     try:
         shapes = [_shape(slots[at]) if at < len(slots) else None for at in range(_BLOCK_TABLE + 1)]
@@ -96,17 +96,17 @@ def _text(part: Shape | int | None) -> str:
 
 
 class NearestKeys:
-    """Finds the key that differs from another in the fewest components; of several, the first."""
+    """Finds the key that differs from a given key in the fewest components; of several, the first."""
 
     def __init__(self, keys: Iterable[tuple[JoinKey, str]]) -> None:
-        """Each key with where it stands."""
+        """`keys`: each key with its place."""
         self._keys = list(keys)
-        # By the components that agree, the most first: a look-up each, however many keys there are.
+        # All sets of equal components, the largest first. Each takes one look-up for any number of keys.
         self._agreeing = [kept for count in range(5, 0, -1) for kept in combinations(range(6), count)]
         self._tables: dict[tuple[int, ...], dict[tuple[object, ...], int]] = {}
 
     def to(self, key: JoinKey) -> tuple[JoinKey, str] | None:
-        """None where no key agrees in any component that is there."""
+        """Returns the nearest key and its place; None where no key shares a component."""
         for kept in self._agreeing:
             wanted = tuple([key[at] for at in kept])
             if any(part is not None for part in wanted) and wanted in (table := self._table(kept)):
@@ -128,11 +128,11 @@ _ARRAY = re.compile(rb"\s*\[\s*(\{|\Z)")
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
 _MALFORMED_NAMED = 20
-#: No call has a size, or a length, that takes more digits.
+#: Sizes and lengths have fewer digits.
 _LARGEST = 10**MOST_DIGITS
-#: Characters of a value that is wrong.
+#: Characters of an invalid value in a message.
 _SHOWN = 40
-#: Progress is told, and Ctrl-C is noticed, this often.
+#: Lines between updates of the progress.
 _LINES_PER_STEP = 2000
 
 SHAPES = tuple(
@@ -148,13 +148,13 @@ _LAYOUT_NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class CallValues:
-    """What a record tells beside its key, as cells.
+    """The values of a record beside its key, as cells.
 
     Attributes:
-        case: those of RUNTIME_IN_SIGNATURE, in its order; records with equal ones are the same case.
+        case: the cells of RUNTIME_IN_SIGNATURE, in order. Records with equal cells are the same case.
         average: mean number of keys of a sequence.
         valid_blocks: blocks in use, of each sequence.
-        shapes: of SHAPES.
+        shapes: the cells of SHAPES.
     """
 
     case: tuple[str, ...]
@@ -172,16 +172,15 @@ class CallValues:
 
 
 class DistinctRecords:
-    """The distinct records of a key; of too many, those with the smallest digests.
+    """The distinct records of a key. Beyond a limit, those with the smallest digests stay.
 
-    So a choice is fair, takes bounded memory, and is the same again for the same records in any order.
+    The selection is unbiased, takes bounded memory, and does not depend on the order of the records.
     """
 
     def __init__(self, limit: int, first: str) -> None:
-        """
-        Args:
-            limit: how many are kept at most; 0 for all.
-            first: `file:line` of the first one.
+        """Args:
+        limit: the largest number of records to keep; 0: all.
+        first: `file:line` of the first record.
         """
         self.first = first
         self._limit = limit
@@ -207,12 +206,12 @@ class DistinctRecords:
                 self._by_digest[digest] = values
 
     def values(self) -> list[CallValues]:
-        """In the order in which they came."""
+        """Returns the kept records in the order in which they were added."""
         return list(self._by_digest.values())
 
 
 def _no_records(begin: bytes) -> str:
-    """What a file is that does not hold one JSON object a line, and the remedy; "" for one that may."""
+    """Returns what a file holds instead of one JSON object a line, and the remedy; "" for a valid file."""
     if packed := no_text(begin):
         return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
     if encoding := wide_encoding(begin, ("query_shape",)):
@@ -224,7 +223,7 @@ def _no_records(begin: bytes) -> str:
 
 @dataclass
 class UnmatchedKey:
-    """Records of a key that no row has: how many, and `file:line` of the first."""
+    """A key that no row has: the number of its records, and `file:line` of the first."""
 
     first: str
     count: int = 0
@@ -232,15 +231,15 @@ class UnmatchedKey:
 
 @dataclass
 class Records:
-    """What was read.
+    """The records of some files.
 
     Attributes:
         count: records, without malformed lines.
-        matched: by key, where a row has it.
-        unmatched: by key, where none has.
+        matched: the records of each key that a row has.
+        unmatched: the keys that no row has.
         malformed: the first malformed lines, each as `file:line: why`.
-        malformed_count: all of them.
-        problems: files that could not be read to their end.
+        malformed_count: all malformed lines.
+        problems: files that could not be read completely.
     """
 
     count: int = 0
@@ -251,12 +250,12 @@ class Records:
     problems: list[str] = field(default_factory=list)
 
     def add_file(self, path: Path, wanted: Container[JoinKey], limit: int, on_step: Callable[[float], None]) -> None:
-        """Reads the records of a file; memory grows with the number of distinct keys, not of records.
+        """Reads the records of a file. Memory grows with the number of distinct keys, not of records.
 
         Args:
             wanted: the keys that rows have.
-            limit: how many distinct records of a key are kept; 0 for all.
-            on_step: told now and then how many MB of the file were read since.
+            limit: the largest number of distinct records of a key to keep; 0: all.
+            on_step: receives now and then the MB read since its last call.
 
         Raises:
             OpAtlasError: the file cannot be opened.
@@ -268,7 +267,7 @@ class Records:
             read_mb += size / 1e6
 
         with open_stream(path, on_bytes) as file:
-            # Every layer of a model makes the same call, so lines repeat.
+            # Lines repeat, because every layer of a model makes the same call.
             last, last_add = b"", None
             for number, line in self._lines(path, file):
                 if number % _LINES_PER_STEP == 0:
@@ -332,9 +331,9 @@ class Records:
 
 
 def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
-    """Key and values of a line. Raises ValueError, which says what is wrong."""
+    """Returns key and values of a line. Raises ValueError with the problem."""
     try:
-        # Bytes would be taken for UTF-16 where they look like it, and halves of surrogate pairs for letters.
+        # json.loads would guess UTF-16 from bytes, and accept halves of surrogate pairs.
         record = json.loads(line.strip().decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
@@ -343,7 +342,7 @@ def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
     except RecursionError:
         raise ValueError("not a record (nested too deep)") from None
     except ValueError:
-        # Python converts no more digits.
+        # Python refuses to convert more digits.
         raise ValueError("not a record (a number of more than 4,300 digits)") from None
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
@@ -359,7 +358,7 @@ def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
         _cell(q_lengths),
         _cell(kv_lengths),
         _cell(heads),
-        # The operator takes 0 for "as many as there are query heads".
+        # 0 means as many key heads as query heads.
         _cell(_number(record, "num_key_value_heads") or heads),
         _cell(_number(record, "sparse_mode")),
         layout or "",
@@ -374,14 +373,14 @@ def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
 
 
 def is_complete(cells: dict[str, str]) -> bool:
-    """Whether a row's Runtime cells tell everything that its kernel's work depends on."""
-    # Queries of other layouts have one length, which is in their shape.
+    """Returns whether the Runtime cells of a row tell everything that the kernel's work depends on."""
+    # In other layouts the shape of the queries tells their length.
     needed = [name for name in RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
     return all(cells[name] for name in needed)
 
 
 def _average(kv_lengths: Shape | None, *, cumulative: bool) -> str:
-    """Keys of a sequence, on average. Without a block table the lengths of TND add up along the sequences."""
+    """Returns the mean number of keys of a sequence. Lengths of TND without a block table are cumulative sums."""
     if not kv_lengths:
         return ""
     return number_cell((kv_lengths[-1] if cumulative else sum(kv_lengths)) / len(kv_lengths))

@@ -1,7 +1,7 @@
-"""The header of a profiler capture: kernel_details*.csv of torch_npu, op_summary*.csv of msprof.
+"""Streams a profiler's capture: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof.
 
-Every generation of headers is read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, any metric
-group, names in any case.
+All versions of the header are read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, any group
+of metrics, names in any case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TYPE = "Type"
 DURATION = "Duration(us)"
 CONTEXT_ID = "Context ID"
 
-#: What msprof's op_summary calls the columns of kernel_details.
+#: The names of kernel_details' columns in msprof's op_summary.
 _SYNONYMS = {
     TYPE: "OP Type",
     DURATION: "Task Duration(us)",
@@ -44,7 +44,7 @@ _SYNONYMS = {
     OP_STATE: "Op State",
 }
 
-#: Columns that describe a launch. In a file without `Context ID` everything else is a counter.
+#: Columns that describe a launch. In a file without `Context ID` all other columns are counters.
 _DESCRIPTIVE = frozenset(
     {
         *("Step Id", "Device_id", "Model ID", "Model Name", "Infer ID", "Task ID", "Stream ID", "Name", "Op Name"),
@@ -59,9 +59,9 @@ def _key(name: str) -> str:
     return "".join(name.split()).lower()
 
 
-#: Columns by their names in lower case without blanks, as tools that rewrite captures may spell them.
+#: Columns by their names in lower case without blanks: tools that rewrite captures may change the spelling.
 _BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
-#: `Duration(ns)` is like `Duration(us)` (0.92), and `Total Time(us)` of another file is not (0.38).
+#: Least similarity of names. `Duration(ns)` and `Duration(us)` have 0.92, `Total Time(us)` has 0.38.
 _ALIKE = 0.75
 _COLUMNS_SHOWN = 8
 _UNIT = re.compile(r"\((ns|ms|s)\)\s*\Z")
@@ -72,13 +72,13 @@ LEVEL_0_REMEDY = (
 
 @dataclass(frozen=True)
 class CaptureHeader:
-    """Which columns of a capture hold what.
+    """The columns of a capture.
 
     Attributes:
-        names: every column, in the file's order, by the profiler's name where case and blanks alone are different.
-        text: the column among `names` of `Type` and of each base column that the file has, by our name.
-        duration: the duration column among `names`.
-        counters: the counter columns.
+        names: every column in the file's order, by the profiler's name where only case and blanks differ.
+        text: for `Type` and each base column, by our name, the file's column.
+        duration: the file's column of durations.
+        counters: the file's columns of counters.
     """
 
     names: tuple[str, ...]
@@ -88,21 +88,21 @@ class CaptureHeader:
 
     @property
     def of_msprof(self) -> bool:
-        """Whether the file is an op_summary, and no kernel_details."""
+        """Whether the file is an op_summary of msprof, not a kernel_details."""
         return self.duration == _SYNONYMS[DURATION]
 
 
 def read_capture_header(path: Path) -> CaptureHeader:
-    """Which columns the capture has.
+    """Returns the columns of a capture.
 
     Raises:
-        TableError: the file cannot be read, is no capture, or was taken at level 0 (no shapes).
+        TableError: the file cannot be read, is not a capture, or was taken at level 0, which records no shapes.
     """
-    # Whoever names a capture may name a link to one.
+    # A capture may be given as a link.
     header = read_header(path.resolve())
     if header.lines > 1:
         raise TableError(
-            path, "a column's name spans lines", "No profiler writes such a header; leave the file out", line=1
+            path, "a column's name spans lines", "Leave the file out: no profiler writes such a header", line=1
         )
     names = _known_names([name.strip() for name in header.names])
     text = {}
@@ -119,14 +119,14 @@ def read_capture_header(path: Path) -> CaptureHeader:
     missing = [column for column in REQUIRED if column not in text]
     if missing:
         raise TableError(path, f"no column {', '.join(map(repr, missing))}", LEVEL_0_REMEDY, line=1)
-    # The profiler writes the counters last, whatever their metric group.
+    # The profiler writes the counters last, for every group of metrics.
     tail = names[names.index(CONTEXT_ID) + 1 :] if CONTEXT_ID in names else names
     counters = tuple(name for name in tail if name not in _DESCRIPTIVE and name)
     return CaptureHeader(tuple(names), text, duration, counters)
 
 
 def _known_names(names: Sequence[str]) -> list[str]:
-    """Returns the columns of a file by the profiler's names, where case and blanks alone are different."""
+    """Returns the columns of a file, by the profiler's names where only case and blanks differ."""
     alike = Counter(map(_key, names))
     return [name if name in _DESCRIPTIVE or alike[_key(name)] > 1 else _BY_KEY.get(_key(name), name) for name in names]
 
@@ -145,22 +145,22 @@ def _no_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> Tab
     return TableError(
         path,
         f"{problem}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}",
-        "This is neither a kernel_details nor an op_summary file; leave it out",
+        "Leave the file out: it is neither a kernel_details nor an op_summary file",
         line=1,
     )
 
 
-#: Small enough that a block's tables stay in the processor's cache: 8 MiB blocks are a fifth slower.
-#: No profiler breaks a line inside a cell, so a block may end at any line's end.
+#: The tables of a block stay in the processor's cache: blocks of 8 MiB are 20 % slower.
+#: Profilers write no line breaks inside cells, so a block may end after any line.
 BLOCK_BYTES = 2 << 20
-#: More threads than this parse faster than one groups.
+#: More threads would parse faster than one thread groups.
 _WORKERS = 4
-#: A longer line is no line of a capture.
+#: The longest line of a capture.
 _LINE_BYTES = 64 << 20
 
-#: `1,234.56` and `1,234,567` are one number; `1,234` may have a decimal comma.
+#: `1,234.56` and `1,234,567` are numbers with separators; in `1,234` the comma may be a decimal one.
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3}){2,}")
-#: A file with more of them has the header of another one: its rows are not to be trusted.
+#: A file with more malformed rows has a wrong header.
 _MALFORMED_LIMIT = 10_000
 _AGAIN = "Take the capture again"
 
@@ -170,9 +170,9 @@ class MalformedRow:
     """A row that cannot be read.
 
     Attributes:
-        line: where it begins.
-        fields: how many it has, where these are not as many as the header's; None if it is not UTF-8.
-        lines: more than 1 if an open quote swallowed others.
+        line: the line where the row begins.
+        fields: the number of fields, if it differs from the header's; None if the row is not UTF-8.
+        lines: the lines of the row; more than 1 if an open quote includes further lines.
     """
 
     line: int
@@ -185,14 +185,14 @@ class Chunk:
     """Rows that were read together.
 
     Attributes:
-        first_line: line of the file where they begin, the header being line 1.
-        size_bytes: what they take in the file.
-        rows: how many well-formed ones there are; a blank line counts as one, with empty cells.
-        text: dictionary-encoded cells of `Type` and the base columns that the file has.
-        duration_us: durations in microseconds; NaN where the cell is no number.
-        duration_words: the cells that the durations were read from; None where all of them are numbers, or empty.
-        counters: values of each counter; NaN where the cell is no number.
-        malformed: the rows among them that could not be read.
+        first_line: the line of the first row; the header is line 1.
+        size_bytes: bytes of the rows in the file.
+        rows: number of well-formed rows. A blank line counts as a row with empty cells.
+        text: dictionary-encoded cells of `Type` and the base columns.
+        duration_us: durations in microseconds; NaN where the cell is not a number.
+        duration_words: the cells of the durations; None where all cells are numbers or empty.
+        counters: values of each counter; NaN where the cell is not a number.
+        malformed: the rows that cannot be read.
     """
 
     first_line: int
@@ -205,14 +205,14 @@ class Chunk:
     malformed: tuple[MalformedRow, ...]
 
     def duration_text(self, row: int) -> str:
-        """The text of the duration of a well-formed row, counted from 0; "" for an empty cell or N/A."""
+        """The duration cell of a well-formed row, counted from 0; "" for an empty cell or N/A."""
         if self.duration_words is not None:
             return str(self.duration_words[row].as_py()).strip()
         value = float(self.duration_us[row])
         return "" if math.isnan(value) else f"{value:g}"
 
     def line_of(self, row: int) -> int:
-        """The line of a well-formed row, counted from 0."""
+        """Returns the line of a well-formed row, counted from 0."""
         line = self.first_line + row
         for bad in self.malformed:
             if bad.line > line:
@@ -222,17 +222,16 @@ class Chunk:
 
 
 class NotNumericError(Exception):
-    """A column of numbers holds a word: read the file again with `numbers_as_text`."""
+    """A column of numbers has a cell with text: read the file again with `numbers_as_text`."""
 
 
 class Capture:
-    """A capture being read."""
+    """Reads the rows of a capture."""
 
     def __init__(self, path: Path, header: CaptureHeader, *, numbers_as_text: bool = False) -> None:
-        """
-        Args:
-            numbers_as_text: read durations and counters word by word, so that one which is no
-                number costs its own cell only. Slower, and hardly ever needed.
+        """Args:
+        numbers_as_text: whether durations and counters are read as text, so that an invalid number costs only its
+            own cell. Slower, and rarely needed.
         """
         self.path = path
         self.header = header
@@ -242,13 +241,13 @@ class Capture:
         self._types |= dict.fromkeys((header.duration, *header.counters), number)
 
     def chunks(self) -> Iterator[Chunk]:
-        """The rows, block by block, in their order; the next blocks are parsed meanwhile.
+        """Yields the rows in order, block by block. Threads parse the next blocks meanwhile.
 
         Raises:
-            NotNumericError: see `numbers_as_text`.
-            TableError: the file is not UTF-8 CSV.
+            NotNumericError: a column of numbers has a cell with text, and `numbers_as_text` is off.
+            TableError: the file is not a CSV in UTF-8.
         """
-        # The parser works without Python's global lock: a thread parses a block while others are grouped.
+        # The parser releases Python's global lock, so threads parse blocks while another block is grouped.
         workers = min(os.cpu_count() or 1, _WORKERS)
         malformed = 0
         with ThreadPoolExecutor(workers, thread_name_prefix="capture") as pool:
@@ -272,7 +271,7 @@ class Capture:
                     future.cancel()
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
-        """Whole lines of about BLOCK_BYTES, each block with the number of its first line."""
+        """Yields blocks of whole lines, about BLOCK_BYTES each, with the number of their first line."""
         try:
             with open(self.path, "rb") as file:
                 file.readline()
@@ -298,7 +297,7 @@ class Capture:
 
     def _parsed(self, first_line: int, block: bytes) -> Chunk:
         malformed: list[MalformedRow] = []
-        text, no_text = _without_lines_of_other_bytes(block)
+        text, no_text = _without_invalid_lines(block)
 
         def reject(row: pa.csv.InvalidRow) -> str:
             swallowed = sum(bad.lines - 1 for bad in malformed)
@@ -330,11 +329,11 @@ class Capture:
         try:
             return pa.csv.read_csv(
                 pa.py_buffer(text),
-                # One thread, so that a malformed row knows its number; one block, so that there is one chunk.
+                # One thread, so that a malformed row has a number; one block, so that the result is one chunk.
                 read_options=pa.csv.ReadOptions(
                     use_threads=False, block_size=len(text) + 1, column_names=self.header.names
                 ),
-                # Blank lines become empty rows, which keeps the count of lines right.
+                # Blank lines become empty rows, so that line numbers stay right.
                 parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
                 convert_options=pa.csv.ConvertOptions(column_types=self._types, include_columns=list(self._types)),
             ).combine_chunks()
@@ -344,8 +343,8 @@ class Capture:
             raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
 
 
-def _without_lines_of_other_bytes(block: bytes) -> tuple[bytes, list[int]]:
-    """A block without the lines that are not UTF-8, and their numbers, counted from 0."""
+def _without_invalid_lines(block: bytes) -> tuple[bytes, list[int]]:
+    """Returns a block without the lines that are not UTF-8, and the numbers of these lines, counted from 0."""
     if block.isascii():
         return block, []
     kept, left_out = [], []
@@ -363,11 +362,11 @@ def _without_lines_of_other_bytes(block: bytes) -> tuple[bytes, list[int]]:
 
 
 def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tuple[MalformedRow, ...]:
-    """All malformed rows by their line.
+    """Returns all malformed rows, ordered by line.
 
     Args:
-        malformed: as they were found among the lines that are UTF-8.
-        no_text: the lines that are not, in order.
+        malformed: the rows found among the lines that are UTF-8.
+        no_text: the lines that are not UTF-8, in order.
     """
     found = []
     for bad in malformed:
@@ -379,7 +378,7 @@ def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tupl
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
-    """A column as float64, NaN where there is no number."""
+    """Returns a column as float64, NaN where a cell is not a number."""
     if not isinstance(column, pa.DictionaryArray):
         return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     values = np.array([_number(word) for word in column.dictionary.to_pylist()], dtype=np.float64)

@@ -1,6 +1,7 @@
-"""Which files an ingest is given.
+"""Finds capture files: kernel_details*.csv of torch_npu.profiler and op_summary*.csv of msprof.
 
-A capture counts once, under whatever name it comes: files are known by their bytes.
+Files are identified by their bytes, so that a capture counts once under any name. msprof writes folders
+PROF_{number}_{time}_{hash}/mindstudio_profiler_output/op_summary_*.csv.
 """
 
 from __future__ import annotations
@@ -24,17 +25,26 @@ from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.model.slots import strip_quotes
 
 _BLOCK_BYTES = 1 << 20
+_BESIDE = "op_summary files beside kernel_details, usually of the same launches"
+_EARLIER = "op_summary files of earlier exports"
+_NO_CSV = "named like captures, but not CSV files: unpack them, or save them as CSV"
+#: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
+_SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
+_OUTPUT = "mindstudio_profiler_output"
+#: Columns of a capture, by the names of different versions.
+_START = ("Task Start Time(us)", "Start Time(us)")
+_DEVICE = "Device_id"
+_NAME = ("Op Name", "Name")
 
 
 def find_captures(path: Path) -> list[Path]:
-    """The capture files at `path`: the file itself, or those below the folder, sorted.
+    """Returns the capture files at a path: the file itself, or the captures below the folder, sorted.
 
-    These are every `*kernel_details*.csv`; if there is none, the op_summary files, the last export of each. What else
-    is named like a capture, `skipped_files` tells.
+    A folder's captures are all `*kernel_details*.csv`; if there are none, the op_summary files of the last export.
+    `skipped_files` names the others.
 
     Raises:
-        OpAtlasError: there is no such path, or no permission to look there or anywhere below it (a
-            rank left out without a word would be worse), or the folder has no capture.
+        OpAtlasError: the path does not exist, a folder below it cannot be read, or there is no capture.
     """
     try:
         path.stat()
@@ -42,7 +52,7 @@ def find_captures(path: Path) -> list[Path]:
         raise OpAtlasError(f"{path}: no such file or folder: check --profiling-path") from None
     except OSError as error:
         raise OpAtlasError(
-            f"{path}: cannot be read ({error.strerror}): check --profiling-path, and who may look there"
+            f"{path}: cannot be read ({error.strerror}): check --profiling-path and its permissions"
         ) from None
     if path.is_dir():
         found = sorted(files_below(path, _is_capture_name)) or op_summaries(path)
@@ -62,7 +72,7 @@ def find_captures(path: Path) -> list[Path]:
 
 
 def skipped_files(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[Path]]]:
-    """The files below a folder that are named like captures and are not among those found: why, and which.
+    """Returns the files below a folder that are named like captures and are not among `captures`, by reason.
 
     Raises:
         OpAtlasError: a folder cannot be read.
@@ -79,18 +89,13 @@ def skipped_files(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[
 
 
 def unparsed_beside(path: Path, captures: Sequence[Path]) -> list[str]:
-    """Returns a sentence for each profile of msprof below a folder that has no op_summary file.
+    """Returns a sentence for each msprof profile below a folder that has no op_summary file.
 
-    None where the captures are kernel_details: torch_npu.profiler keeps the profile beside what it made of it.
+    Returns nothing where the captures are kernel_details: torch_npu.profiler keeps such profiles beside its files.
     """
     if not path.is_dir() or any(_is_capture_name(capture.name) for capture in captures):
         return []
     return unparsed_profiles(path, captures)
-
-
-_BESIDE = "op_summary files beside kernel_details, usually of the same launches"
-_EARLIER = "op_summary files of earlier exports"
-_NO_CSV = "named like captures and no CSV files: unpack them, or save them as CSV"
 
 
 def _is_other_file_of_capture(name: str) -> bool:
@@ -104,12 +109,12 @@ def _is_capture_name(name: str) -> bool:
 
 @dataclass
 class CaptureInput:
-    """A capture as it is before it is read.
+    """A capture file before it is read.
 
     Attributes:
-        changed_ns: when it was last written, in nanoseconds since the epoch.
-        sha256: of its bytes, in hexadecimal digits.
-        same_bytes: further files that have the same bytes.
+        changed_ns: time of the last change, in nanoseconds since the epoch.
+        sha256: digest of the bytes, in hexadecimal digits.
+        same_bytes: further files with the same bytes.
     """
 
     path: Path
@@ -120,15 +125,15 @@ class CaptureInput:
 
 
 def distinct_captures(paths: Iterable[Path], problems: list[str]) -> list[CaptureInput]:
-    """The files with different bytes, in their order.
+    """Returns the files with different bytes, in their order.
 
     Args:
-        problems: gets a sentence for each file that cannot be read.
+        problems: receives a sentence for each file that cannot be read.
     """
     found: dict[str, CaptureInput] = {}
     for path in paths:
         try:
-            # Before the bytes are read, so that one written meanwhile is noticed.
+            # Taken before reading, so that a later change is noticed.
             state = path.stat()
             sha256 = _digest(path) if stat.S_ISREG(state.st_mode) else None
         except OSError as error:
@@ -136,8 +141,8 @@ def distinct_captures(paths: Iterable[Path], problems: list[str]) -> list[Captur
             problems.append(str(wrong))
             continue
         if sha256 is None:
-            # A capture is read twice, and a pipe gives its bytes once.
-            problems.append(str(TableError(path, "no regular file", "Save the capture as a file")))
+            # A capture is read twice, which a pipe does not allow.
+            problems.append(str(TableError(path, "not a regular file", "Save the capture as a file")))
             continue
         if sha256 in found:
             found[sha256].same_bytes.append(path)
@@ -147,25 +152,25 @@ def distinct_captures(paths: Iterable[Path], problems: list[str]) -> list[Captur
 
 
 def check_unchanged(given: CaptureInput) -> None:
-    """Sees to it that a file that was read is the one that was given. Raises OpAtlasError."""
+    """Checks that a file has not changed while it was read. Raises OpAtlasError."""
     try:
         state = given.path.stat()
     except OSError as error:
-        raise OpAtlasError(f"{given.path}: gone while it was read ({error.strerror}): run again") from None
+        raise OpAtlasError(f"{given.path}: was removed while it was read ({error.strerror}): run again") from None
     if (state.st_size, state.st_mtime_ns) != (given.size_bytes, given.changed_ns):
         raise OpAtlasError(
             f"{given.path}: changed while it was read, so nothing was ingested: "
-            f"wait until the profiler has written it, then run again"
+            f"wait until the profiler has finished, then run again"
         )
 
 
 def earlier_ingests(
     files: Sequence[CaptureInput], earlier: Sequence[IngestManifest], *, replace: bool
 ) -> Mapping[str, IngestManifest]:
-    """The files that would change nothing, by their sha256: the ingest that has each.
+    """Returns for each file, by sha256, the earlier ingest that makes ingesting it again pointless.
 
-    With `replace` these are all of the files if the last ingest replaced with just these, or is the only one; and
-    none otherwise.
+    With `replace` these are all files or none: all, if the last ingest replaced with exactly these files or is the only
+    ingest.
     """
     if not replace:
         return {file.sha256: manifest for manifest in earlier for file in manifest.files}
@@ -177,7 +182,7 @@ def earlier_ingests(
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file. Raises OSError."""
+    """Returns the SHA-256 digest of a file. Raises OSError."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -185,43 +190,38 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-#: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, and what users rename them to.
-_SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
-_OUTPUT = "mindstudio_profiler_output"
-
-
 def profile_folders(folder: Path) -> list[Path]:
-    """The PROF_* folders below a folder, or it alone where it is one; oldest first, as their names tell."""
+    """Returns the PROF_* folders below a folder, or the folder itself if it is one; oldest first by name."""
     if folder.name.startswith("PROF_"):
         return [folder]
     return sorted(path for path in folder.rglob("PROF_*") if path.is_dir())
 
 
 def unparsed_profiles(folder: Path, files: Sequence[Path]) -> list[str]:
-    """Returns a sentence for each profile at or below a folder that has none of the op_summary files."""
+    """Returns a sentence for each msprof profile at or below a folder without one of the op_summary files."""
     profiles = profile_folders(folder)
-    # The folder that was named may be a profile under another name.
+    # The folder itself may be a profile under another name.
     if not profiles and (folder / "host").is_dir():
         profiles = [folder]
     return [
-        f"{profile}: a profile that was not parsed (no op_summary*.csv in it): "
-        f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}` does so, where CANN is installed"
+        f"{profile}: a profile without op_summary*.csv: export it with "
+        f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}`, where CANN is installed"
         for profile in profiles
         if not any(profile in file.parents for file in files)
     ]
 
 
 def all_op_summaries(folder: Path) -> list[Path]:
-    """Returns the op_summary files at any depth of a folder, those of every export, sorted. Raises OpAtlasError."""
+    """Returns the op_summary files of all exports below a folder, sorted. Raises OpAtlasError."""
     return sorted(files_below(folder, lambda name: _SUMMARY.fullmatch(name) is not None))
 
 
 def op_summaries(folder: Path) -> list[Path]:
-    """The op_summary files at any depth of a PROF_* folder, or of one that holds some: all slices, each once.
+    """Returns the op_summary files of the last export below a folder, all slices, each once.
 
-    Each export writes files of its own beside those of earlier ones: of files that differ in the time
-    of their export alone, msprof's own rule, the last counts. Where a PROF_* folder has the output
-    folder of today's msprof, what older ones left elsewhere in it (device_0/summary) is the same again.
+    Each export of msprof adds files beside those of earlier exports. Of files that differ only in the time of their
+    export, the last counts, as in msprof itself. In a PROF_* folder with the output folder of current versions, files
+    that older versions wrote elsewhere (device_0/summary) are copies and do not count.
 
     Raises:
         OpAtlasError: a folder cannot be read.
@@ -241,22 +241,17 @@ def _profile_of(path: Path) -> Path | None:
     return next((folder for folder in path.parents if folder.name.startswith("PROF_")), None)
 
 
-_START = ("Task Start Time(us)", "Start Time(us)")
-_DEVICE = "Device_id"
-_NAME = ("Op Name", "Name")
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel, launched once.
+    """One launch of a kernel.
 
     Attributes:
-        device: as the profiler numbers it; "" where the file does not say.
-        start_ns: on the profiler's clock.
-        duration_us: on the device.
+        device: the profiler's number of the device; "" where the file does not tell.
+        start_ns: start on the profiler's clock.
+        duration_us: duration on the device.
         kernel_type: the profiler's type.
-        cells: the base columns, by name, without the profiler's quotes.
-        counters: those that hold a number, by name.
+        cells: the base columns, without the profiler's quotes.
+        counters: counters with a number.
         name: the profiler's name of the launch, such as `aclnnSort_SortAiCore_Sort`; "" where the file has none.
     """
 
@@ -276,11 +271,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Launches:
-    """What a file held.
+    """The launches of a file.
 
     Attributes:
-        launches: in the order of their start.
-        problems: lines that could not be read, each with its place.
+        launches: ordered by start.
+        problems: lines that cannot be read, each with its place.
     """
 
     launches: tuple[Launch, ...]
@@ -288,13 +283,12 @@ class Launches:
 
 
 def read_launches(path: Path) -> Launches:
-    """Reads kernel_details*.csv of torch_npu, or op_summary*.csv of msprof.
+    """Reads kernel_details*.csv of torch_npu.profiler or op_summary*.csv of msprof.
 
-    A line that is cut off, or whose numbers are none, is a problem of the result: what else the file
-    holds was measured all the same.
+    A line that is cut off, or has an invalid number, becomes a problem of the result. The other lines count.
 
     Raises:
-        TableError: the file cannot be read, is no capture, was taken at level 0, or has no start times.
+        TableError: the file cannot be read, is not a capture, was taken at level 0, or has no start times.
     """
     header = read_capture_header(path)
     start = next((name for name in _START if name in header.names), None)
@@ -338,7 +332,7 @@ def read_launches(path: Path) -> Launches:
 
 
 def _nanoseconds(cell: str) -> int:
-    """`1791629758426053.770\\t`: more digits than a float holds. Raises ValueError."""
+    """Parses `1791629758426053.770\\t` (microseconds), which has more digits than a float. Raises ValueError."""
     whole, _, fraction = cell.strip().partition(".")
     return int(whole) * 1000 + int((fraction + "000")[:3])
 

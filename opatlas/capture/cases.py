@@ -1,10 +1,12 @@
-"""From launches to cases: the rows of captures, grouped, with every row accounted for.
+"""Cases: launches grouped by signature, over several capture files and over several ingests.
 
-A case is a signature (opatlas.model.signature): rows whose kernel type, shapes, dtypes and formats are
-the same once normalized. Where the signature of a kernel type is coarser than its cells (Slice,
-Index, Transpose), rows that the cells tell apart are still one case and share one row of the CSV:
-two rows with one signature could not be told apart by anybody who looks a duration up. The cells
-kept are those of the first launch.
+A case is a signature (opatlas.model.signature): rows with the same kernel type, shapes, dtypes and formats after
+normalization. For some kernel types (Slice, Index, Transpose) a signature covers rows with different cells. They still
+are one case with one row of the CSV, because a lookup could not tell two rows of one signature apart. A case has the
+cells of its first launch.
+
+Ingests count in the order in which they began. An ingest with `--replace` hides earlier ingests for its signatures.
+The statistics of several ingests equal the statistics of one capture with all launches.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from opatlas.capture.capture_file import Capture, NotNumericError, read_capture_header
 from opatlas.capture.launches import CaptureLaunches, LaunchCounts
@@ -31,14 +32,13 @@ from opatlas.capture.manifest import (
     samples_path,
 )
 from opatlas.errors import TableError
-from opatlas.model.quality import Summary, summarize, valid_duration
-from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
+from opatlas.model.quality import Summary, summarize
 from opatlas.progress import Progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX
-from opatlas.text import add_counts, closest, counted, folded, whole
+from opatlas.text import add_counts
 
-#: Launches of a case: a capture's, and the variant's number in it.
+#: The launches of a capture, and the number of a variant in it.
 _LaunchGroup = tuple[CaptureLaunches, int]
 
 
@@ -47,9 +47,9 @@ class CaptureCase:
     """The launches of one signature.
 
     Attributes:
-        cells: the base columns of the first launch, quotes dropped.
-        durations_us: of all launches, in the order read.
-        counter_sums: sum over the launches that have the counter, and how many have it, by name.
+        cells: the base columns of the first launch, without quotes.
+        durations_us: durations of all launches, in the order read.
+        counter_sums: for each counter the sum over the launches that have the counter, and their number.
         sources: the capture files, in the order read.
     """
 
@@ -67,17 +67,17 @@ class CaptureCase:
 
     @property
     def counters(self) -> dict[str, float | None]:
-        """Mean of each counter over the launches that have it; None if no launch has it."""
+        """Mean of each counter over the launches that have the counter; None if no launch has it."""
         return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
 
 
 class Aggregate:
-    """The cases of any number of captures.
+    """The cases of several captures.
 
     Attributes:
-        account: where their rows went.
-        files: the captures that were read, each with the account of its own rows.
-        problems: rows that were left out because something is wrong with them.
+        account: counts of all rows.
+        files: the captures that were read, each with the counts of its rows.
+        problems: rows that were left out because they are invalid.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Aggregate:
         self._cases: dict[str, dict[str, list[_LaunchGroup]]] = {}
 
     def add_files(self, captures: Sequence[Path]) -> list[str]:
-        """Adds captures, with a progress line on stderr; gives what is wrong with those that cannot be read."""
+        """Adds captures, with a progress line on stderr. Returns the problems of files that cannot be read."""
         errors = []
         sizes_mb = [capture.stat().st_size / 1e6 for capture in captures]
         with Progress(sum(sizes_mb), "MB", label="ingest") as progress:
@@ -106,7 +106,7 @@ class Aggregate:
         return errors
 
     def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:
-        """Adds the launches of a capture, all of them or none.
+        """Adds all launches of a capture, or none.
 
         Raises:
             TableError: the file cannot be read; nothing of it was added.
@@ -117,7 +117,7 @@ class Aggregate:
         except NotNumericError:
             launches = CaptureLaunches(Capture(path, header, numbers_as_text=True), on_block)
         if not launches.account.rows:
-            raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
+            raise TableError(path, "a header without rows", "Take the capture again, or leave the file out")
         self.files[path] = launches.account
         add_counts(self.account, launches.account)
         self.problems += launches.problems
@@ -126,12 +126,12 @@ class Aggregate:
             of_type.setdefault(variant.signature, []).append((launches, number))
 
     def cases(self) -> dict[str, CaptureCases]:
-        """All cases by kernel type, both in the order in which they were first seen."""
+        """Returns all cases by kernel type, in the order in which they were first seen."""
         return {kernel_type: CaptureCases(kernel_type, parts) for kernel_type, parts in self._cases.items()}
 
 
 class CaptureCases:
-    """The cases of a kernel type. Each is made as it is looked at, so that a million need not be there at once."""
+    """The cases of a kernel type. Each case is computed on access, so that a million cases need not fit in memory."""
 
     def __init__(self, kernel_type: str, parts: Mapping[str, list[_LaunchGroup]]) -> None:
         self._kernel_type = kernel_type
@@ -147,7 +147,7 @@ class CaptureCases:
         return text in self._parts
 
     def __getitem__(self, text: str) -> CaptureCase:
-        """The case of a signature. Raises KeyError."""
+        """Returns the case of a signature. Raises KeyError."""
         parts = self._parts[text]
         durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
         first, number = parts[0]
@@ -177,89 +177,29 @@ def _counter_sums(parts: Sequence[_LaunchGroup]) -> dict[str, tuple[float, int]]
     return sums
 
 
-_SHOWN = 8
-#: How like two names are at least that may differ in the version of a kernel alone: MatMul, MatMulV2.
-_SAME_KERNEL = 0.8
-
-
-def captured_time_us(frame: pd.DataFrame) -> float | None:
-    """Returns the device time of all captured launches of a table, in microseconds.
-
-    Returns:
-        None if a captured duration stands without the number of its launches, as in the tables of other tools.
-    """
-    if PROFILING_AVERAGE not in frame.columns:
-        return 0.0
-    counts = frame[PROFILING_SAMPLES] if PROFILING_SAMPLES in frame.columns else [""] * len(frame)
-    total = 0.0
-    for cell, count in zip(frame[PROFILING_AVERAGE], counts, strict=True):
-        average_us = valid_duration(cell)
-        if average_us is not None:
-            launches = whole(count)
-            if launches is None:
-                return None
-            total += average_us * launches
-    return total
-
-
-def missing_replay_lines(
-    rows: Mapping[str, int], time_us: Mapping[str, float | None], replayed: Collection[str], indent: int = 0
-) -> list[str]:
-    """Returns the kernel types without a replay, the ones that take the most device time first, and what to do.
-
-    Args:
-        rows: how many rows have none, by kernel type.
-        time_us: captured device time of all kernel types of the database; None where it is not known.
-        replayed: kernel types that have a replay, one of which may be another name of such a kernel.
-        indent: columns before the lines.
-    """
-    if not rows:
-        return []
-    times = {name: time or 0.0 for name, time in time_us.items()}
-    # One type without a number of launches, and no share is right.
-    total = sum(times.values()) if None not in time_us.values() else 0.0
-
-    def share(names: Collection[str]) -> str:
-        part = sum(times.get(name, 0.0) for name in names) / total if total else 0.0
-        return "" if not total else f"{100 * part:.1f} %" if part >= 0.001 or not part else "below 0.1 %"
-
-    order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
-    named = [
-        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{closest(name, replayed, least=_SAME_KERNEL)}"
-        for name in order[:_SHOWN]
-    ]
-    more = [f"{len(order) - _SHOWN} more"] if len(order) > _SHOWN else []
-    of_time = f", {share(order)} of the captured device time" if total else ""
-    count = f"{counted(sum(rows.values()), 'row')} of {counted(len(rows), 'kernel type')}{of_time}"
-    return [
-        folded(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
-        " " * indent + "docs/adding-a-kernel.md tells how to add a replay",
-    ]
-
-
 #: Kernel type and signature.
 CaseKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Ingest:
-    """An ingest of a database; `samples` is None if the file of its samples is not there."""
+    """An ingest of a database; `samples` is None if the file of its samples is missing."""
 
     manifest: IngestManifest
     samples: Path | None
 
 
 def read_ingests(database: Database) -> list[Ingest]:
-    """All ingests of a database, in the order in which they began.
+    """Returns all ingests of a database, in the order in which they began.
 
     Raises:
-        OpAtlasError: a manifest, or a file of samples that has no manifest beside it, is damaged.
+        OpAtlasError: a manifest, or a file of samples without a manifest, is damaged.
     """
     found = {}
     for path in database.runs_dir.glob(f"{INGEST_PREFIX}*{SAMPLES_SUFFIX}"):
         run_id = path.name.removesuffix(SAMPLES_SUFFIX)
         if not manifest_path(database, run_id).exists():
-            # Killed before it wrote its manifest.
+            # The ingest was killed before it wrote its manifest.
             found[run_id] = Ingest(read_samples_manifest(path), path)
     for path in database.runs_dir.glob(f"{INGEST_PREFIX}*.json"):
         samples = samples_path(database, path.stem)
@@ -269,15 +209,15 @@ def read_ingests(database: Database) -> list[Ingest]:
 
 @dataclass(frozen=True)
 class PooledCase:
-    """The launches of a signature in all ingests that count for it.
+    """The launches of a signature in all ingests that count.
 
     Attributes:
-        cells: base and Runtime columns of the first launch, empty ones left out.
-        run_ids: of the ingests, in the order in which they count.
-        durations_us: of all launches, in that order.
-        counter_sums: sum over the launches that have the counter, and how many have it, by name.
+        cells: base and Runtime columns of the first launch, without empty ones.
+        run_ids: the ingests, in the order in which they count.
+        durations_us: durations of all launches, in that order.
+        counter_sums: for each counter the sum over the launches that have the counter, and their number.
         sources: the captures of an attention row, as Runtime source_profile names them.
-        replaced: whether one of the ingests kept cells that no samples explain, and took their place.
+        replaced: whether an ingest has replaced durations that no samples explain.
     """
 
     kernel_type: str
@@ -296,12 +236,12 @@ class PooledCase:
 
     @property
     def counters(self) -> dict[str, float | None]:
-        """Mean of each counter over the launches that have it; None if no launch has it."""
+        """Mean of each counter over the launches that have the counter; None if no launch has it."""
         return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
 
 
 class _IngestPart:
-    """What one ingest has of a signature, in arrays: in Python's own objects it takes five times the memory."""
+    """The launches of a signature in one ingest, as arrays, which take a fifth of the memory of Python's objects."""
 
     def __init__(self, run_id: str, line: SampleLine) -> None:
         self.run_id = run_id
@@ -313,7 +253,7 @@ class _IngestPart:
         self._counts = array("q", [count for _, count in line.counters.values()])
 
     def add_counters(self, sums: dict[str, tuple[float, int]]) -> None:
-        """Adds its counters to those of other ingests."""
+        """Adds the counters to the sums of other ingests."""
         for name, total, count in zip(self._names, self._sums, self._counts, strict=True):
             before, counted_before = sums.get(name, (0.0, 0))
             sums[name] = before + total, counted_before + count
@@ -321,17 +261,17 @@ class _IngestPart:
 
 @lru_cache(maxsize=1024)
 def _same(names: tuple[str, ...]) -> tuple[str, ...]:
-    """One object for equal tuples."""
+    """Returns one object for equal tuples."""
     return names
 
 
 @dataclass
 class _CaseParts:
-    """What the ingests have of a signature, from the newest to the oldest.
+    """The launches of a signature in the ingests, from the newest to the oldest.
 
     Attributes:
-        place: of the oldest ingest, and of the line in its file.
-        closed: whether an ingest replaced what older ones have.
+        place: position of the oldest ingest, and of the line in its file.
+        closed: whether an ingest hides the older ones.
         replaced: see PooledCase.
     """
 
@@ -359,7 +299,7 @@ class _CaseParts:
 
 
 class PooledCases:
-    """The cases of a kernel type. Each is made as it is looked at, so that a million need not be there at once."""
+    """The cases of a kernel type. Each case is computed on access, so that a million cases need not fit in memory."""
 
     def __init__(self, kernel_type: str) -> None:
         self._kernel_type = kernel_type
@@ -374,12 +314,12 @@ class PooledCases:
 
     @property
     def signatures(self) -> Collection[str]:
-        """Of the cases."""
+        """The signatures of the cases."""
         return self._parts.keys()
 
     @property
     def run_ids(self) -> set[str]:
-        """The ingests that have samples of one of the cases."""
+        """The ingests with samples of any of the cases."""
         return {part.run_id for parts in self._parts.values() for part in parts.parts}
 
     def put(self, signature: str, parts: _CaseParts) -> None:
@@ -388,11 +328,11 @@ class PooledCases:
 
 
 def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = None) -> dict[str, PooledCases]:
-    """The cases of the ingests by kernel type, in the order in which they were first seen.
+    """Returns the cases of ingests by kernel type, in the order in which they were first seen.
 
     Args:
-        ingests: in the order in which they began. One without samples counts for nothing.
-        keys: the cases that are wanted; None: all. Older ingests are not read where newer ones replaced all of these.
+        ingests: in the order in which they began. An ingest without samples counts for nothing.
+        keys: the wanted cases; None: all. Ingests that later ones hide for all these cases are not read.
 
     Raises:
         OpAtlasError: a file of samples cannot be read.
@@ -426,7 +366,7 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
 
 
 def case_keys(ingest: Ingest) -> set[CaseKey]:
-    """The cases that an ingest has samples of. Raises OpAtlasError."""
+    """Returns the cases that an ingest has samples of. Raises OpAtlasError."""
     return {key for _, _, key in _lines(ingest, None)}
 
 

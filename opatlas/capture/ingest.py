@@ -78,7 +78,7 @@ HEADER = (
 
 
 def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
-    """Writes `reports/ingest_{time}.csv`; gives its path. Raises OpAtlasError."""
+    """Writes `reports/ingest_{time}.csv` and returns its path. Raises OpAtlasError."""
     path = database.new_report_path("ingest", time.time())
     rows = [
         (
@@ -94,14 +94,14 @@ def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
 
 @dataclass(frozen=True)
 class IngestRequest:
-    """What an ingest is to do.
+    """The captures to ingest and the options.
 
     Attributes:
-        root: the path that was named; attention rows name their captures from its last folder on.
-        replace: put the samples in the place of those of earlier ingests, where these have any.
-        mixed: whether earlier captures may be of another device, or of other versions.
-        device, versions: of the captures; None if not known.
-        options: for the manifest.
+        root: the path that the user gave. Attention rows name their captures from its last folder on.
+        replace: whether the samples hide those of earlier ingests.
+        mixed: whether earlier captures may be of another device or of other versions.
+        device, versions: device and software of the captures; None where unknown.
+        options: options of the command line, for the manifest.
     """
 
     root: Path
@@ -118,15 +118,16 @@ class IngestResult:
 
     Attributes:
         manifest: None if nothing was written.
-        report: the changed durations; None if none changed.
-        account: where the rows went.
+        report: the report of changed durations; None if none changed.
+        outcome: changes of the CSVs.
+        account: counts of the rows.
         files: the captures that were read.
-        attention: the captures that have attention rows.
-        already: the files that an earlier ingest has, with its id; they were not read.
-        same_bytes: files with the same bytes as another one; they were not read.
-        completed: earlier ingests that were cut off, and are whole now.
+        attention: the captures with attention rows.
+        already: files that an earlier ingest has, with its id; they were not read.
+        same_bytes: files with the bytes of another file; they were not read.
+        completed: earlier ingests that were interrupted and are complete now.
         mapping: the op_mapping.yaml that the database got.
-        problems: what went wrong, a sentence each.
+        problems: a sentence for each problem.
     """
 
     manifest: IngestManifest | None = None
@@ -146,16 +147,16 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestR
     """Brings captures into a database.
 
     Raises:
-        OpAtlasError: the database cannot be locked or written, an earlier ingest cannot be read, a capture changed
-            while it was read, earlier captures are of another device or other versions, or rows have captured
-            durations that the samples can neither join nor replace unasked.
+        OpAtlasError: the database cannot be locked or written; an earlier ingest cannot be read; a capture changed
+            while it was read; earlier captures are of another device or other versions; or rows have captured durations
+            without samples, which only `replace` may replace.
     """
     done = IngestResult()
     files = distinct_captures(captures, done.problems)
     done.same_bytes = [path for file in files for path in file.same_bytes]
     if database.runs_dir.exists():
         with database.lock():
-            done.completed = _complete(database, done)
+            done.completed = _complete_interrupted(database, done)
             known = earlier_ingests(files, _manifests(database), replace=asked.replace)
     else:
         known = {}
@@ -171,23 +172,23 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestR
     if aggregate.account.ingested:
         done.attention = bundles(aggregate.cases())
         with database.lock():
-            ingests, keys = _keep(database, read, aggregate, asked)
-            # Some hundred megabytes of a capture with very many signatures, which are on disk now.
+            ingests, keys = _store_samples(database, read, aggregate, asked)
+            # Frees some hundred megabytes for captures with very many signatures; the samples are on disk now.
             del aggregate
             done.manifest = ingests[-1].manifest
-            done.outcome, done.report = _bring_in(database, ingests, done.manifest, keys)
+            done.outcome, done.report = _write_statistics(database, ingests, done.manifest, keys)
             done.problems += done.outcome.problems
     if done.manifest is not None or done.already:
         with database.lock():
-            # Captures are of NPUs alone.
+            # Only NPUs have captures.
             done.mapping = write_default_mapping(database.path, is_npu=True)
     return done
 
 
-def _keep(
+def _store_samples(
     database: Database, files: Sequence[CaptureInput], aggregate: Aggregate, asked: IngestRequest
 ) -> tuple[list[Ingest], set[CaseKey]]:
-    """Steps 2 and 3; all ingests, this one last, and the cases that it has. Raises OpAtlasError."""
+    """Runs steps 2 and 3. Returns all ingests, this one last, and its cases. Raises OpAtlasError."""
     cases = aggregate.cases()
     earlier = read_ingests(database)
     manifests = [ingest.manifest for ingest in earlier]
@@ -217,10 +218,10 @@ def _keep(
     return [*earlier, Ingest(manifest, path)], keys
 
 
-def _bring_in(
+def _write_statistics(
     database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[CaseKey]
 ) -> tuple[CsvChanges, Path | None]:
-    """Steps 4 and 5 for the cases of one ingest; the report, if durations changed. Raises OpAtlasError."""
+    """Runs steps 4 and 5 for the cases of one ingest. Returns the report if durations changed. Raises OpAtlasError."""
     cases = pool_cases(ingests, keys)
     outcome = apply_cases(database, cases, _known(ingests))
     report = write_report(database, outcome.changes) if outcome.changes else None
@@ -228,19 +229,19 @@ def _bring_in(
     manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
     others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
     manifest.added_to = tuple(sorted(others - {manifest.run_id}))
-    # What has problems is tried again by the next ingest, when they may be mended.
+    # The next ingest tries again what has problems.
     manifest.finished_at = None if outcome.problems else time.time()
     manifest.write(database)
     return outcome, report
 
 
-def _complete(database: Database, done: IngestResult) -> list[str]:
-    """Brings in what ingests that were cut off have left; their ids. Raises OpAtlasError."""
+def _complete_interrupted(database: Database, done: IngestResult) -> list[str]:
+    """Completes ingests that were interrupted, and returns their ids. Raises OpAtlasError."""
     completed = []
     ingests = read_ingests(database)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None:
-            outcome, _ = _bring_in(database, ingests, ingest.manifest, case_keys(ingest))
+            outcome, _ = _write_statistics(database, ingests, ingest.manifest, case_keys(ingest))
             done.problems += outcome.problems
             if not outcome.problems:
                 completed.append(ingest.manifest.run_id)
@@ -249,13 +250,13 @@ def _complete(database: Database, done: IngestResult) -> list[str]:
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """What a remake of the Profiling cells did.
+    """What `rebuild_profiling` did.
 
     Attributes:
-        outcome: `updated` counts the signatures whose cells were other ones, `new` those whose row was gone. Its
-            problems name rows that were left as they are, because no samples explain their durations.
+        outcome: changes of the CSVs: `updated` counts signatures with other cells than before, `new` signatures whose
+            row was missing. Rows whose durations no samples explain are problems.
         edited: rows whose Profiling cells were emptied, as they were, by kernel type.
-        without_samples: ingests whose samples are not there, so that their rows cannot be remade.
+        without_samples: ingests without a file of samples, whose rows cannot be computed again.
     """
 
     outcome: CsvChanges
@@ -264,10 +265,10 @@ class RebuildResult:
 
 
 def rebuild_profiling(database: Database) -> RebuildResult:
-    """Makes the Profiling cells of all rows anew from the files of the ingests; call it with the lock held.
+    """Computes the Profiling cells of all rows again from the files of the ingests.
 
-    Rows that are gone come back. The Profiling cells of a row that somebody has edited since are emptied, for they are
-    of what the row was. A row whose durations came without samples is left alone.
+    The caller holds the lock of the database. Missing rows come back. Rows that were edited since their capture lose
+    their Profiling cells, which describe the row as captured. Rows whose durations came without samples stay.
 
     Raises:
         OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
@@ -332,7 +333,7 @@ def _refusal(database: Database, rows: Sequence[UnexplainedRow]) -> str:
     )
     return (
         f"{database.path}: the captured durations of {counted(len(rows), 'row')} of {shown} have no samples in "
-        f"{database.runs_dir}, so that no more samples can join them (an older OpAtlas or another tool wrote them; "
-        f"the first: {example}). Nothing was ingested. With --replace the new samples take their place, and the old "
-        f"cells are kept beside the new samples"
+        f"{database.runs_dir}, so no samples can be added (an older OpAtlas or another tool wrote them; the first: "
+        f"{example}). Nothing was ingested: use --replace to replace them; the old cells are kept beside the new "
+        f"samples"
     )

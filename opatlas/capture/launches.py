@@ -1,7 +1,7 @@
-"""The launches of one capture, grouped by their cells, with every row accounted for.
+"""Groups the launches of one capture by their cells, and counts all rows.
 
-Blocks are grouped by their dictionary codes, without a Python object per launch. What is kept of a
-launch is its duration: 8 bytes (12 while its file is being read), for the exact median.
+Blocks are grouped by their dictionary codes, without a Python object for each launch. Of a launch only the duration
+is kept: 8 bytes (12 while its file is read), for the exact median.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import EMPTY_WORDS, slot_words, split_cell, strip_quotes, unknown_dtypes
 from opatlas.text import real, whole
 
-#: Characters of a cell that is wrong.
+#: Characters of an invalid cell in a message.
 _SHOWN = 200
-#: The columns whose cells tell the launches of a block apart. OP State is not among them: the same
-#: kernel is `static` or `dynamic` by how it was compiled, which the contract does not group by.
+#: The columns that group the launches of a block. Not OP State: the same kernel is `static` or `dynamic` depending on
+#: its compilation, and the contract groups both.
 _KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
-#: Wrong durations of a file that are named with their lines.
+#: Invalid durations of a file that are reported with their lines.
 _DURATIONS_NAMED = 100
 _CORRECT = "correct the cell, then ingest all captures of the database again, with --replace"
 _ONE_COMMA = re.compile("[0-9]+,[0-9]+")
@@ -60,7 +60,7 @@ class SkipReason(Enum):
 
 @dataclass
 class LaunchCounts:
-    """Where the rows of captures went: `rows` is `ingested` plus all of `left_out`.
+    """The rows of captures: `rows` is `ingested` plus all of `left_out`.
 
     Attributes:
         invalid_durations: file, line and text of the first duration of each file that is empty, N/A or zero.
@@ -75,7 +75,11 @@ class LaunchCounts:
 
 @dataclass(frozen=True)
 class Variant:
-    """The launches of a file whose cells are the same to the letter. `left_out`: why none of them counts."""
+    """The launches of a file with identical cells.
+
+    Attributes:
+        left_out: why these launches do not count; None if they do.
+    """
 
     kernel_type: str
     signature: str
@@ -97,7 +101,7 @@ class CaptureLaunches:
         self._variants: list[Variant] = []
         self._sums = np.zeros((len(self._header.counters), 256))
         self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
-        # While the file is read: the variants by their cells, and each launch's variant and duration.
+        # Needed only while the file is read: the variants by their cells, each launch's variant and duration.
         self._numbers: dict[tuple[str, ...], int] = {}
         self._which: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
         self._durations: list[np.ndarray] = [np.empty(0)]
@@ -112,26 +116,26 @@ class CaptureLaunches:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with rows of the capture, in the order of their lines."""
+        """The problems of rows of the capture, in the order of their lines."""
         problems = [problem for _, problem in sorted(self._problems)]
         more = self._bad_durations - _DURATIONS_NAMED
-        return [*problems, f"{self.path}: {more:,} more durations that are none: left out"] if more > 0 else problems
+        return [*problems, f"{self.path}: {more:,} more invalid durations: left out"] if more > 0 else problems
 
     def accepted(self) -> Iterator[tuple[int, Variant]]:
-        """The variants that have launches which count, by number."""
+        """Yields the variants with launches that count, each with its number."""
         for number in np.flatnonzero(np.diff(self._starts)).tolist():
             yield number, self._variants[number]
 
     def cells_of(self, number: int) -> Mapping[str, str]:
-        """The base columns of a variant."""
+        """Returns the base columns of a variant."""
         return self._variants[number].cells
 
     def durations_of(self, number: int) -> np.ndarray:
-        """The durations of a variant's launches in microseconds, in the order launched."""
+        """Returns the durations of a variant's launches in microseconds, in the order launched."""
         return self._durations_us[self._starts[number] : self._starts[number + 1]]
 
     def counters_of(self, number: int) -> Iterator[tuple[str, float, int]]:
-        """Name, sum and number of launches of each counter of a variant."""
+        """Yields name, sum and number of launches of each counter of a variant."""
         return zip(self._header.counters, self._sums[:, number].tolist(), self._counts[:, number].tolist(), strict=True)
 
     def _add(self, chunk: Chunk) -> None:
@@ -150,7 +154,7 @@ class CaptureLaunches:
         self._add_malformed(chunk)
 
     def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
-        """Counts the rows whose duration is not valid; names those that hold another one, and the first without one."""
+        """Counts rows with an invalid duration; reports durations with text, and the first empty or zero one."""
         rows = np.flatnonzero(invalid)
         self.account.left_out[SkipReason.INVALID_DURATION] += len(rows)
         for row in rows.tolist():
@@ -165,7 +169,7 @@ class CaptureLaunches:
     def _variants_of(
         self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
     ) -> tuple[np.ndarray, list[SkipReason | None]]:
-        """Number of each group's variant in this file, and why it is left out; counts those left out."""
+        """Returns the number of each group's variant and why it is left out. Counts the rows left out."""
         sizes = np.bincount(groups, minlength=len(first)).tolist()
         columns = [_words_at(chunk.text.get(column), first) for column in _KEY]
         states = _words_at(chunk.text.get(OP_STATE), first)
@@ -180,7 +184,7 @@ class CaptureLaunches:
             reason = self._variants[number].left_out
             left_out.append(reason)
             if not any(key):
-                # A blank line, and not a row of the capture.
+                # A blank line is not a row of the capture.
                 continue
             self.account.rows += sizes[group]
             if reason is not None:
@@ -219,7 +223,7 @@ class CaptureLaunches:
             values = chunk.counters[name]
             usable = accepted & np.isfinite(values)
             complete = np.array_equal(usable, accepted)
-            # A new array, since the values of rows that do not count may be NaN.
+            # In a new array, because rows that do not count may have NaN.
             self._sums[i, numbers] += np.bincount(groups, weights=np.where(usable, values, 0.0), minlength=count)
             self._counts[i, numbers] += sizes if complete else np.bincount(groups[usable], minlength=count)
 
@@ -237,14 +241,14 @@ class CaptureLaunches:
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:
-    """Why a capture's row is no case, in the order that names the most telling reason."""
+    """Returns the most telling reason why a row of a capture does not count; None if the row counts."""
     if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
         return SkipReason.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else SkipReason.OTHER_COLLECTIVE
-    # The profiler writes 0 where it lost the name of a kernel.
+    # The profiler writes 0 for a kernel whose name it lost.
     if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
         return SkipReason.NO_KERNEL_TYPE
     shapes = cells[INPUT_SHAPES]
-    # An empty cell beside a dtype is a 0-dim tensor (Abs of a scalar); N/A means not recorded, dtype or not.
+    # An empty shape with a dtype is a scalar (Abs of a scalar); N/A means not recorded.
     if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
         return SkipReason.NO_INPUT_SHAPES
     return None
@@ -266,7 +270,7 @@ def _check_dimensions(cells: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=4096)
 def _no_dimension(shapes: str) -> str | None:
-    """The first dimension of a cell that is none."""
+    """Returns the first invalid dimension of a cell; None where there is none."""
     for shape in split_cell(shapes):
         for dimension in shape.split(",") if shape else ():
             if whole(dimension) is None:
@@ -275,7 +279,7 @@ def _no_dimension(shapes: str) -> str | None:
 
 
 def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Group number of every row by equal cells in `columns`, and the first row of every group."""
+    """Returns the group of each row, by equal cells in `columns`, and the first row of each group."""
     key = np.zeros(rows, dtype=np.int64)
     size = 1
     for column in columns:
@@ -291,7 +295,7 @@ def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np
 
 
 def _words_at(column: pa.DictionaryArray | None, rows: np.ndarray) -> list[str]:
-    """The cells of some rows; empty ones where the capture has no such column."""
+    """Returns the cells of some rows; "" where the capture lacks the column."""
     if column is None:
         return [""] * len(rows)
     words = column.dictionary.to_pylist()

@@ -1,7 +1,7 @@
-"""The manifest of an ingest: what a Profiling Run ID in a CSV leads to. `runs/ingest-{time}-{hex}.json`.
+"""The manifest and the samples of an ingest: `runs/ingest-{time}-{hex}.json` and `.jsonl.gz`.
 
-The samples of the ingest lie beside the manifest (opatlas/capture/manifest.py). Their file begins with the
-manifest and is written first, so that an ingest that was killed between the two files is known all the same.
+A Profiling Run ID in a CSV names the manifest. The file of samples begins with the manifest and is written first, so
+that an ingest that is killed between both files is still known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opatlas.typed_json import DecodeError, decode
 VERSION = 1
 SAMPLES_SUFFIX = ".jsonl.gz"
 _PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
-#: Of two ingests the later one began later, even if the clock was set back between them.
+#: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
 _STEP_S = 0.001
 _Time = Annotated[float, Meta(ge=0, lt=253402300800)]
 
@@ -41,9 +41,10 @@ class CaptureFile:
     """A capture that was ingested.
 
     Attributes:
-        path: as it was given or found; `name` is its last part. What cannot be printed is escaped.
-        sha256: of its bytes, in hexadecimal digits.
-        rows: of which `ingested` are in the database, and the others `left_out`, by reason.
+        path: the path as given or found; unprintable characters are escaped.
+        name: the last part of `path`.
+        sha256: digest of the bytes, in hexadecimal digits.
+        rows: all rows; `ingested` of them are in the database, the others `left_out`, by reason.
         same_bytes: paths of further files with the same bytes, whose rows were not counted again.
     """
 
@@ -59,7 +60,7 @@ class CaptureFile:
 
 @dataclass(frozen=True)
 class CaptureVersions:
-    """The software that a capture was taken with, as given or as the database's folder was named; None: not known."""
+    """The software of a capture, as given or as the folder of the database tells; None where unknown."""
 
     vllm: str | None = None
     torch: str | None = None
@@ -68,7 +69,7 @@ class CaptureVersions:
 
 @dataclass(frozen=True)
 class SignatureCounts:
-    """The signatures of an ingest by what became of their rows."""
+    """Numbers of signatures by what happened to their rows."""
 
     new: int = 0
     updated: int = 0
@@ -77,20 +78,20 @@ class SignatureCounts:
 
 @dataclass(kw_only=True)
 class IngestManifest:
-    """What an ingest was.
+    """The manifest of an ingest.
 
     Attributes:
-        kind: tells the manifest of an ingest from that of a run.
-        run_id: as in the Profiling Run ID column.
-        started_at: seconds since the epoch; ingests count in the order of it.
-        finished_at: the same; None until every CSV has the statistics.
-        replace: whether the samples replace those of earlier ingests (`--replace`), or join them.
-        device, versions: of the capture; None if not known.
+        kind: tells the manifest of an ingest from the manifest of a run.
+        run_id: the id in the Profiling Run ID column.
+        started_at: seconds since the epoch. Ingests count in this order.
+        finished_at: seconds since the epoch; None until every CSV has the statistics.
+        replace: whether the samples hide those of earlier ingests (`--replace`).
+        device, versions: device and software of the capture; None where unknown.
         files: the captures.
-        options: as given on the command line.
+        options: the options of the command line.
         code: digest of the code that ingested (`code_digest`).
-        host, system, python, packages: where it was ingested.
-        kernel_types, signatures: how many.
+        host, system, python, packages: where the ingest ran.
+        kernel_types, signatures: numbers of kernel types and signatures.
         added_to: earlier ingests whose samples count in the same rows.
     """
 
@@ -114,23 +115,23 @@ class IngestManifest:
     version: int = VERSION
 
     def to_json(self) -> bytes:
-        """The manifest as one line of JSON."""
+        """Returns the manifest as one line of JSON."""
         return msgspec.json.encode(self)
 
     def write(self, database: Database) -> Path:
-        """Writes the manifest, replacing what stood there. Raises OpAtlasError."""
+        """Writes the manifest, replacing an earlier version. Raises OpAtlasError."""
         path = manifest_path(database, self.run_id)
         write_text(path, msgspec.json.format(self.to_json(), indent=2).decode() + "\n")
         return path
 
 
 def manifest_path(database: Database, run_id: str) -> Path:
-    """Where the manifest of an ingest is."""
+    """Returns the path of an ingest's manifest."""
     return database.runs_dir / f"{run_id}.json"
 
 
 def samples_path(database: Database, run_id: str) -> Path:
-    """Where the samples of an ingest are."""
+    """Returns the path of an ingest's samples."""
     return database.runs_dir / f"{run_id}{SAMPLES_SUFFIX}"
 
 
@@ -143,7 +144,7 @@ def new_manifest(
     files: Sequence[CaptureFile],
     options: Mapping[str, Any],
 ) -> IngestManifest:
-    """The manifest of an ingest that begins now, after all earlier ones of the database."""
+    """Returns the manifest of an ingest that begins now, after all earlier ingests of the database."""
     started_at = max([time.time(), *(manifest.started_at + _STEP_S for manifest in earlier)])
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(started_at))
     return IngestManifest(
@@ -163,10 +164,10 @@ def new_manifest(
 
 
 def check_same_software(earlier: Sequence[IngestManifest], device: str | None, versions: CaptureVersions) -> None:
-    """Sees to it that captures are of the device and the versions that earlier ones are of, as far as these are known.
+    """Checks that device and versions of captures equal those of earlier captures, where both are known.
 
     Raises:
-        OpAtlasError: they are not.
+        OpAtlasError: they differ.
     """
     for name, fact in _known_facts(device, versions).items():
         before = {
@@ -177,7 +178,7 @@ def check_same_software(earlier: Sequence[IngestManifest], device: str | None, v
         if before and fact not in before:
             captured = ", ".join(f"{other} ({run_id})" for other, run_id in before.items())
             raise OpAtlasError(
-                f"these captures are of {name} {fact}, and earlier ones of {name} {captured}: "
+                f"these captures are of {name} {fact}, earlier ones of {name} {captured}: "
                 f"name another --database-path for these, or add --mixed"
             )
 
@@ -188,7 +189,7 @@ def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str
 
 
 def read_manifest(path: Path) -> IngestManifest:
-    """Reads a manifest. Raises OpAtlasError: the file cannot be read, or is no manifest of an ingest."""
+    """Reads a manifest. Raises OpAtlasError where the file cannot be read, or is not the manifest of an ingest."""
     try:
         text = read_own(path, LARGEST_BYTES)
     except OSError as error:
@@ -197,7 +198,7 @@ def read_manifest(path: Path) -> IngestManifest:
 
 
 def decode_manifest(text: bytes, path: Path) -> IngestManifest:
-    """The manifest in a text. Its run id is that of the file's name. Raises OpAtlasError."""
+    """Decodes a manifest. The run id is taken from the file's name. Raises OpAtlasError."""
     try:
         manifest = decode(text, IngestManifest, str(path))
     except DecodeError as error:
@@ -208,10 +209,10 @@ def decode_manifest(text: bytes, path: Path) -> IngestManifest:
     return manifest
 
 
-#: Durations hardly compress: more effort takes three times as long for a tenth of the size.
+#: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
 _COMPRESSION = 3
-_RESTORE = "restore it; or move it away, and put captures in the place of what it held with `opatlas ingest --replace`"
-#: A hundred million launches of one signature.
+_RESTORE = "restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
+#: Enough for a hundred million launches of one signature.
 _LINE_BYTES = 1 << 30
 _Microseconds = Annotated[float, Meta(gt=0, lt=1e18)]
 _Count = Annotated[int, Meta(ge=0)]
@@ -219,12 +220,12 @@ _Count = Annotated[int, Meta(ge=0)]
 
 @dataclass(frozen=True)
 class SampleLine:
-    """A line of the file.
+    """A line of the file of samples.
 
     Attributes:
-        cells: the base columns of the first launch, and the Runtime columns that its shapes tell; empty ones left out.
-        durations_us: of all launches, in the order read; none if the line holds replaced cells.
-        counters: sum over the launches that have the counter, and how many have it, by name.
+        cells: base columns of the first launch and the Runtime columns that its shapes tell, without empty ones.
+        durations_us: durations of all launches, in the order read; empty if the line holds replaced cells.
+        counters: for each counter the sum over the launches that have the counter, and their number.
         sources: the captures of an attention row, as Runtime source_profile names them.
         replaced: Profiling cells that no ingest's samples explain, by column.
     """
@@ -243,7 +244,7 @@ class SampleLine:
 
 
 def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLine]) -> None:
-    """Writes the file in one step. Raises OpAtlasError."""
+    """Writes the file of samples in one step. Raises OpAtlasError."""
 
     def write(temporary: str) -> None:
         encoder = msgspec.json.Encoder()
@@ -256,12 +257,12 @@ def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLi
 
 
 def read_samples_manifest(path: Path) -> IngestManifest:
-    """The manifest that the file begins with. Raises OpAtlasError."""
+    """Reads the manifest at the beginning of a file of samples. Raises OpAtlasError."""
     return decode_manifest(next(_lines(path), b""), path)
 
 
 def read_samples(path: Path) -> Iterator[SampleLine]:
-    """The lines after the first. Raises OpAtlasError: the file cannot be read, or is damaged."""
+    """Yields the lines of samples. Raises OpAtlasError where the file cannot be read, or is damaged."""
     for number, text in enumerate(_lines(path), 1):
         if number == 1:
             continue

@@ -1,9 +1,9 @@
-"""Samples of rows out of profiles that somebody else took: PROF_* folders of msprof.
+"""Samples of rows from profiles of other programs: PROF_* folders of msprof.
 
-Launches are grouped by signature, as ingest groups them. A row has the samples of its signature. One
-that has none gets those of a sibling (opatlas/model/same_case.py), or of a product of the MatMul family that differs
-in what is transposed alone, if it was never measured itself. What a capture cannot tell (sequence
-lengths, EP Size) has no part in the comparison, as long as there is only one row that may be meant.
+Launches are grouped by signature, as in an ingest. A row has the samples of its signature. A row that was never
+measured may borrow samples from a sibling (opatlas/model/siblings.py), or from a product of the MatMul family that
+differs only in what is transposed. Facts that a capture does not tell (sequence lengths, EP Size) are ignored as long
+as only one row comes into question.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from opatlas.model.same_case import FAMILY, canonical_form, siblings
 from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL
 from opatlas.model.signature import signature, signatures
 
-#: Nobody recorded whether the cache was flushed between the launches of a foreign program.
+#: Profiles do not tell whether the cache was flushed between launches.
 CACHE_UNKNOWN = "unknown"
 MSPROF = "msprof"
-_FOREIGN = "warm-up and set-up launches of the profiled program count as samples"
+_ASSUMPTION = "warm-up and set-up launches of the profiled program count as samples"
 _BY_TENSORS = "matched by its tensors: the summary tells no run-time values"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the summaries at a path hold.
+    """The launches in the op_summary files at a path.
 
     Attributes:
-        root: the path, absolute.
+        root: the absolute path.
         files: the op_summary files that were read.
-        same_bytes: files with the bytes of another one; they were not read.
+        same_bytes: files with the bytes of another file; they were not read.
         cases: by kernel type.
-        account: where their lines went.
-        problems: lines, files and folders that could not be read, each with the remedy.
+        account: counts of the rows.
+        problems: lines, files and folders that cannot be read, each with the remedy.
     """
 
     root: Path
@@ -56,10 +56,10 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads an op_summary file, or all those of the PROF_* folders at or below a folder.
+    """Reads an op_summary file, or all op_summary files of the PROF_* folders at or below a folder.
 
     Raises:
-        OpAtlasError: there is nothing that can be read.
+        OpAtlasError: no file can be read.
     """
     files, problems = _summaries(path)
     aggregate = Aggregate()
@@ -79,7 +79,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _summaries(path: Path) -> tuple[list[Path], list[str]]:
-    """The files to read, and profiles that have none. Raises OpAtlasError where there is no file at all."""
+    """Returns the files to read, and problems of profiles without files. Raises OpAtlasError if there is no file."""
     if not path.exists():
         raise OpAtlasError(f"--prof-path {path}: no such file or folder: check the path")
     if not path.is_dir():
@@ -95,13 +95,13 @@ def _summaries(path: Path) -> tuple[list[Path], list[str]]:
 
 
 def _is_summary(file: Path, problems: list[str]) -> bool:
-    """Whether a file is an op_summary; if not, why, added to `problems`."""
+    """Returns whether a file is an op_summary; if not, adds the reason to `problems`."""
     try:
         if read_capture_header(file).of_msprof:
             return True
         problems.append(
-            f"{file}: a kernel_details file of torch_npu.profiler, and no op_summary of msprof: "
-            f"`opatlas ingest --profiling-path` reads it, into the profiling columns"
+            f"{file}: a kernel_details file of torch_npu.profiler, not an op_summary of msprof: "
+            f"use `opatlas ingest --profiling-path`, which fills the profiling columns"
         )
     except TableError as error:
         problems.append(str(error))
@@ -110,11 +110,11 @@ def _is_summary(file: Path, problems: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class DatabaseRows:
-    """The rows that a database has of a kernel type.
+    """The rows of a kernel type in a database.
 
     Attributes:
-        cells: those that identify the rows and their calls, by column.
-        measured: positions of the rows that have a replayed duration.
+        cells: the columns that identify a row and its call.
+        measured: positions of the rows with a replayed duration.
     """
 
     cells: Mapping[str, Sequence[str]]
@@ -123,10 +123,10 @@ class DatabaseRows:
 
 @dataclass(frozen=True)
 class RowSamples:
-    """What a profile has for a row.
+    """The samples of a row.
 
     Attributes:
-        remark: how they were matched, where it was not by the row's own signature.
+        remark: how the samples were matched, if not by the row's own signature.
     """
 
     measurement: Measurement
@@ -135,10 +135,10 @@ class RowSamples:
 
 @dataclass(frozen=True)
 class UnmatchedSamples:
-    """Samples that match no row.
+    """Samples without a row.
 
     Attributes:
-        cells: of the row that they would make.
+        cells: the cells of a row for these samples.
     """
 
     kernel_type: str
@@ -149,13 +149,13 @@ class UnmatchedSamples:
 
 @dataclass(frozen=True)
 class _SignatureIndex:
-    """Rows of a kernel type, by signature.
+    """The rows of a kernel type by signature.
 
     Attributes:
-        exact: their signatures.
-        measured: of these, the ones with a replayed duration.
-        by_tensors: how many of them have the same tensors, by the signature of the tensors alone.
-        ep_sizes: the EP Sizes of those with the same tensors, "" for an empty cell.
+        exact: signatures of the rows.
+        measured: signatures of the rows with a replayed duration.
+        by_tensors: number of rows with the same tensors, by the signature of the tensors alone.
+        ep_sizes: EP Sizes of the rows with the same tensors; "" for an empty cell.
     """
 
     exact: frozenset[str] = frozenset()
@@ -184,10 +184,9 @@ class ProfileMatcher:
     """Finds the samples of rows in a profile."""
 
     def __init__(self, profile: Profile, rows: Mapping[str, DatabaseRows], ep_size: int | None = None) -> None:
-        """
-        Args:
-            rows: of the database, by kernel type.
-            ep_size: how many devices shared the experts in the profiled run; None where nobody said.
+        """Args:
+        rows: rows of the database, by kernel type.
+        ep_size: number of devices that shared the experts in the profiled run; None where unknown.
         """
         self.profile = profile
         self._ep_size = "" if ep_size is None else str(ep_size)
@@ -218,10 +217,10 @@ class ProfileMatcher:
         return borrowed
 
     def _of_ep_size(self, cells: Mapping[str, str], case: CaptureCase, known: frozenset[str]) -> RowSamples | str:
-        """The samples with a row's tensors, where the profiled run had its EP Size; else why the row has none.
+        """Returns the samples with a row's tensors, if the profiled run had its EP Size; otherwise the reason.
 
         Args:
-            known: the EP Sizes of all rows with these tensors.
+            known: EP Sizes of all rows with these tensors.
         """
         ep_size = cells.get(EP_SIZE, "").strip()
         if not self._ep_size:
@@ -258,14 +257,14 @@ class ProfileMatcher:
         form = canonical_form(cells) if kernel_type in FAMILY else None
         if form is None or form not in self._by_form:
             return None
-        # The row's own type before siblings, then what was launched most.
+        # The row's own kernel type comes first, then the case with the most launches.
         ran_as, text, _ = max(self._by_form[form], key=lambda case: (case[0] == kernel_type, case[2]))
         remark = "of the same canonical form (M,K; N,K -> M,N)"
         return RowSamples(_measurement(self.profile.cases[ran_as][text], ran_as), remark)
 
     @cached_property
     def _by_form(self) -> dict[str, list[tuple[str, str, int]]]:
-        """Type, signature and number of launches of products that match no row of the family, by canonical form."""
+        """Kernel type, signature and number of launches of products without a row, by canonical form."""
         tables = [self._tables[name] for name in FAMILY if name in self._tables]
         found: dict[str, list[tuple[str, str, int]]] = {}
         for kernel_type in FAMILY:
@@ -280,12 +279,12 @@ _NONE = CaptureCases("", {})
 
 
 def _measurement(case: CaptureCase, ran_as: str = "") -> Measurement:
-    """`ran_as`: the case's kernel type, where the row it is for is another case."""
+    """Returns the measurement of a case. `ran_as`: the kernel type of the case, where the row is another case."""
     return Measurement(
         samples_us=case.durations_us,
         instrument=MSPROF,
         cache_state=CACHE_UNKNOWN,
-        assumptions=(_FOREIGN,),
+        assumptions=(_ASSUMPTION,),
         counters={name: mean for name, mean in case.counters.items() if mean is not None},
         ran_as=LaunchedCase(ran_as, case.cells) if ran_as else None,
     )

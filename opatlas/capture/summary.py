@@ -1,27 +1,32 @@
-"""What an ingest did, in lines that fit a terminal of 80 columns."""
+"""Reports what an ingest did, in lines for 80 columns, and the attention records and rows without a partner."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from opatlas.capture.apply import DurationChange, TwoPopulations
 from opatlas.capture.attention import Bundle, FillResult
 from opatlas.capture.attention_records import JoinKey, NearestKeys, Records
-from opatlas.capture.cases import captured_time_us, missing_replay_lines
 from opatlas.capture.ingest import IngestResult
 from opatlas.capture.launches import LaunchCounts, SkipReason
 from opatlas.capture.manifest import manifest_path
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import PROFILING_POPULATIONS, RUNTIME_PREFIX
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, RUNTIME_PREFIX
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.text import count_lines, counted, folded, shortened, unknown_dtype_lines
+from opatlas.text import closest, count_lines, counted, folded, shortened, unknown_dtype_lines, whole
 
+_TYPES_SHOWN = 8
+#: Least similarity of two names of a kernel in different versions, such as MatMul and MatMulV2.
+_SAME_KERNEL = 0.8
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
 _LENGTHS = f"{RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values"
@@ -33,14 +38,14 @@ def ingest_summary(
     not_read: Sequence[tuple[str, Sequence[Path]]],
     replayed_types: Collection[str] | None = None,
 ) -> str:
-    """The text for the user.
+    """Returns the report of an ingest.
 
     Args:
-        not_read: files named like captures that were passed over, by the reason.
-        replayed_types: kernel types that have a replay; None where that is not known.
+        not_read: files named like captures that were skipped, by reason.
+        replayed_types: kernel types with a replay; None where unknown.
     """
     lines = [
-        *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
+        *(f"completed {run_id}, which had been interrupted" for run_id in done.completed),
         *_already(done.already),
         *(line for why, files in not_read for line in _shortened_list(f"not read: {why}", files)),
         *_shortened_list("same bytes as another capture, not counted again", done.same_bytes),
@@ -66,11 +71,11 @@ def ingest_summary(
 
 
 def _replayable(database: Database, replayed_types: Collection[str]) -> list[str]:
-    """How many rows of a database have a replay, and of which kernel types rows have none."""
+    """Returns lines with the number of rows that have a replay, and the kernel types without one."""
     rows: Counter[str] = Counter()
     time_us: dict[str, float | None] = {}
     for kernel_type in database.kernel_types():
-        # The ingest has told of files that cannot be read.
+        # The ingest has reported files that cannot be read.
         with suppress(OpAtlasError):
             frame = database.read(kernel_type).frame
             rows[kernel_type], time_us[kernel_type] = len(frame), captured_time_us(frame)
@@ -112,10 +117,12 @@ def _attention(attention: Sequence[Bundle]) -> list[str]:
         return []
     details = sum(bundle.operator_details is not None for bundle in attention)
     traces = sum(bundle.trace_view is not None for bundle in attention)
-    came = f"attention rows came from {counted(len(attention), 'capture')}, which tells no lengths of sequences"
+    came = f"attention rows came from {counted(len(attention), 'capture')}, without the lengths of sequences"
     return [
         "",
-        folded(f"{came}: opatlas ingest --attention-records fills {_LENGTHS} (docs/attention-runtime.md)", indent=0),
+        folded(
+            f"{came}: fill {_LENGTHS} with opatlas ingest --attention-records (docs/attention-runtime.md)", indent=0
+        ),
         f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
     ]
 
@@ -138,12 +145,15 @@ def _shortened_list(what: str, paths: Sequence[Path]) -> list[str]:
 
 
 def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
-    """The rows whose launches are of two kinds, those with the longest time in between first."""
+    """Returns lines about rows with two typical durations, the largest difference first."""
     if not rows:
         return []
     furthest = sorted(rows, key=lambda row: row.modes.low_us - row.modes.high_us)[:CHANGES_SHOWN]
     have = counted(len(rows), "row has", "rows have")
-    lines = ["", folded(f"two populations: {have} launches of two kinds, and a mean that is of neither", indent=0)]
+    lines = [
+        "",
+        folded(f"two populations: {have} launches with two typical durations, so the mean describes neither", indent=0),
+    ]
     for row in furthest:
         lines.append(folded(f"{row.kernel_type} {row.shapes}: {row.modes.text('launches')}", indent=2))
     more = len(rows) - len(furthest)
@@ -151,7 +161,7 @@ def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
 
 
 def _changes(changes: Sequence[DurationChange]) -> list[str]:
-    """The durations that changed, the furthest first."""
+    """Returns lines about changed durations, the largest change first."""
     if not changes:
         return []
     worst = sorted(changes, key=lambda change: change.distance, reverse=True)[:CHANGES_SHOWN]
@@ -171,15 +181,15 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class UnmatchedEntry:
-    """A record or row without a partner: the columns of the CSV.
+    """A record or row without a partner; the columns of the CSV.
 
     Attributes:
         what: "record" or "row".
-        count: records of this key; 1 for a row.
-        place: `file:line` of the first.
-        key: what it is joined by.
-        nearest: `file:line` of what agrees in the most components.
-        reason: which components of that differ, or why there is nothing near.
+        count: number of records of this key; 1 for a row.
+        place: `file:line` of the first one.
+        key: the key that records and rows are joined by.
+        nearest: `file:line` of the key that agrees in the most components.
+        reason: the components that differ, or why there is no such key.
     """
 
     what: str
@@ -196,7 +206,7 @@ _HEADER = ("What", "Count", "Place", "Key", "Nearest", "Reason")
 def find_unmatched(
     records: Records, outcome: FillResult, keys_of_rows: Sequence[tuple[JoinKey, str]]
 ) -> list[UnmatchedEntry]:
-    """Unmatched records, those of the most frequent key first, then rows without values, in their order."""
+    """Returns unmatched records, the most frequent key first, then rows without values, in their order."""
     unmatched = sorted(records.unmatched.items(), key=lambda item: -item[1].count)
     rows = NearestKeys(keys_of_rows)
     places = [(key, at.first) for key, at in unmatched]
@@ -223,7 +233,7 @@ def _why(key: JoinKey, others: NearestKeys, other: str) -> tuple[str, str]:
 def fill_summary(
     database: Path, files: int, records: Records, outcome: FillResult, alone: Sequence[UnmatchedEntry], limit: int
 ) -> str:
-    """The text for the user, but for the path of the report."""
+    """Returns the report of attention records, except for the path of its CSV."""
     unmatched = sum(at.count for at in records.unmatched.values())
     counts = [
         ("files", files, ""),
@@ -232,26 +242,26 @@ def fill_summary(
             records.count,
             counted(records.malformed_count, "malformed line") if records.malformed_count else "",
         ),
-        ("  unmatched", unmatched, f"{counted(len(records.unmatched), 'key')} that no row has" if unmatched else ""),
+        ("  unmatched", unmatched, f"{counted(len(records.unmatched), 'key')} without a row" if unmatched else ""),
         ("rows", outcome.rows, "attention rows of the database before"),
         ("  filled", outcome.filled, ""),
         ("  added", outcome.added, "for further records of the same shapes" if outcome.added else ""),
         ("  unchanged", outcome.unchanged, ""),
-        ("  without", len(outcome.unfilled), "no record has their key" if outcome.unfilled else ""),
+        ("  without", len(outcome.unfilled), "no record with their key" if outcome.unfilled else ""),
     ]
     lines = count_lines(counts)
     if outcome.pruned:
         lines.append(
-            f"{counted(outcome.pruned, 'measurement')} of assumed lengths moved to pruned/: measure these rows again"
+            f"{counted(outcome.pruned, 'measurement')} with assumed lengths moved to pruned/: measure these rows again"
         )
     if outcome.added:
-        lines.append("profiling columns of rows that were added: the average over all calls of their shapes")
+        lines.append("profiling columns of added rows: the average over all calls with their shapes")
     if outcome.left_out:
         lines.append(
             f"{counted(outcome.left_out, 'record')} left out: "
-            f"a captured row becomes {limit} rows at most (--max-rows; 0: any)"
+            f"a captured row becomes at most {limit} rows (--max-rows; 0: any number)"
         )
-    for what, title in (("record", "records that no row matches"), ("row", "rows that no record matches")):
+    for what, title in (("record", "records without a matching row"), ("row", "rows without a matching record")):
         lines += _shown([one for one in alone if one.what == what], title)
     return "\n".join([*lines, "", "database:", f"  {database}"])
 
@@ -268,9 +278,64 @@ def _shown(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
 
 
 def write_unmatched(database: Database, alone: Sequence[UnmatchedEntry], at: float) -> Path | None:
-    """Lists what has no partner in the database's reports/; no file where there is none. Raises OpAtlasError."""
+    """Writes records and rows without a partner to reports/; no file if there are none. Raises OpAtlasError."""
     if not alone:
         return None
     path = database.new_report_path("fill_runtime", at)
     write_rows(path, _HEADER, map(astuple, alone))
     return path
+
+
+def captured_time_us(frame: pd.DataFrame) -> float | None:
+    """Returns the device time of all captured launches of a table, in microseconds.
+
+    Returns:
+        None if a captured duration lacks the number of its launches, as in tables of other tools.
+    """
+    if PROFILING_AVERAGE not in frame.columns:
+        return 0.0
+    counts = frame[PROFILING_SAMPLES] if PROFILING_SAMPLES in frame.columns else [""] * len(frame)
+    total = 0.0
+    for cell, count in zip(frame[PROFILING_AVERAGE], counts, strict=True):
+        average_us = valid_duration(cell)
+        if average_us is not None:
+            launches = whole(count)
+            if launches is None:
+                return None
+            total += average_us * launches
+    return total
+
+
+def missing_replay_lines(
+    rows: Mapping[str, int], time_us: Mapping[str, float | None], replayed: Collection[str], indent: int = 0
+) -> list[str]:
+    """Returns lines about the kernel types without a replay, the longest device time first, and the remedy.
+
+    Args:
+        rows: number of rows without a replay, by kernel type.
+        time_us: captured device time of all kernel types of the database; None where unknown.
+        replayed: kernel types with a replay, which may be another name of a kernel without one.
+        indent: columns before the lines.
+    """
+    if not rows:
+        return []
+    times = {name: time or 0.0 for name, time in time_us.items()}
+    # If the number of launches of one kernel type is unknown, so are all shares.
+    total = sum(times.values()) if None not in time_us.values() else 0.0
+
+    def share(names: Collection[str]) -> str:
+        part = sum(times.get(name, 0.0) for name in names) / total if total else 0.0
+        return "" if not total else f"{100 * part:.1f} %" if part >= 0.001 or not part else "below 0.1 %"
+
+    order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
+    named = [
+        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{closest(name, replayed, least=_SAME_KERNEL)}"
+        for name in order[:_TYPES_SHOWN]
+    ]
+    more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []
+    of_time = f", {share(order)} of the captured device time" if total else ""
+    count = f"{counted(sum(rows.values()), 'row')} of {counted(len(rows), 'kernel type')}{of_time}"
+    return [
+        folded(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
+        " " * indent + "docs/adding-a-kernel.md shows how to add a replay",
+    ]

@@ -1,4 +1,7 @@
-"""The events of a Chrome trace, one after the other: gigabytes pass through, and none of them stays."""
+"""Turns a Chrome trace into a table with one row for each complete event.
+
+Traces have gigabytes, so events are streamed. All columns are known only after the last event.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +34,25 @@ _LONG_NUMBER = re.compile(b"0{%d,}" % MOST_DIGITS)
 
 
 class LongTokenError(Exception):
-    """What comes next is too long for the parser; the message says what it is."""
+    """The next number or string is too long for the parser; the message names the token."""
 
 
 class TokenLengthGuard:
-    """A file for ijson to read: gives what may be parsed, then raises LongTokenError."""
+    """A file for ijson that raises LongTokenError before the parser meets a number or string that is too long."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        #: The end of what was read: a number may go on.
+        #: The end of the previous block, where a number may have begun.
         self._tail = b""
         self._in_string = False
-        #: Of the string that has not ended.
+        #: Bytes of the string that has not ended.
         self._string_bytes = 0
-        #: A backslash whose letter comes with the next bytes.
+        #: A backslash at the end of the previous block.
         self._escape = b""
         self._problem = ""
 
     def read(self, size: int = -1) -> bytes:
-        """As a file does. Raises LongTokenError where a number or string is too long."""
+        """Reads like a file. Raises LongTokenError where a number or string is too long."""
         if self._problem:
             raise LongTokenError(self._problem)
         block = self._file.read(size)
@@ -63,13 +66,13 @@ class TokenLengthGuard:
                 self._problem = f"a string of more than {MOST_STRING_BYTES >> 20} MB"
                 block = b""
         if self._problem and not block:
-            # No bytes would be the end of the file.
+            # Returning no bytes would mean the end of the file.
             raise LongTokenError(self._problem)
         self._tail = block[-MOST_DIGITS:]
         return block
 
     def _long_number(self, block: bytes) -> int | None:
-        """Where a number that is too long begins; None if there is none."""
+        """Returns where a number that is too long begins; None if there is none."""
         letters = (self._tail + block).translate(_OF_NUMBERS)
         if b"0" * MOST_DIGITS not in letters:
             return None
@@ -94,32 +97,31 @@ class TokenLengthGuard:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """JSON without escaped backslashes and quotes: each quote that is left begins or ends a string."""
+    """Returns JSON without escaped backslashes and quotes, so that each remaining quote begins or ends a string."""
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 
 
 _BOM = b"\xef\xbb\xbf"
-#: More blanks than this before the first bracket are no trace.
+#: Longest run of blanks before the first bracket.
 _LEADING_BYTES = 4096
 
 
 class TruncatedTraceError(OpAtlasError):
-    """A trace that ends, or cannot be read any further, after some of its events."""
+    """A trace that ends, or cannot be read further, after some events."""
 
 
 def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
-    """The events of a trace: of an array, or of the array `traceEvents` of an object.
+    """Yields the events of a trace: of an array, or of the array `traceEvents` of an object.
 
-    Numbers with a fraction are Decimals, so that they can be written as they stand there: time stamps
-    have more digits than a float.
+    Numbers with a fraction are Decimals, because time stamps have more digits than a float.
 
     Args:
-        path: for errors.
-        file: its bytes, unpacked.
+        path: the path for errors.
+        file: the uncompressed bytes.
 
     Raises:
         TruncatedTraceError: after the last event that can be read.
-        OpAtlasError: not a trace.
+        OpAtlasError: the file is not a trace.
     """
     prefix = {b"[": "item", b"{": "traceEvents.item"}.get(_first_byte(file))
     if prefix is None:
@@ -162,7 +164,7 @@ def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
 
 
 def _first_byte(file: IO[bytes]) -> bytes:
-    """The first byte that is no blank; b"" where there is none, or the file cannot be unpacked. Skips a BOM."""
+    """Returns the first byte that is not blank, skipping a BOM; b"" where the file has none or cannot be unpacked."""
     assert isinstance(file, (io.BufferedReader, GzipFile))
     try:
         if file.peek(len(_BOM)).startswith(_BOM):
@@ -173,9 +175,9 @@ def _first_byte(file: IO[bytes]) -> bytes:
 
 
 OP_NAME, KERNEL_TYPE, DURATION_US, SHAPES = "op_name", "kernel_type", "dur_us", "shapes"
-#: Then follow the args, each in a column of its name, in the order in which they appear.
+#: The first columns. The args follow, each in a column of its name, in order of appearance.
 COLUMNS = (OP_NAME, KERNEL_TYPE, DURATION_US, SHAPES, "ts_us", "pid", "tid", "category")
-#: Args that come after so many others share the last column, as JSON.
+#: Further args share the last column, as JSON.
 _MOST_COLUMNS = 500
 MORE_ARGS = "more_args"
 _TYPE_ARGS = ("kernel_type", "Kernel Type", "OP Type", "Op Type", "op_type", "Type")
@@ -190,14 +192,14 @@ _ERRORS = "backslashreplace"
 
 @dataclass
 class TraceCounts:
-    """What became of the events.
+    """Counts of the events.
 
     Attributes:
         rows: complete events, each a row.
-        other: events of other phases, by phase: they have no duration of their own.
-        malformed: the first events that should be rows and are not, each as `event 7: why`.
+        other: events of other phases, by phase. They have no duration.
+        malformed: the first invalid complete events, each as `event 7: why`.
         malformed_count: all of them.
-        columns: of the table.
+        columns: columns of the table.
     """
 
     rows: int = 0
@@ -208,10 +210,10 @@ class TraceCounts:
 
 
 class TableWriter:
-    """Writes rows as they come, and the header, with all columns, in the end.
+    """Writes rows as they come, and finally the header with all columns.
 
-    Rows go to a scratch file. One that was written before a column appeared lacks its last cells, and
-    gets them when the rows are copied below the header.
+    Rows go to a scratch file. A row that was written before a column appeared lacks cells, which are added when the
+    rows are copied below the header.
     """
 
     def __init__(self, scratch: IO[bytes]) -> None:
@@ -223,11 +225,11 @@ class TableWriter:
         #: The column of each arg, by the arg's name.
         self._places: dict[str, int] = {}
         self._more: int | None = None
-        #: Where in the file rows of so many columns begin.
+        #: Positions in the scratch file, with the number of columns from there on.
         self._widths = [(0, len(COLUMNS))]
 
     def add(self, events: Iterable[Any]) -> None:
-        """Adds the complete ones among the events."""
+        """Adds the complete events."""
         for number, event in enumerate(events, start=1):
             if not isinstance(event, dict):
                 self._reject(number, "not a JSON object")
@@ -278,7 +280,7 @@ class TableWriter:
     def _new_column(self, name: str) -> int:
         self._text.flush()
         place = len(self.account.columns)
-        # Two args may differ in letters that a header cannot have.
+        # Two args may differ only in characters that a header cannot have.
         while name in self.account.columns:
             name += "_"
         self.account.columns.append(name)
@@ -308,7 +310,7 @@ class TableWriter:
                 shutil.copyfileobj(self._scratch, target)
 
     def _copy_until(self, end: int, lacking: bytes, target: IO[bytes]) -> None:
-        """Copies rows up to a place in the scratch file, with more empty cells."""
+        """Copies rows up to a position of the scratch file, and adds empty cells."""
         quotes = 0
         while self._scratch.tell() < end:
             line = self._scratch.readline()
@@ -325,7 +327,7 @@ def _is_duration(text: str) -> bool:
 
 
 def _column(name: str) -> str:
-    """The column of an arg, on one line; those that are called as one of the event's own get a prefix."""
+    """Returns the column of an arg, on one line, with a prefix where the event has a column of this name."""
     name = name.encode(errors=_ERRORS).decode().translate(_ON_ONE_LINE)
     return f"args.{name}" if name in COLUMNS or name == MORE_ARGS else name
 
@@ -334,12 +336,12 @@ def _kernel_type(name: str, args: Mapping[str, Any]) -> str:
     for key in _TYPE_ARGS:
         if key in args:
             return _text(args[key])
-    # Kernels of an NPU are called aclnnMatmul_MatMulV3Common_MatMulV3: API, variant, type.
+    # Names of NPU kernels consist of API, variant and type: aclnnMatmul_MatMulV3Common_MatMulV3.
     return name.rpartition("_")[2] if name.startswith("aclnn") and name.count("_") >= 2 else ""
 
 
 def _shapes(args: Mapping[str, Any]) -> str:
-    """As in the database: `136,7168;7168,3584`."""
+    """Returns shapes as in the database: `136,7168;7168,3584`."""
     for key in _SHAPE_ARGS:
         if key in args:
             value = args[key]
@@ -348,7 +350,7 @@ def _shapes(args: Mapping[str, Any]) -> str:
 
 
 def _slots(shapes: Sequence[Any]) -> list[str]:
-    """Each tensor's dimensions; those of a list of tensors one after the other."""
+    """Returns the dimensions of each tensor; the tensors of a list follow one another."""
     slots = []
     for shape in shapes:
         if isinstance(shape, list) and any(isinstance(part, list) for part in shape):
@@ -360,7 +362,7 @@ def _slots(shapes: Sequence[Any]) -> list[str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        # Not every version of csv quotes a lone carriage return, or reads a NUL.
+        # Some versions of csv do not quote a lone carriage return, or read a NUL.
         return value.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0") if _CONTROL.search(value) else value
     if value is None:
         return ""

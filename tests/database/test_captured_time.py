@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from opatlas.capture.cases import captured_time_us, missing_replay_lines
+from opatlas.capture.summary import captured_time_us, missing_replay_lines
 
 
 def frame(*rows: tuple[str, str]) -> pd.DataFrame:
