@@ -296,8 +296,8 @@ class _CapturedRows:
         """Returns the positions of the rows that the launches of a case belong to.
 
         A capture tells neither sequence lengths nor EP Size. A row with these belongs to the case only if it has a
-        captured duration, which --attention-records copies from the captured row. A theory row with lengths is more specific
-        than the capture.
+        captured duration, which --attention-records copies from the captured row. A theory row with lengths is more
+        specific than the capture.
         """
         exact = self._exact.get(signature, [])
         if exact:

@@ -1,7 +1,8 @@
 """The Runtime columns of attention rows.
 
 A capture has the shapes of the sequence lengths and of the block table, and not their values, which the duration of
-an attention kernel depends on. An ingest fills the shapes, and the values from records of calls (`--attention-records`).
+an attention kernel depends on. An ingest fills the shapes; `--attention-records` fills the values from records of
+calls.
 
 A captured row stands for all calls with its shapes, a record for one call. Rows without values get the values of the
 first records with their shapes; each further distinct record adds a row. The other columns:

@@ -282,7 +282,7 @@ class Records:
                     continue
                 try:
                     key, values = parse_record(line)
-                except ValueError as error:
+                except RecordError as error:
                     self._reject(f"{path}:{number}: {error}")
                     continue
                 last_add = self._adder(key, values, wanted, limit, f"{path}:{number}")
@@ -330,29 +330,41 @@ class Records:
             self.malformed.append(problem)
 
 
+class RecordError(ValueError):
+    """A line that is not a record.
+
+    Attributes:
+        field: the field with an invalid value; "" where the line as a whole is invalid.
+    """
+
+    def __init__(self, problem: str, field: str = "") -> None:
+        self.field = field
+        super().__init__(problem)
+
+
 def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
-    """Returns key and values of a line. Raises ValueError with the problem."""
+    """Returns key and values of a line. Raises RecordError."""
     try:
         # json.loads would guess UTF-16 from bytes, and accept halves of surrogate pairs.
         record = json.loads(line.strip().decode("utf-8"))
     except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None
+        raise RecordError("not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+        raise RecordError(f"not JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
-        raise ValueError("not a record (nested too deep)") from None
+        raise RecordError("not a record (nested too deep)") from None
     except ValueError:
         # Python refuses to convert more digits.
-        raise ValueError("not a record (a number of more than 4,300 digits)") from None
+        raise RecordError("not a record (a number of more than 4,300 digits)") from None
     if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
+        raise RecordError("not a JSON object")
     query, key, value, mask, table = (
         _numbers(record, f"{name}_shape") for name in ("query", "key", "value", "atten_mask", "block_table")
     )
     q_lengths, kv_lengths = _numbers(record, "actual_seq_lengths"), _numbers(record, "actual_seq_lengths_kv")
     layout = record.get("input_layout")
     if layout is not None and not (isinstance(layout, str) and _LAYOUT_NAME.fullmatch(layout)):
-        raise ValueError(f"input_layout is {layout!r}, not a word")
+        raise RecordError(f"input_layout is {layout!r}, not a word", "input_layout")
     heads = _number(record, "num_heads")
     case = (
         _cell(q_lengths),
@@ -391,9 +403,10 @@ def _numbers(record: dict[str, Any], name: str) -> Shape | None:
     if numbers is None:
         return None
     if not isinstance(numbers, list) or not all(map(_is_size, numbers)):
-        raise ValueError(
+        raise RecordError(
             f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0, "
-            f"below 10^18"
+            f"below 10^18",
+            name,
         )
     return tuple(numbers)
 
@@ -401,8 +414,8 @@ def _numbers(record: dict[str, Any], name: str) -> Shape | None:
 def _number(record: dict[str, Any], name: str) -> int | None:
     number = record.get(name)
     if number is not None and not _is_size(number):
-        raise ValueError(
-            f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18"
+        raise RecordError(
+            f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18", name
         )
     return number
 

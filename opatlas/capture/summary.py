@@ -258,8 +258,7 @@ def fill_summary(
         lines.append("profiling columns of added rows: the average over all calls with their shapes")
     if outcome.left_out:
         lines.append(
-            f"{counted(outcome.left_out, 'record')} left out: "
-            f"a captured row becomes at most {limit} rows (--max-rows; 0: any number)"
+            f"{counted(outcome.left_out, 'record')} left out: a captured row becomes at most {limit} rows (--max-rows)"
         )
     for what, title in (("record", "records without a matching row"), ("row", "rows without a matching record")):
         lines += _shown([one for one in alone if one.what == what], title)

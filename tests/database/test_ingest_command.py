@@ -57,16 +57,14 @@ next, measure its rows:
     )
 
 
-def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("opatlas.cli.ingest.replays_of_bench", lambda: {"Add": None})
+def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, ingest):
     rows = [launch(duration="60"), launch(type="Add", duration="20"), launch(type="NoReplay", duration="10")]
     capture = write_capture(tmp_path / "kernel_details.csv", [*rows, rows[-1]])
-    arguments = ["ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "database")]
-    assert main(arguments) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "rows with a replay: 1 of 3" in said
-    assert f"80.0 % of the captured device time: {launch()['Type']} 1 (60.0 %), NoReplay 1 (20.0 %)" in said
-    assert said.endswith("docs/adding-a-kernel.md tells how to add a replay")
+    status, out, _ = ingest(capture)
+    assert status == 0
+    # MatMulV2 and Add have a replay; NoReplay took 20 of 100 us.
+    assert "rows with a replay: 2 of 3" in out
+    assert "NoReplay 1 (20.0 %)" in out
 
 
 def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
@@ -195,10 +193,10 @@ def test_the_default_database_is_named_after_device_and_versions(tmp_path, inges
 @pytest.mark.parametrize(
     ("device", "meant"),
     [
-        ("npu", "(ATLAS_800_A3_752T_128G_DIE, ...)"),
-        ("cpu", "(ATLAS_800_A3_752T_128G_DIE, ...)"),
-        ("NVIDIA_H100", "(ATLAS_800_A3_752T_128G_DIE, ...)"),
-        ("ATLAS_800_A2_376T_32G", "(did you mean ATLAS_800_A2_376T_64G,"),
+        ("npu", "ATLAS_800_A3_752T_128G_DIE"),
+        ("cpu", "ATLAS_800_A3_752T_128G_DIE"),
+        ("NVIDIA_H100", "ATLAS_800_A3_752T_128G_DIE"),
+        ("ATLAS_800_A2_376T_32G", "ATLAS_800_A2_376T_64G"),
     ],
 )
 def test_a_device_that_is_no_npu_gets_no_database(tmp_path, ingest, monkeypatch, device, meant):
@@ -207,7 +205,8 @@ def test_a_device_that_is_no_npu_gets_no_database(tmp_path, ingest, monkeypatch,
     given = ("--versions", "vllm=0.18.0,torch=2.9.0,cann=8.5")
     status, out, err = ingest(path, *given, "--device", device)
     assert (status, out) == (2, "")
-    assert " ".join(err.split()).startswith(f"error: --device {device}: no name of an NPU {meant}")
+    assert f"--device {device}" in err
+    assert meant in err
     assert not (tmp_path / "data").exists()
 
 
