@@ -49,7 +49,8 @@ manifest:
 
 database:
   {tmp_path / "database"}
-  wrote op_mapping.yaml (the default of OpAtlas), with which a simulator finds the rows
+  wrote op_mapping.yaml (the default of OpAtlas), with which a simulator finds
+    the rows
 next, measure its rows:
   pytest bench/ --database-path {tmp_path / "database"} --update-mode=unreplayed
   rows with a replay: 2 of 2
