@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "tutorials" / "write-a-replay.md"
 TRANSLATION = PAGE.with_suffix(".zh-CN.md")
 _BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: The line that a block follows, by what its first line says behind the file; without it the block ends the file.
-_AFTER = {"in MISTAKES": "MISTAKES = {", "under kernels": "kernels:\n"}
+_AFTER = {"in MISTAKES": "MISTAKES: list", "under kernels": "kernels:\n"}
 #: What a kernel takes at most, beside its line in the catalog.
 MOST_LINES, MOST_FILES = 8, 2
 INSTALLS_TORCH_NPU = "pytest tests/npu/test_npu_calls.py --write-npu-proofs"

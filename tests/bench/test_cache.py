@@ -1,4 +1,4 @@
-"""Paged caches: properties, rows that are refused, mistakes that are seen."""
+"""Properties of paged caches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.check import check
@@ -136,34 +136,3 @@ def test_quantized_cache_is_unsupported():
 
 
 #: Mistakes that are easy to make: kernel type, function, what takes its place.
-write, fused, loaded = impl.reshape_and_cache, impl.kv_rmsnorm_rope_cache, impl.paged_cache_load
-MISTAKES = [
-    (WRITE, "reshape_and_cache", lambda key, value, *rest: write(value, key, *rest)),
-    (WRITE, "reshape_and_cache", lambda *arguments: write(*arguments[:-1], arguments[-1].flip(0))),
-    (
-        WRITE,
-        "reshape_and_cache",
-        lambda key, value, keys, values, slots: write(key, value, keys, values.zero_(), slots),
-    ),
-    (
-        WRITE,
-        "reshape_and_cache",
-        lambda key, value, keys, values, slots: write(key, value, keys, values.clone(), slots),
-    ),
-    (FUSED, "kv_rmsnorm_rope_cache", lambda kv, *rest, **o: fused(kv.roll(6, -1), *rest, **o)),
-    (FUSED, "kv_rmsnorm_rope_cache", lambda kv, g, cos, sin, *rest, **o: fused(kv, g, cos, -sin, *rest, **o)),
-    (FUSED, "kv_rmsnorm_rope_cache", lambda *a, **o: fused(*a[:4], (a[4] + 1) % 28, *a[5:], **o)),
-    (
-        FUSED,
-        "kv_rmsnorm_rope_cache",
-        lambda *a, **o: [a[6] if i == 1 else x for i, x in enumerate(fused(*a[:6], a[6].clone(), **o))],
-    ),
-    (LOAD, "paged_cache_load", lambda keys, values, table, *rest, **o: loaded(keys, values, table.flip(1), *rest, **o)),
-    (LOAD, "paged_cache_load", lambda keys, values, table, *rest, **o: loaded(keys, values, table.flip(0), *rest, **o)),
-    (LOAD, "paged_cache_load", lambda keys, values, *rest, **o: loaded(keys, values.roll(1, 1), *rest, **o)),
-]
-
-
-@pytest.mark.parametrize(("kernel_type", "name", "mistake"), MISTAKES)
-def test_mistake_is_caught(monkeypatch, kernel_type, name, mistake):
-    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])

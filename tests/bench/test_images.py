@@ -1,11 +1,11 @@
-"""Convolutions and poolings: their arguments, found from shapes."""
+"""The arguments of convolutions and poolings are found from shapes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import given, strategies
-from replaying import assert_wrong, replay_row, time_instead
+from replaying import replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.inputs.images import (
@@ -68,44 +68,3 @@ def test_no_window_holds_a_number_twice():
 def test_the_record_tells_the_arguments():
     outcome = replay_row("Conv2D", ROWS["Conv2D"][0])
     assert outcome.measurement.assumptions == ("windows: kernel 3x3, stride 1x1, padding 1x1",)
-
-
-#: Mistakes in the arguments or in the order of axes, each in place of the right call.
-MISTAKES = {
-    "another padding": ("Conv2D", lambda x, w, b, s, p, *rest: torch.conv2d(x.roll(1, 3), w, b, s, p, *rest)),
-    "transposed kernels": ("Conv2D", lambda x, w, *rest: torch.conv2d(x, w.mT.contiguous(), *rest)),
-    "no bias": ("Conv2D", lambda x, w, b, *rest: torch.conv2d(x, w, None, *rest)),
-    "flipped kernels": (
-        "Conv2DBackpropInput",
-        lambda g, x, w, *rest: torch.ops.aten.convolution_backward(g, x, w.flip(2, 3), *rest)[0],
-    ),
-    "averages": ("MaxPoolWithArgmaxV1", lambda x, *rest: (torch.nn.functional.avg_pool2d(x, *rest[:3]), x)),
-    "places of another window": (
-        "MaxPoolWithArgmaxV1",
-        lambda x, *rest: (
-            torch.ops.aten.max_pool2d_with_indices(x, *rest)[0],
-            torch.ops.aten.max_pool2d_with_indices(-x, *rest)[1],
-        ),
-    ),
-    "gradient of other places": (
-        "MaxPoolGradWithArgmaxV1",
-        lambda g, x, *rest: torch.ops.aten.max_pool2d_with_indices_backward(g, x, *rest[:-1], rest[-1].flip(3)),
-    ),
-    "gradient of a sum": (
-        "AdaptiveAvgPool3dGrad",
-        lambda g, x: 2 * torch.ops.aten._adaptive_avg_pool3d_backward(g, x),
-    ),
-    "images of another order": (
-        "Conv2DBackpropFilter",
-        lambda g, x, w, *rest: torch.ops.aten.convolution_backward(g.flip(0), x, w, *rest)[1],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "mistake", MISTAKES, ids=[f"{kernel_type}-{mistake}" for mistake, (kernel_type, _) in MISTAKES.items()]
-)
-def test_mistake_is_caught(monkeypatch, mistake):
-    kernel_type, wrong = MISTAKES[mistake]
-    time_instead(monkeypatch, wrong)
-    assert_wrong(kernel_type, ROWS[kernel_type][0])

@@ -1,4 +1,4 @@
-"""Layouts: what is packed comes back unpacked; rows that contradict themselves."""
+"""Layouts: unpacking undoes packing; copies of views that launch other kernels are unsupported on an NPU."""
 
 from __future__ import annotations
 

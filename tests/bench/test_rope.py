@@ -1,20 +1,17 @@
-"""Rotary position embeddings: properties, rows that are refused, mistakes that are seen."""
+"""Properties of rotary position embeddings."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.check import check
 from opatlas.model.schema import INPUT_DTYPES
-
-FUSED = "split_qkv_rmsnorm_rope_kernel"
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 modes = st.sampled_from(["half", "interleave"])
@@ -119,29 +116,3 @@ def test_gradient_of_the_angles_is_not_asked_for_without_x():
 
 
 #: Mistakes that are easy to make: kernel type, function, what takes its place.
-rotary_mul, rotary_mul_backward = impl.rotary_mul, impl.rotary_mul_backward
-interleave_rope, rotary_embedding, qkv = impl.interleave_rope, impl.rotary_embedding, impl.qkv_rmsnorm_rope
-MISTAKES = [
-    ("RotaryPositionEmbedding", "rotary_mul", lambda x, cos, sin: rotary_mul(x, cos, -sin)),
-    ("RotaryPositionEmbedding", "rotary_mul", lambda x, cos, sin: rotary_mul(x, cos, sin, "interleave")),
-    ("RotaryPositionEmbedding", "rotary_mul", lambda x, cos, sin: rotary_mul(x, sin, cos)),
-    ("RotaryPositionEmbeddingGrad", "rotary_mul_backward", lambda g, x, cos, sin: rotary_mul_backward(g, x, cos, -sin)),
-    (
-        "RotaryPositionEmbeddingGrad",
-        "rotary_mul_backward",
-        lambda g, x, cos, sin: (rotary_mul(g, cos, -sin), *rotary_mul_backward(g, x, cos, sin)[1:]),
-    ),
-    ("InterleaveRope", "interleave_rope", lambda x, cos, sin: rotary_mul(x, cos, sin, "interleave")),
-    ("InterleaveRope", "interleave_rope", lambda x, cos, sin: neighbours(interleave_rope(x, cos, sin))),
-    ("ApplyRotaryPosEmb", "apply_rotary_pos_emb", lambda q, k, cos, sin, layout: (q, rotary_mul(k, cos, sin))),
-    ("_triton_rope", "rotary_embedding", lambda positions, *rest: rotary_embedding(positions + 1, *rest)),
-    ("_triton_rope", "rotary_embedding", lambda *arguments: rotary_embedding(*arguments[:-1], False)),
-    (FUSED, "qkv_rmsnorm_rope", lambda x, table, p, q, k, *rest: qkv(x, table, p, k, q, *rest)),
-    (FUSED, "qkv_rmsnorm_rope", lambda x, table, p, *rest: qkv(x, table, p * 0, *rest)),
-    (FUSED, "qkv_rmsnorm_rope", lambda x, table, *rest: qkv(x.roll(1, -1), table, *rest)),
-]
-
-
-@pytest.mark.parametrize(("kernel_type", "name", "mistake"), MISTAKES)
-def test_mistake_is_caught(monkeypatch, kernel_type, name, mistake):
-    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])
