@@ -1,6 +1,6 @@
-"""Looks at what this machine offers for measuring: a probe per stage, which passes, fails, warns or is skipped.
+"""Examines what this machine offers for measuring: each probe passes, fails, warns or is skipped.
 
-Each probe runs in a process of its own with a deadline, so that one that hangs or dies is a finding too.
+Each probe runs in a process of its own with a deadline: a library that hangs, or kills its process, is a finding, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 from opatlas.devices.device import KINDS
 from opatlas.doctor.ascend import signs_of_ascend
-from opatlas.doctor.isolation import Result, run_probe
-from opatlas.doctor.probes import PROBES, Probe
+from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
+from opatlas.doctor.probes import PROBES
 from opatlas.doctor.report import expect_report, write_report
-from opatlas.doctor.verdict import State, Target, skipped
 from opatlas.files import TemporaryFolder
+from opatlas.options import moved
 from opatlas.progress import Progress, duration
 from opatlas.text import printable, show
 
@@ -31,13 +31,13 @@ _VARIABLES = (
     *("ASCEND", "ATB_", "CANN", "CUDA", "HCCL", "LD_", "MKL_", "MSMODELING", "NPU_", "NVIDIA", "OMP_", "OPATLAS"),
     *("OPP_", "PATH", "PROFILING", "PYTEST", "PYTHON", "RANK_", "TASK_QUEUE", "TMPDIR", "TORCH", "VLLM", "WORLD_SIZE"),
 )
-#: What may hold a password, whatever it begins with.
+#: A variable with such a word in its name may hold a password: its value is left out.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL")
-_NO_ASCEND = "nothing points to an Ascend NPU here: the probes of one are skipped"
+_NO_ASCEND = "nothing points to an Ascend NPU here: the probes of NPUs are skipped"
 _COLUMNS = 80
-#: A probe that takes longer is named while it is at work.
+#: A probe that takes longer is named on stderr while it runs.
 _TOLD_AFTER_S = 3.0
-#: Whole seconds, where lines stay.
+#: Seconds between such lines where stderr is no terminal.
 _LOGGED_EVERY_S = 15
 _INDENT = " " * 20
 
@@ -60,31 +60,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="FILE.zip",
-        help="also write all that was found into a zip file to send to us, with the last run and the kept profiles of "
-        "--database-path if that is named (default: not written)",
+        help="also write all findings into a zip file to send to us, with the last run and the kept profiles of "
+        "--database-path if that is given (default: not written)",
     )
-    backends = parser.add_mutually_exclusive_group()
-    for kind, device in KINDS.items():
-        backends.add_argument(
-            f"--{device.backend}",
-            dest="backend",
-            action="store_const",
-            const=device.backend,
-            default="",
-            help=f"also let two ranks meet over {device.backend}, and check and measure an all_reduce, on a device of "
-            f"kind {kind} (default: off)",
-        )
+    parser.add_argument(
+        "--group",
+        action="store_true",
+        help="also let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce (default: off)",
+    )
+    for device in KINDS.values():
+        former = moved(f"--{device.backend}", "--group")
+        parser.add_argument(former.name, **former.argparse_arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the findings; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    """Prints the findings, and returns the exit status that the epilog of the help explains. Raises OpAtlasError."""
     if arguments.report is not None:
         expect_report(arguments.report)
     kind = arguments.device if arguments.device in KINDS else ""
     signs = signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:
-        target = Target(arguments.device, kind, arguments.database_path, arguments.backend, files=files)
-        target, results = _examined(target, signs)
+        target = Target(arguments.device, kind, arguments.database_path, arguments.group, files=files)
+        target, results = _examine(target, signs)
         failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
         what = f"the {target.kind or 'device'} needs"
         verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
@@ -95,22 +92,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failing else 0
 
 
-def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Result]]:
-    """Runs the probes, and prints what each finds; gives the target with the kind of device that was found, too."""
-    results: dict[str, Result] = {}
+def _examine(target: Target, signs: list[str]) -> tuple[Target, dict[str, ProbeResult]]:
+    """Runs the probes, and prints their findings. Returns the target, with the kind of device that was found, too."""
+    results: dict[str, ProbeResult] = {}
     device_is_there = True
-    # Where there is no NPU, it says so for all of them.
+    # Without a sign of an NPU this probe alone is printed, for all probes of NPUs.
     first_of_ascend = next(probe for probe in PROBES.values() if probe.of_ascend)
     progress = Progress(len(PROBES), "probes", label="doctor")
     for probe in PROBES.values():
         if probe.of_ascend and not signs and target.kind != "npu":
-            results[probe.name] = Result(skipped(_NO_ASCEND), 0.0, "")
+            why_skipped = _NO_ASCEND
         elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
-            results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
+            why_skipped = "there is no device: see above"
         elif probe.stands_on and results[probe.stands_on].verdict.state is not State.PASS:
-            results[probe.name] = Result(skipped(f"{probe.stands_on} has to pass first: see above"), 0.0, "")
+            why_skipped = f"{probe.stands_on} has to pass first: see above"
         else:
-            results[probe.name] = run_probe(probe, _with_folder(target, probe), partial(_tell, progress, probe))
+            why_skipped = ""
+        if why_skipped:
+            results[probe.name] = ProbeResult(skipped(why_skipped), 0.0, "")
+        else:
+            waiting = partial(_show_progress, progress, probe)
+            results[probe.name] = run_probe(probe, _with_folder(target, probe), waiting)
             progress.clear()
         found = results[probe.name].verdict
         if probe.name == "device":
@@ -128,50 +130,50 @@ def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Resul
 
 
 def _with_folder(target: Target, probe: Probe) -> Target:
-    """The target, with a folder of the probe's own for its files."""
+    """Returns the target with a new folder for the files of a probe."""
     assert target.files is not None
     files = target.files / probe.name
     files.mkdir()
     return replace(target, files=files)
 
 
-def _tell(progress: Progress, probe: Probe, took_s: float, last_line: str) -> None:
-    """Shows that a probe is still at work, and what it has printed last; in a log less often than on a terminal."""
+def _show_progress(progress: Progress, probe: Probe, took_s: float, last_line: str) -> None:
+    """Shows that a probe is still running, and its last line; less often where stderr is no terminal."""
     if took_s >= _TOLD_AFTER_S and (progress.on_terminal or int(took_s) % _LOGGED_EVERY_S == 0):
         name = f"{probe.name}: {printable(last_line)}" if last_line else probe.name
         progress.show(name, f"{duration(took_s)} of {duration(probe.deadline_s)}")
 
 
-def _fails(probe: Probe, result: Result, target: Target) -> bool:
-    """Whether a failure stands in the way of the device; of one that is not known, whatever any of them needs."""
+def _fails(probe: Probe, result: ProbeResult, target: Target) -> bool:
+    """Returns whether a probe failed that the device needs, or that several kinds need where the device is unknown."""
     needed = target.kind in probe.needed_by if target.kind else len(probe.needed_by) > 1
     return result.verdict.state is State.FAIL and needed
 
 
-def _lines(probe: Probe, result: Result, target: Target) -> str:
+def _lines(probe: Probe, result: ProbeResult, target: Target) -> str:
     verdict = result.verdict
     detail, state = verdict.detail, str(verdict.state)
     if verdict.state is State.FAIL and not _fails(probe, result, target):
-        # What no device needs does not say so of each.
+        # A probe that no kind of device needs does not say so for this one.
         detail += f" (not needed by the {target.kind or 'device'})" if probe.needed_by else ""
         state = "warn"
     first = f"{state:5} {probe.name:13} "
     lines = [_wrapped(detail, first, _INDENT)]
     if verdict.remedy and verdict.state is not State.PASS:
-        # In one line, since it may be one to copy.
+        # In one line: it may be a command to copy.
         lines.append(f"{_INDENT}-> {verdict.remedy}")
     return "\n".join(lines)
 
 
 def _wrapped(text: str, first: str = "", others: str = "") -> str:
-    """Lines of a terminal's width, with paths and options whole."""
+    """Returns a text in lines of 80 columns, with paths and options whole."""
     return textwrap.fill(
         text, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, Result]) -> None:
-    """Writes the report, and prints what it holds. Raises OpAtlasError."""
+def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, ProbeResult]) -> None:
+    """Writes the report, and prints its contents. Raises OpAtlasError."""
     variables = {
         name: "(left out)" if any(word in name.upper() for word in _SECRET) else value
         for name, value in sorted(os.environ.items())
@@ -209,5 +211,5 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, R
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
-    """`files of probes (a, b)`; "" where there are none."""
+    """Returns `files of probes (a, b)`; "" without names."""
     return f"{what} ({', '.join(names)})" if names else ""

@@ -1,41 +1,53 @@
-"""Probes of what an Ascend NPU stands on, from the device files up."""
+"""Probes of an Ascend NPU: device files, driver, CANN, torch_npu, msprof, and the operators that replays call.
+
+A replay looks an operator up when the first row needs it. The probes of operators look up all of them, in a process
+with the environment and the device of a replay, and so name the kernel types whose rows would be skipped.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
 import subprocess
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from opatlas.devices import npu_operators
+from opatlas.devices.device import open_device
+from opatlas.devices.discovery import available_devices
+from opatlas.devices.npu_operators import OR
 from opatlas.devices.npu_smi import list_chips
 from opatlas.devices.torch_npu import import_torch_npu, set_env_scripts
-from opatlas.doctor.machine import measured
-from opatlas.doctor.verdict import (
-    Fact,
-    Target,
-    Verdict,
-    failed,
-    passed,
-    skipped,
-)
+from opatlas.doctor.machine import measure_row
+from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
+from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.engine.registry import replay_spec
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.command import msprof_executable
+from opatlas.model.errors import ReplayError
 from opatlas.model.versions import cann_version
-from opatlas.text import first_line, last_line
+from opatlas.text import first_line, in_a_line, last_line
 
 _DEVICE_FILES = Path("/dev")
 _ASCEND = Path("/usr/local/Ascend")
-#: What every process that opens a device opens too.
+#: Device files that every process opens with a device.
 _MANAGERS = ("davinci_manager", "devmm_svm", "hisi_hdc")
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-#: Plenty for what only prints.
-_PRINTS_S = 30
+#: Deadline of a tool that only prints.
+_TOOL_S = 30
+#: Beginnings of the names of NPU calls whose kernels do not come with CANN.
+_CUSTOM, _TRITON, _ATB = ("torch.ops._C_ascend.",), ("torch.ops.vllm.",), ("torch_npu.atb.", "torch_npu._npu_")
+_ANY = ("torch",)
+_NAMED = 8
 
 
 def signs_of_ascend() -> list[str]:
-    """What on this machine points to an NPU, whether it works or not."""
+    """Returns what points to an NPU on this machine, whether it works or not."""
     signs = [str(path) for path in (_ASCEND, *sorted(_DEVICE_FILES.glob("davinci*"))) if path.exists()]
     signs += [name for name in _HOMES if os.environ.get(name)]
     signs += [tool for tool in ("npu-smi", "msprof") if shutil.which(tool)]
@@ -43,6 +55,7 @@ def signs_of_ascend() -> list[str]:
 
 
 def npu_devices(target: Target) -> Verdict:
+    """Looks for the device files, and whether this user may open them."""
     nodes = sorted(
         (path for path in _DEVICE_FILES.glob("davinci*") if re.fullmatch(r"davinci\d+", path.name)),
         key=lambda path: int(path.name[len("davinci") :]),
@@ -65,10 +78,11 @@ def npu_devices(target: Target) -> Verdict:
 
 
 def npu_smi(target: Target) -> Verdict:
+    """Runs npu-smi, and counts the chips that it shows."""
     executable = shutil.which("npu-smi")
     if executable is None:
         return failed("npu-smi is not on PATH", "install the NPU driver, or mount /usr/local/bin/npu-smi of the host")
-    done = subprocess.run([executable, "info"], capture_output=True, text=True, timeout=_PRINTS_S, check=False)
+    done = subprocess.run([executable, "info"], capture_output=True, text=True, timeout=_TOOL_S, check=False)
     said = (done.stdout + done.stderr).strip()
     if done.returncode:
         return failed(
@@ -79,12 +93,13 @@ def npu_smi(target: Target) -> Verdict:
     found = [f"{chip.logic}: {chip.name}" for chip in list_chips()]
     if not found:
         return failed(
-            "`npu-smi info -m` shows no chip", "send us the report (--report): its table is not known", info=said
+            "`npu-smi info -m` shows no chip", "the form of its table is new: send us the report (--report)", info=said
         )
     return passed(f"{len(found)} chips ({found[0]} ...)", info=said, chips=found)
 
 
 def npu_driver(target: Target) -> Verdict:
+    """Reads the version of the driver."""
     path = _ASCEND / "driver" / "version.info"
     if not path.is_file():
         return failed(f"{path} is missing", f"install the NPU driver; in a container, mount {path.parent}")
@@ -94,6 +109,7 @@ def npu_driver(target: Target) -> Verdict:
 
 
 def cann(target: Target) -> Verdict:
+    """Looks for the CANN toolkit, and whether its environment is set."""
     version = cann_version()
     homes = {name: value for name in _HOMES if (value := os.environ.get(name))}
     scripts = [str(path) for path in set_env_scripts() if path.is_file()]
@@ -121,6 +137,7 @@ def cann(target: Target) -> Verdict:
 
 
 def torch_npu(target: Target) -> Verdict:
+    """Imports torch_npu, and counts the devices that it sees."""
     module = import_torch_npu()
     import torch
 
@@ -130,34 +147,34 @@ def torch_npu(target: Target) -> Verdict:
         visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
         return failed(
             f"{module.__version__} is imported and sees no device (ASCEND_RT_VISIBLE_DEVICES is {visible!r})",
-            "mend what failed above first; or unset ASCEND_RT_VISIBLE_DEVICES",
+            "repair what failed above first, or unset ASCEND_RT_VISIBLE_DEVICES",
             **facts,
         )
     return passed(f"{module.__version__}, sees {count} devices", **facts)
 
 
 def npu(target: Target) -> Verdict:
-    from opatlas.devices.discovery import available_devices
-
-    return measured(
-        available_devices(target.device if target.kind == "npu" and target.device else "npu")[0], "npu-events"
-    )
+    """Multiplies on the NPU, and measures a row without a profiler."""
+    name = target.device if target.kind == "npu" and target.device else "npu"
+    return measure_row(available_devices(name)[0], "npu-events")
 
 
 def msprof(target: Target) -> Verdict:
+    """Looks for msprof, and whether it starts."""
     executable = msprof_executable()
-    done = subprocess.run([executable, "--help"], capture_output=True, text=True, timeout=_PRINTS_S, check=False)
+    done = subprocess.run([executable, "--help"], capture_output=True, text=True, timeout=_TOOL_S, check=False)
     said = (done.stdout + done.stderr).strip()
     if "--output" not in said:
         return failed(
-            f"`{executable} --help` does not tell its options (exit code {done.returncode}): {last_line(said)}",
-            "source CANN's set_env.sh; --instrument npu-events does without msprof",
+            f"`{executable} --help` does not list its options (exit code {done.returncode}): {last_line(said)}",
+            "source CANN's set_env.sh; --instrument npu-events measures without msprof",
             help=said,
         )
     return passed(executable, help=said)
 
 
 def vllm_ascend(target: Target) -> Verdict:
+    """Reads the version of vllm-ascend."""
     spec = find_spec("vllm_ascend")
     if spec is None:
         return skipped("vllm-ascend is not installed", "--versions vllm=V names the one that a database belongs to")
@@ -166,3 +183,121 @@ def vllm_ascend(target: Target) -> Verdict:
     except metadata.PackageNotFoundError:
         version = "of an unknown version"
     return passed(f"{version}, {(spec.submodule_search_locations or ['?'])[0]}", version=version)
+
+
+def npu_calls(target: Target) -> Verdict:
+    """Looks up the calls of torch_npu that replays make, but for ATB's."""
+    others = _types_by_call(_ANY).keys() - _types_by_call((*_CUSTOM, *_TRITON, *_ATB)).keys()
+    import_torch_npu()
+    missing = _missing(others)
+    if not missing:
+        return passed(f"torch_npu has all {len(others)} calls", calls=sorted(others))
+    return failed(
+        f"torch_npu has {len(others) - len(missing)} of {len(others)} calls; {_told(missing, 'end as unsupported')}",
+        "a later torch_npu may have them",
+        missing=missing,
+    )
+
+
+def custom_ops(target: Target) -> Verdict:
+    """Looks up vllm-ascend's custom operators, and loads the libraries of their kernels."""
+    calls = _types_by_call(_CUSTOM)
+    rows = _rows(_types(calls))
+    named = os.environ.get(npu_operators.PATH_VARIABLE)
+    if find_spec("vllm_ascend") is None and not named:
+        return skipped(f"vllm-ascend is not installed: {rows} are skipped", npu_operators.remedy())
+    if not npu_operators.is_environment_set():
+        libraries = npu_operators.LIBRARY_VARIABLE
+        found = f"{npu_operators.PATH_VARIABLE}={named} is no folder, or {libraries} lacks its libraries"
+        why = found if named else "vllm-ascend has no package of kernels"
+        return failed(f"{why}: {rows} are skipped", npu_operators.remedy())
+    _open(target)
+    if missing := _missing(calls):
+        return failed(_told(missing, "are skipped"), npu_operators.remedy(), missing=missing)
+    if failures := list(filter(None, map(_load_failure, npu_operators.libraries()))):
+        return failed(f"{rows} end as unsupported: {'; '.join(failures)}", npu_operators.remedy())
+    return passed(f"{len(calls)} are registered, and the package of their kernels is loaded", calls=sorted(calls))
+
+
+def triton(target: Target) -> Verdict:
+    """Looks up vllm-ascend's Triton kernels, which need to know the device's cores."""
+    calls = _types_by_call(_TRITON)
+    if find_spec("vllm_ascend") is None:
+        return skipped(f"vllm-ascend is not installed: {_rows(_types(calls))} are skipped")
+    _open(target)
+    if missing := _missing(calls):
+        return failed(_told(missing, "are skipped"), "install the triton-ascend of this CANN and vLLM", missing=missing)
+    return passed(
+        f"{len(calls)} kernels of vllm-ascend are registered, and Triton knows the cores", calls=sorted(calls)
+    )
+
+
+def atb(target: Target) -> Verdict:
+    """Looks up torch_npu's calls of ATB, which need libatb.so."""
+    import torch
+
+    calls = _types_by_call(_ATB)
+    library = Path(str(import_torch_npu().__file__)).parent / "lib" / "libop_plugin_atb.so"
+    try:
+        # torch_npu loads it at its import or at the first call, and hides the error until then.
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        loader = f"{error} {error.__cause__ or ''}"
+        # The explanation ends with the remedy.
+        why = npu_operators.missing_kernel(loader) or in_a_line(error)
+        return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
+    missing = _missing(calls)
+    return failed(_told(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
+
+
+def _load_failure(library: Path) -> str:
+    """Returns why a library cannot be loaded; "" where it can be."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return in_a_line(error)
+    return ""
+
+
+def _open(target: Target) -> None:
+    """Opens the device, as a device process does before it looks for an operator. Raises OpAtlasError."""
+    spec = available_devices(target.device or None)[0]
+    open_device(spec, MeasureSettings())
+
+
+def _types_by_call(prefixes: tuple[str, ...]) -> dict[str, list[str]]:
+    """Returns the kernel types of each NPU call, for calls all of whose names begin with a prefix."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for kernel_type, function in replays_of_bench().items():
+        spec = replay_spec(function)
+        if spec is not None and spec.npu is not None and all(n.startswith(prefixes) for n in spec.npu.split(OR)):
+            names[spec.npu].append(kernel_type)
+    return dict(names)
+
+
+def _types(calls: Container[str]) -> list[str]:
+    """Returns the kernel types whose replays make one of the calls."""
+    return [kernel_type for call, types in _types_by_call(_ANY).items() if call in calls for kernel_type in types]
+
+
+def _missing(calls: Iterable[str]) -> dict[str, str]:
+    """Returns the calls that cannot be looked up, each with the reason."""
+    missing = {}
+    for call in sorted(calls):
+        try:
+            npu_operators.load_npu_call(call)
+        except ReplayError as error:
+            missing[call] = str(error)
+    return missing
+
+
+def _told(missing: Mapping[str, str], fate: str) -> str:
+    """Returns a sentence: the rows that lack a call, their fate, and the reasons."""
+    return f"{_rows(_types(missing))} {fate}: {'; '.join(dict.fromkeys(missing.values()))}"
+
+
+def _rows(types: Iterable[str]) -> str:
+    """Returns `rows of Add, Mul`, or `rows of Add, Mul (and 3 more types)`."""
+    names = sorted(types)
+    more = f" (and {len(names) - _NAMED} more types)" if len(names) > _NAMED else ""
+    return f"rows of {', '.join(names[:_NAMED])}{more}"

@@ -1,4 +1,4 @@
-"""Probes of what every device needs: Python, packages, torch, a CPU that computes; and of GPUs."""
+"""Probes of Python, packages, torch, the CPU and GPUs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opatlas.doctor.sample_rows import SAMPLES, job_of
-from opatlas.doctor.verdict import (
-    Fact,
-    Target,
-    Verdict,
-    failed,
-    passed,
-    skipped,
-)
+from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.text import first_line
 
 if TYPE_CHECKING:
     from opatlas.devices.device import DeviceSpec
 
-#: Those that the tests run on (README).
+#: The versions of Python that the tests run on.
 _OLDEST, _NEWEST = (3, 10), (3, 13)
 _INSTALL = "pip install -c constraints.txt -e '.[bench]' in the checkout"
 
 
 def python(target: Target) -> Verdict:
+    """Compares the version of Python with the supported versions."""
     here = sys.version_info[:2]
     facts: dict[str, Fact] = {"executable": sys.executable, "prefix": sys.prefix, "platform": platform.platform()}
     detail = f"{platform.python_version()} on {platform.platform(terse=True)} ({platform.machine()}), {sys.prefix}"
@@ -49,7 +42,7 @@ def packages(target: Target) -> Verdict:
         requires = metadata.requires("opatlas") or []
     except metadata.PackageNotFoundError:
         return failed(
-            "OpAtlas is not installed in this Python, so that nothing says what it requires",
+            "OpAtlas is not installed in this Python, so its requirements are unknown",
             _INSTALL,
             installed=installed,
         )
@@ -69,11 +62,12 @@ def packages(target: Target) -> Verdict:
         return failed("; ".join(wrong), _INSTALL, installed=installed)
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "pandas", "pytest") if name in versions)
     return passed(
-        f"opatlas {metadata.version('opatlas')}; {len(versions)} required ones fit ({shown})", installed=installed
+        f"opatlas {metadata.version('opatlas')}; {len(versions)} required packages fit ({shown})", installed=installed
     )
 
 
 def torch(target: Target) -> Verdict:
+    """Imports torch."""
     import torch
 
     facts: dict[str, Fact] = {
@@ -87,13 +81,15 @@ def torch(target: Target) -> Verdict:
 
 
 def cpu(target: Target) -> Verdict:
+    """Multiplies on the CPU, and measures a row."""
     from opatlas.devices.device import DeviceSpec
 
-    return measured(DeviceSpec("cpu"), "wall-clock")
+    return measure_row(DeviceSpec("cpu"), "wall-clock")
 
 
-def measured(spec: DeviceSpec, instrument: str) -> Verdict:
-    """Opens a device, computes what is known, and measures a tiny row."""
+def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
+    """Opens a device, checks a product of matrices, and measures a small row."""
+    from opatlas.doctor.sample_rows import SAMPLES, job_of
     from opatlas.engine.runner import Runner
     from opatlas.instruments.instrument import MeasureSettings
     from opatlas.model.schema import Status
@@ -115,6 +111,7 @@ def measured(spec: DeviceSpec, instrument: str) -> Verdict:
 
 
 def cuda(target: Target) -> Verdict:
+    """Runs nvidia-smi, and checks a product of matrices on the GPU."""
     smi = shutil.which("nvidia-smi")
     nodes = [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
     if smi is None and not nodes and target.kind != "cuda":
@@ -136,7 +133,7 @@ def cuda(target: Target) -> Verdict:
     facts: dict[str, Fact] = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
     if torch.version.cuda is None:
         return failed(
-            f"torch {torch.__version__} was built without CUDA", "install a torch that was built for it", **facts
+            f"torch {torch.__version__} was built without CUDA", "install a torch that was built with CUDA", **facts
         )
     if not torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -146,4 +143,6 @@ def cuda(target: Target) -> Verdict:
             **facts,
         )
     probe(torch.device("cuda", 0))
-    return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}: multiplies as it should", **facts)
+    return passed(
+        f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}: a product of matrices is right", **facts
+    )

@@ -1,66 +1,28 @@
-"""The probes in their order: each stands on those before it."""
+"""The probes in their order: from Python up to a measured row and a database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from opatlas.devices.discovery import available_devices, device_environment
-from opatlas.doctor import (
-    ascend,
-    group,
-    machine,
-    operators,
-    replaying,
-    storage,
-)
-from opatlas.doctor import (
-    storage as surroundings,
-)
-from opatlas.doctor.verdict import Target, Verdict, passed
+from opatlas.doctor import ascend, machine, replays, surroundings
+from opatlas.doctor.probe import PRINTS_S, Probe, Target, Verdict, passed
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S
 
-#: An import of torch from a disk that is cold and far away.
+#: Deadline of an import of torch, perhaps from a cold remote disk.
 _IMPORTS_S = 180.0
-_PRINTS_S = 60.0
-#: A device process starts, and msprof exports; each has deadlines of its own, and tells more at their end.
+#: Deadline of a device process and an export of msprof, whose own deadlines pass before and tell more.
 _MEASURES_S = 2 * PARSE_TIMEOUT_S
 
 
 def device(target: Target) -> Verdict:
-    """What `pytest bench/` would replay on."""
+    """Finds the devices that `pytest bench/` would replay on."""
     found = available_devices(target.device or None)
     names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
     return passed(
         f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind, environment=device_environment(found[0])
     )
-
-
-@dataclass(frozen=True)
-class Probe:
-    """
-    Attributes:
-        function: looks; what it raises is a failure.
-        deadline_s: after which its process is ended.
-        needed_by: kinds of devices that do not work without; (): none.
-        of_ascend: whether it has something to say only where something points to an NPU.
-        of_device: whether it has something to say only where the device is there.
-        stands_on: the probe that has to pass before; "" for none.
-        as_device_process: whether its process has the environment of the process that owns the device in a replay.
-    """
-
-    function: Callable[[Target], Verdict]
-    deadline_s: float = _PRINTS_S
-    needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
-    of_ascend: bool = False
-    of_device: bool = False
-    stands_on: str = ""
-    as_device_process: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
 
 
 _NPU = ("npu",)
@@ -71,10 +33,11 @@ _ON_TORCH_NPU: Mapping[str, Any] = {
     "as_device_process": True,
 }
 
+#: By name, in the order in which they run.
 PROBES = {
     probe.name: probe
     for probe in (
-        Probe(device, 2 * _PRINTS_S),
+        Probe(device, 2 * PRINTS_S),
         Probe(machine.python),
         Probe(machine.packages),
         Probe(machine.torch, _IMPORTS_S),
@@ -90,16 +53,16 @@ PROBES = {
         Probe(ascend.torch_npu, _IMPORTS_S, _NPU, of_ascend=True),
         Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True, as_device_process=True),
         Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
-        Probe(replaying.replay, _MEASURES_S, of_device=True),
-        Probe(replaying.npu_profiler, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(replays.replay, _MEASURES_S, of_device=True),
+        Probe(replays.npu_profiler, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
-        Probe(operators.npu_calls, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(operators.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(operators.triton, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(operators.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(group.group, _MEASURES_S, of_device=True),
-        Probe(storage.database, of_device=True),
-        Probe(storage.disk, of_device=True),
-        Probe(storage.temporary),
+        Probe(ascend.npu_calls, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(ascend.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(ascend.triton, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(ascend.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(replays.group, _MEASURES_S, of_device=True),
+        Probe(surroundings.database, of_device=True),
+        Probe(surroundings.disk, of_device=True),
+        Probe(surroundings.temporary),
     )
 }

@@ -1,4 +1,4 @@
-"""The file to send us: a zip of what the doctor found, the files that probes left, and a database's last run."""
+"""The report to send us: a zip file of the findings, the files that probes left, and a database's last run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import manifest_paths
 
 _FOUND = "doctor.json"
-#: Of a file that goes in; what is larger is named as left out.
+#: The largest file that goes in; a larger file is named as left out.
 _MOST_BYTES = 16 << 20
-#: Of all files together, before they are compressed.
+#: The largest sum of all files, before compression.
 _MOST_BYTES_IN_ALL = 96 << 20
-#: Of a kept profile: what rows are measured from, and not the raw records.
-_OF_PROFILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
-#: A run's reports have its time in their names, some seconds after the run's id has.
+#: Files of a kept profile that durations are read from; raw records stay out.
+_PROFILE_FILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
+#: The last reports go in: their names have no run id, but a time some seconds after that of the run.
 _REPORTS = 4
 
 
 def expect_report(path: Path) -> None:
-    """Sees to it that a report can be written, before probes take minutes. Raises OpAtlasError."""
+    """Makes the folder of a report. Raises OpAtlasError where a report cannot be written."""
     if path.is_dir():
         raise OpAtlasError(f"--report {path} is a folder: name a file in it, such as {path / 'doctor.zip'}")
     try:
@@ -47,9 +47,9 @@ def write_report(
     """Writes the zip file.
 
     Args:
-        found: what the probes found, as JSON has it.
-        files: a folder of what probes left.
-        database: whose last run, and kept profiles, go in; None: none.
+        found: the findings, in types of JSON.
+        files: the folder of the files that probes left.
+        database: the database whose last run and kept profiles go in; None: no database.
 
     Returns:
         The names in the zip file, and the files that were left out, each with the reason.
@@ -63,7 +63,7 @@ def write_report(
         nonlocal room
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:
             report.writestr(_FOUND, json.dumps(found, indent=1) + "\n")
-            for name, source in (*_left_by_probes(files), *(_of_database(database) if database is not None else ())):
+            for name, source in (*_probe_files(files), *(_database_files(database) if database is not None else ())):
                 try:
                     size = source.stat().st_size
                     if size > min(_MOST_BYTES, room):
@@ -81,13 +81,13 @@ def write_report(
     return names, left_out
 
 
-def _left_by_probes(files: Path) -> Iterator[tuple[str, Path]]:
+def _probe_files(files: Path) -> Iterator[tuple[str, Path]]:
     for path in _files_below(files):
         yield f"probes/{path.relative_to(files)}", path
 
 
-def _of_database(path: Path) -> Iterator[tuple[str, Path]]:
-    """Manifest and history of the last run, the last reports, and the profiles of rows that could not be read."""
+def _database_files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yields manifest and history of the last run, the last reports, and kept profiles of rows."""
     database = Database(path)
     for manifest in manifest_paths(database)[-1:]:
         for path in (manifest, history.file_path(database, manifest.stem)):
@@ -97,11 +97,11 @@ def _of_database(path: Path) -> Iterator[tuple[str, Path]]:
     for report in reports[-_REPORTS:]:
         yield f"database/reports/{report.name}", report
     for kept in _files_below(database.profiles_dir):
-        if _OF_PROFILES.fullmatch(kept.name):
+        if _PROFILE_FILES.fullmatch(kept.name):
             yield f"database/profiles/{kept.relative_to(database.profiles_dir)}", kept
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Regular files at any depth, in order; links are not followed."""
+    """Returns the regular files at any depth, sorted; links are not followed."""
     found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.is_file() and not path.is_symlink())

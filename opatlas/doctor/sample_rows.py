@@ -1,11 +1,11 @@
-"""Three rows of plain kernels that probes measure, and how probes tell what became of the rows."""
+"""Three rows of plain kernels for probes to measure, and texts for their outcomes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 
-from opatlas.doctor.verdict import Fact
+from opatlas.doctor.probe import Fact
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.devices.npu_operators import OR
-from opatlas.doctor.verdict import State, Target, Verdict
+from opatlas.doctor.probe import State, Target, Verdict
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
 
@@ -24,13 +24,13 @@ REPOSITORY = Path(__file__).parents[2]
 _PROBE = """
 import json, sys
 from dataclasses import asdict
-from opatlas.doctor import operators
-from opatlas.doctor.verdict import Target
+from opatlas.doctor import ascend
+from opatlas.doctor.probe import Target
 from opatlas.devices.device import DeviceSpec
 
-operators.available_devices = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
+ascend.available_devices = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
 for name in sys.argv[1:]:
-    print("verdict", json.dumps(asdict(getattr(operators, name)(Target("npu", "npu")))))
+    print("verdict", json.dumps(asdict(getattr(ascend, name)(Target("npu", "npu")))))
 """
 _REGISTER = """
 import torch
@@ -196,11 +196,10 @@ def test_an_older_torch_npu_lacks_calls(verdicts_of, torch_npu) -> None:
 
 def test_a_probe_has_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
     """The loader reads LD_LIBRARY_PATH when a process starts, and not later."""
-    from opatlas.doctor.isolation import run_probe
-    from opatlas.doctor.probes import Probe
+    from opatlas.doctor.probe import Probe, run_probe
 
     (tmp_path / "own_probes.py").write_text(
-        "import os\nfrom opatlas.doctor.verdict import passed\n"
+        "import os\nfrom opatlas.doctor.probe import passed\n"
         "def said(target):\n    return passed(os.environ.get('LD_LIBRARY_PATH', ''))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

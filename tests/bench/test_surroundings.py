@@ -12,8 +12,8 @@ from opatlas.plugins import run_manifest
 from opatlas.devices.cpu_flush import FlushPlan
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.machine_state import MachineState
-from opatlas.doctor import storage as doctor
-from opatlas.doctor.verdict import State, Target
+from opatlas.doctor import surroundings as doctor
+from opatlas.doctor.probe import State, Target
 from opatlas.instruments.instrument import MeasureSettings
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ import torch
 from captures import launch, write_capture
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.doctor import replaying
-from opatlas.doctor.verdict import State, Target
+from opatlas.doctor import replays
+from opatlas.doctor.probe import State, Target
 from opatlas.instruments import npu_profilers
 from opatlas.instruments.attribution import BEGIN_MARK, END_MARK, NoSamples, ProfiledSamples, dimensions, row_mark
 from opatlas.instruments.instrument import MeasureSettings, open_instrument
@@ -119,10 +119,10 @@ def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch)
 def probe(launched, monkeypatch, tmp_path):
     """The doctor's probe of the profiler, on this stand-in."""
     monkeypatch.setattr(sys.modules["torch_npu"].profiler, "AiCMetrics", SimpleNamespace(PipeUtilization="memory"))
-    monkeypatch.setattr(replaying, "available_devices", lambda name: [DeviceSpec("npu")])
-    monkeypatch.setattr(replaying, "open_device", lambda *_: SimpleNamespace(torch_device=torch.device("cpu")))
+    monkeypatch.setattr(replays, "available_devices", lambda name: [DeviceSpec("npu")])
+    monkeypatch.setattr(replays, "open_device", lambda *_: SimpleNamespace(torch_device=torch.device("cpu")))
     monkeypatch.setattr(torch, "add", lambda *_: launched.append(("Add", "16,64;16,64", 3.0)))
-    return lambda: replaying.npu_profiler(Target("npu", "npu", files=tmp_path))
+    return lambda: replays.npu_profiler(Target("npu", "npu", files=tmp_path))
 
 
 def test_the_doctor_tells_what_the_profiler_loses(probe, launched, monkeypatch, tmp_path):

@@ -50,6 +50,62 @@ KEPT = "; msprof's output is kept in "
 _PROBLEMS_TOLD = 2
 
 
+@dataclass(frozen=True)
+class MsprofOutput:
+    """What msprof wrote into a folder.
+
+    Attributes:
+        profiles, summaries: the PROF_* folders, and the op_summary files in them.
+        launches: the kernels of all summaries, by their start.
+        unreadable: why summaries cannot be read.
+        left_out: lines of summaries that cannot be read.
+        problems: all that is wrong, in order: missing and unreadable summaries, and lines left out.
+    """
+
+    profiles: Sequence[Path]
+    summaries: Sequence[Path]
+    launches: Sequence[Launch]
+    unreadable: Sequence[str]
+    left_out: Sequence[str]
+    problems: Sequence[str]
+
+
+def read_output(output: Path, *, exports: bool) -> MsprofOutput:
+    """Reads what msprof wrote.
+
+    Args:
+        output: the folder that msprof was given.
+        exports: whether to run msprof for a profile without a summary, which a killed process leaves.
+
+    Raises:
+        DeviceGone: a profile needs an export, and there is no msprof.
+    """
+    found: list[Path] = []
+    launches: list[Launch] = []
+    unreadable, left_out, problems = list[str](), list[str](), list[str]()
+    profiles = profile_folders(output) if output.is_dir() else []
+    for profile in profiles:
+        summaries = op_summaries(profile)
+        if not summaries and exports:
+            problems += filter(None, [export(profile)])
+            summaries = op_summaries(profile)
+        if not summaries:
+            problems.append(f"{profile.name} has no op_summary")
+        found += summaries
+        for path in summaries:
+            try:
+                read = read_launches(path)
+            except TableError as error:
+                unreadable.append(str(error))
+                problems.append(str(error))
+                continue
+            launches += read.launches
+            left_out += read.problems
+            problems += read.problems
+    launches.sort(key=lambda launch: launch.start_ns)
+    return MsprofOutput(profiles, found, launches, unreadable, left_out, problems)
+
+
 def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
     """Reads the samples of each row of a process from msprof's output.
 
@@ -60,28 +116,9 @@ def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamp
     Raises:
         DeviceGone: the profile is not parsed yet, and msprof is missing.
     """
-    launches: list[Launch] = []
-    problems: list[str] = []
-    profiles = profile_folders(output)
-    for profile in profiles:
-        summaries = op_summaries(profile)
-        if not summaries:
-            # msprof or its process was killed before the profile was parsed.
-            problems += filter(None, [export(profile)])
-            summaries = op_summaries(profile)
-        if not summaries:
-            problems.append(f"{profile.name} has no op_summary")
-        for path in summaries:
-            try:
-                read = read_launches(path)
-            except TableError as error:
-                problems.append(str(error))
-                continue
-            launches += read.launches
-            problems += read.problems
-    if not profiles:
-        problems.append("msprof wrote no PROF_ folder")
-    found = attribute(sorted(launches, key=lambda launch: launch.start_ns), rows)
+    read = read_output(output, exports=True)
+    problems = read.problems if read.profiles else ["msprof wrote no PROF_ folder"]
+    found = attribute(read.launches, rows)
     why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
     return [NoSamples(f"{f.reason}{why}{KEPT}{output}") if isinstance(f, NoSamples) else f for f in found]
 

@@ -1,4 +1,4 @@
-"""Probes of where things are written: the database, its disk, the folder for temporary files."""
+"""Probes of what sessions share: cores, memory, caches, load, the database, its disk, temporary files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,7 @@ from opatlas.devices.cpu_flush import CpuFlush, plan_flush
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.devices.machine_state import MachineWatch, machine_state, needed_cores
 from opatlas.devices.nvidia import gpu_states
-from opatlas.doctor.verdict import (
-    Fact,
-    Target,
-    Verdict,
-    failed,
-    passed,
-    skipped,
-)
+from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.model import location, versions
@@ -39,30 +32,37 @@ from opatlas.store.database import Database, SessionLock
 from opatlas.store.header import read_header
 
 _LEAST_FREE = 1 << 30
+_FLUSHES = 7
+#: With twenty samples a row spends a second in slower flushes.
+_SLOW_FLUSH_MS = 50.0
 _NAMED = 3
 
 
 def database(target: Target) -> Verdict:
+    """Takes the lock of the database, and reads the headers of its CSVs."""
     try:
         path = database_path(target)
     except OpAtlasError as error:
-        return failed(str(error), "these are options of pytest bench/; the doctor has --database-path of them")
+        return failed(
+            str(error), "--versions is an option of pytest bench/; name the folder for the doctor with --database-path"
+        )
     try:
         expect_folder(path, "", may_be_made=True)
     except UsageError as error:
-        return failed(str(error), "name another one with --database-path")
+        return failed(str(error), "name another folder with --database-path")
     if not path.exists():
         try:
             with tempfile.TemporaryFile(dir=_existing(path)):
                 pass
         except OSError as error:
             return failed(
-                f"{path} is not there, and cannot be made ({error.strerror})", "name one with --database-path"
+                f"{path} does not exist, and cannot be made ({error.strerror})",
+                "name another folder with --database-path",
             )
-        return passed(f"{path} is not there yet, and can be made", path=str(path))
+        return passed(f"{path} does not exist yet, and can be made", path=str(path))
     found = Database(path)
     found.folders()
-    # Writes as a session does, and refuses what a session would be refused.
+    # A lock that a session could not take is refused to the doctor, too.
     lock = SessionLock(found, run_id="doctor", command="opatlas doctor")
     lock.acquire(0, print)
     lock.release()
@@ -77,27 +77,29 @@ def database(target: Target) -> Verdict:
     if broken:
         more = f" (and {len(broken) - _NAMED} more)" if len(broken) > _NAMED else ""
         return failed("; ".join(broken[:_NAMED]) + more, **facts)
-    left = f"; {len(journals)} journals of killed sessions, which the next one merges" if journals else ""
+    left = f"; {len(journals)} journals of killed sessions, which the next session merges" if journals else ""
     return passed(f"{path}: {len(found.kernel_types())} kernel types, writable, not in use{left}", **facts)
 
 
 def disk(target: Target) -> Verdict:
+    """Looks for room on the disk of the database."""
     try:
         path = database_path(target)
-    except OpAtlasError:  # the probe `database` tells it
+    except OpAtlasError:  # the probe `database` reports it
         path = location.ROOT
     return _room(_existing(path), "make room, or name another folder with --database-path")
 
 
 def temporary(target: Target) -> Verdict:
+    """Writes and locks a file in the folder for temporary files, and looks for room there."""
     folder = Path(tempfile.gettempdir())
     with tempfile.TemporaryFile(dir=folder) as file:
-        # Rows of concurrent sessions take turns by a lock there.
+        # Sessions on one device take turns by a lock in this folder.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     found = _room(folder, "make room, or set TMPDIR to another folder")
     wanted = os.environ.get("TMPDIR")
     if wanted and folder.resolve() != Path(wanted).resolve():
-        # Python passes over a folder that it cannot write.
+        # Python skips a folder that it cannot write.
         return replace(found, detail=f"{found.detail}; TMPDIR={wanted} cannot be written, and is not used")
     return found
 
@@ -110,24 +112,19 @@ def _room(folder: Path, remedy: str) -> Verdict:
 
 
 def database_path(target: Target) -> Path:
-    """The folder that was named, or the default of the device. Raises OpAtlasError."""
+    """Returns the folder that was named, or the default of the device. Raises OpAtlasError."""
     if target.database is not None:
         return target.database
     return location.default_path(database_name(available_devices(target.device or None)), versions.detect())
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the first folder above it that is there."""
+    """Returns the path, or the nearest folder above it that exists."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.exists())
 
 
-_FLUSHES = 7
-#: With twenty samples a row spends a second in flushes.
-_DEAR_MS = 50.0
-
-
 def limits(target: Target) -> Verdict:
-    """Cores and memory that this process may use."""
+    """Reads how many cores and how much memory this process may use."""
     quota, limit, left = cpu_quota(), memory_limit(), available_memory()
     usable = affinity_cores()
     cores = f"{available_cores()} of {usable} cores" if available_cores() < usable else f"{usable} cores"
@@ -139,9 +136,9 @@ def limits(target: Target) -> Verdict:
 
 
 def flush(target: Target) -> Verdict:
-    """What it costs to flush the caches of the CPU before each cold sample."""
+    """Times a flush of the CPU's caches, which precedes each cold sample."""
     if (kind := available_devices(target.device or None)[0].kind) != "cpu":
-        return skipped(f"rows are replayed on {kind}: its L2 cache is flushed whole")
+        return skipped(f"rows are replayed on {kind}, whose whole L2 cache is flushed")
     import torch
 
     threads = available_cores()
@@ -153,9 +150,9 @@ def flush(target: Target) -> Verdict:
         flushed(row)
         took_ms.append(1000 * (perf_counter() - start))
     ms = median(took_ms)
-    size = "not told" if plan.cache_bytes is None else f"{plan.cache_bytes >> 20} MiB"
+    size = "of unknown size" if plan.cache_bytes is None else f"{plan.cache_bytes >> 20} MiB"
     ways = " and evicts the row's tensors line by line" if plan.by_line else ""
-    hint = " (--cache warm leaves it out)" if ms > _DEAR_MS else ""
+    hint = " (--cache warm leaves it out)" if ms > _SLOW_FLUSH_MS else ""
     return passed(
         f"{plan.caches} last-level cache{'' if plan.caches == 1 else 's'} ({size}): a flush reads "
         f"{plan.read_bytes >> 20} MiB{ways}, {ms:.1f} ms a sample{hint}",
@@ -165,11 +162,11 @@ def flush(target: Target) -> Verdict:
 
 
 def disturbances(target: Target) -> Verdict:
-    """What would make durations noisy now."""
+    """Looks for load and other disturbances that would make durations noisy now."""
     machine = machine_state()
     devices = available_devices(target.device or None)
     gpus = gpu_states(devices, MachineWatch().own_processes(), opened=False)
     found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
     if found:
-        return failed(", ".join(found), "durations will be noisy: wait until it is gone, or measure elsewhere")
-    return passed(f"none: {machine.load or 'the system tells no load'}", load=machine.load_1min)
+        return failed(", ".join(found), "durations will be noisy: wait until the load is gone, or measure elsewhere")
+    return passed(f"none: {machine.load or 'the system reports no load'}", load=machine.load_1min)

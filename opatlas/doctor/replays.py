@@ -1,0 +1,199 @@
+"""Probes that measure as `pytest bench/` does: rows in a device process, and an all_reduce between two ranks."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from time import monotonic
+
+from opatlas.capture.captures import read_launches
+from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec, open_device
+from opatlas.devices.discovery import available_devices
+from opatlas.doctor import msprof_session
+from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
+from opatlas.doctor.sample_rows import (
+    ROWS,
+    SAMPLES,
+    durations,
+    job_of,
+    not_measured,
+    reason_of,
+    tracebacks,
+)
+from opatlas.engine.group import RANK_SPREAD
+from opatlas.engine.group_spec import GroupSpec
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.files import TemporaryFolder
+from opatlas.instruments.attribution import ProfiledSamples, dimensions
+from opatlas.instruments.instrument import (
+    EVENTS,
+    INSTRUMENTS,
+    MSPROF,
+    TORCH_NPU_PROFILER,
+    MeasureSettings,
+    choose_group_instrument,
+    choose_instrument,
+)
+from opatlas.instruments.stop_rule import StopRule
+from opatlas.isolation.device_process import DeviceProcess
+from opatlas.isolation.executor import ExcludedDevices, Executor
+from opatlas.isolation.groups.pool import GroupPool
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.msprof.executor import msprof_on_group
+from opatlas.model.communication import ALL_REDUCE, bandwidth_gbps
+from opatlas.model.errors import DeviceGone
+from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
+
+_RANKS = 2
+_BYTES = 1 << 20
+_ROW_S = 120.0
+#: By library that carries messages: what most often keeps ranks from meeting.
+_REMEDIES = {
+    "hccl": (
+        "see whether the links are up (hccn_tool -i N -link -g for each device), whether HCCL_SOCKET_IFNAME or "
+        "HCCL_IF_IP names an interface of this host, and what NPU logs say (~/ascend/log, with "
+        "ASCEND_GLOBAL_LOG_LEVEL=1); rows of one device need no HCCL"
+    ),
+    "nccl": "run it again with NCCL_DEBUG=INFO, which tells what NCCL does; rows of one device need no NCCL",
+    "gloo": "see whether GLOO_SOCKET_IFNAME names an interface of this host, and whether the host's name resolves",
+}
+
+
+def replay(target: Target) -> Verdict:
+    """Measures three rows with the device's default instrument, which on an NPU is a session of msprof."""
+    spec = available_devices(target.device or None)[0]
+    settings = MeasureSettings(repeat_count=SAMPLES)
+    if choose_instrument(spec.kind, settings.instrument) == MSPROF:
+        return msprof_session.measure_rows(spec, settings, target.files)
+    process = DeviceProcess(spec, settings)
+    try:
+        outcomes = {kernel_type: process.run(job_of(kernel_type)) for kernel_type in ROWS}
+        name = process.describe().name
+    except DeviceGone as error:
+        return failed(str(error))
+    finally:
+        process.close()
+    if bad := not_measured(outcomes):
+        remedy = "see the limits above; the report (--report) has the tracebacks"
+        return failed("; ".join(bad), remedy, tracebacks=tracebacks(outcomes))
+    used = ", ".join(sorted({o.measurement.instrument for o in outcomes.values() if o.measurement is not None}))
+    best = next(iter(INSTRUMENTS[spec.kind]))
+    missing = "" if used == best else f"; {best}, which measures better, is missing: {_why_missing(spec, best)}"
+    return passed(f"{name}: {durations(outcomes)} ({used}){missing}", instrument=used)
+
+
+def npu_profiler(target: Target) -> Verdict:
+    """Measures a call with torch_npu's profiler, and counts the kernels that the profiler loses at its beginning."""
+    import torch
+
+    from opatlas.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, sampled
+
+    settings = MeasureSettings(instrument=TORCH_NPU_PROFILER)
+    device = open_device(available_devices(target.device or None)[0], settings)
+    summand = torch.ones(16, 64, device=device.torch_device)
+    began = monotonic()
+    with TemporaryFolder("doctor-profile") as folder:
+        rule = StopRule(repeat_count=SAMPLES, time_limit_s=settings.time_limit_s)
+        samples = sampled(folder, settings.aic_metrics, lambda: torch.add(summand, summand), None, rule)
+        details = sorted(folder.rglob("kernel_details.csv"))
+        launches = [launch for path in details for launch in read_launches(path).launches]
+        for number, path in enumerate(details):
+            if target.files is not None:
+                shutil.copyfile(path, target.files / f"{number}-{path.name}")
+    took_s = monotonic() - began
+    types = {name: str(count) for name, count in Counter(launch.kernel_type for launch in launches).most_common()}
+    found = samples.profiled
+    if not isinstance(found, ProfiledSamples):
+        why = found.reason if found is not None else "nothing was read"
+        return failed(
+            f"{TORCH_NPU_PROFILER}: {why}", "--instrument msprof or npu-events measures without it", types=types
+        )
+    calls_us = [sum(launch.duration_us for launch in call) for call in found.calls]
+    lost = LEAD_IN_KERNELS - sum(launch.dimensions == dimensions(LEAD_IN) for launch in launches)
+    return passed(
+        f"Add took {fmean(calls_us):.1f} us ({TORCH_NPU_PROFILER}, {len(calls_us)} samples from {min(calls_us):.1f} to "
+        f"{max(calls_us):.1f} us), launched as {', '.join({launch.kernel_type: 0 for launch in found.calls[0]})}; the "
+        f"profiler lost {lost} of the {LEAD_IN_KERNELS} kernels launched first for this purpose; {took_s:.0f} s",
+        types=types,
+        lost=lost,
+    )
+
+
+def _why_missing(spec: DeviceSpec, instrument: str) -> str:
+    """Returns why a device process cannot open an instrument."""
+    process = DeviceProcess(spec, MeasureSettings(instrument=instrument))
+    try:
+        process.describe()
+    except DeviceGone as error:
+        return str(error)
+    finally:
+        process.close()
+    return "it opened at a second try"
+
+
+def group(target: Target) -> Verdict:
+    """Measures an all_reduce of two ranks: without a profiler, and as a replay measures it."""
+    devices = available_devices(target.device or None)
+    kind = devices[0].kind
+    backend = KINDS[kind].backend
+    if not target.with_group:
+        return skipped(f"without --group: with it two ranks meet over {backend}, as rows of several devices need it")
+    spec = GroupSpec(_RANKS)
+    if too_few := GroupPool(devices, MeasureSettings(), ExcludedDevices(None)).too_few_for(spec):
+        shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""
+        return failed(
+            f"two ranks: {too_few}{shown}",
+            "make another device visible; only rows that need several devices are skipped here",
+        )
+    told: list[str] = []
+    facts: dict[str, Fact] = {}
+    alone: object = None
+    # Without a profiler first: a failure is then one of the library that carries messages.
+    for instrument in dict.fromkeys((EVENTS.get(kind), None)):
+        outcome, description = _all_reduce(devices, spec, instrument)
+        taken = outcome.measurement
+        if outcome.status is not Status.MEASURED or taken is None:
+            name = choose_group_instrument(kind, instrument)
+            before = f"{told[0]}; under {name}" if told else f"two ranks over {backend}:"
+            without = f"--instrument {EVENTS.get(kind)} measures rows of groups without {name}"
+            return failed(
+                f"{before} the all_reduce ended as {outcome.status}: {reason_of(outcome)}",
+                without if told else _REMEDIES[backend],
+                traceback=outcome.detail,
+            )
+        mean_us, spread_us = taken.summary.mean_us, taken.counters.get(RANK_SPREAD, 0.0)
+        first = f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
+        told.append(
+            f"{first if not told else ''}{mean_us:.1f} +- {taken.summary.std_us:.1f} us ({taken.instrument}; "
+            f"{bandwidth_gbps(_BYTES, mean_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
+        )
+        facts[f"{taken.instrument} us"] = mean_us
+        alone = description.facts.get("all_devices_visible")
+    if alone:
+        told.append(f"each rank sees all devices, because ranks that see one device each did not meet: {alone}")
+    return passed("; ".join(told), **facts)
+
+
+def _all_reduce(
+    devices: Sequence[DeviceSpec], spec: GroupSpec, instrument: str | None
+) -> tuple[RowOutcome, DeviceDescription]:
+    """Runs an all_reduce in a new group, as a session of pytest does."""
+    cells = {MESSAGE_BYTES: str(_BYTES), NUM_DEVICES: str(_RANKS), DTYPE: "DT_FLOAT", TOPOLOGY_TIER: "1"}
+    job = Job(
+        "opatlas.bench.test_collectives", "", "test_all_reduce", ALL_REDUCE.kernel_type, cells, _ROW_S, group=spec
+    )
+    settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument)
+    with TemporaryFolder("doctor-group") as folder:
+
+        def executor_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Executor:
+            if settings.instrument == MSPROF:
+                return msprof_on_group(spec, devices, settings, folder / "profiles")
+            return GroupProcess(spec, devices, settings)
+
+        pool = GroupPool(devices, settings, ExcludedDevices(None), executor_of)
+        try:
+            return pool.run(job), pool.describe()
+        finally:
+            pool.close()
