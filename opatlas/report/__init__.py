@@ -1,1 +1,1 @@
-"""What a database holds, for people: overviews, tables and plots."""
+"""Reports: numbers of rows as text, the files of a session, plots."""

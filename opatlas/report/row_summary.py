@@ -1,6 +1,6 @@
-"""Numbers as people read them: durations, noise, rates and shares of a peak, of one row and of a kernel type.
+"""The numbers of measured rows as people read them, and their tables: durations, noise, rates, shares of a peak.
 
-The line of a row on the terminal, the tables of summary and report, and JUnit all show these.
+The terminal, the session report and JUnit all show these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from opatlas.text import counted, shortened
 #: Significant digits of durations and rates.
 _DIGITS = 3
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-#: Of an integer product.
+#: Prefixes of integer dtypes.
 _WHOLE_NUMBERS = ("INT", "UINT")
 
 
@@ -39,19 +39,18 @@ class RowSummary:
     """The numbers of one measured row.
 
     Attributes:
-        kernel_type, shapes: the row; shapes of its inputs as in its cell, and the dtype of the first one; of a message
-            its bytes and devices.
-        median_us, min_us: of its samples, in microseconds.
-        noise: standard deviation of the samples as a share of their mean; None for one sample.
-        samples: how many there are.
-        quality: how good they are.
-        instrument, cache: how they were taken.
-        captured_us: the duration that a capture has of the row; None without one.
-        gbps: 10^9 bytes/s moved; None where the work of the row is not known.
-        tera_ops: 10^12 operations/s of a matrix product.
-        of_integers: whether these are operations on integers.
-        share: of the peak that bounds the row, 1 for all of it; None where no peak is known, or a stand-in was timed.
-        by_arithmetic: whether the rate to show is that of operations.
+        kernel_type, shapes: the row: input shapes and the first dtype, or the bytes and devices of a message.
+        median_us, min_us: of the samples, in microseconds.
+        noise: the standard deviation of the samples as a share of their mean; None for one sample.
+        samples: the number of samples.
+        quality: the quality of the samples.
+        instrument, cache: how the samples were measured.
+        captured_us: the captured duration of the row; None without one.
+        gbps: 10^9 bytes/s moved; None if the work of the row is unknown.
+        tera_ops: 10^12 operations/s of a matrix product; None for other kernels.
+        of_integers: whether the operations are on integers.
+        share: the share of the peak that bounds the row, at most 1; None if no peak is known, or a stand-in was timed.
+        by_arithmetic: whether to show the rate of operations instead of bytes.
     """
 
     kernel_type: str
@@ -72,28 +71,28 @@ class RowSummary:
 
     @property
     def name(self) -> str:
-        """`MatMulV2 1,1024;4096,1024 BF16`."""
+        """The name of the row: `MatMulV2 1,1024;4096,1024 BF16`."""
         return f"{self.kernel_type} {self.shapes}".rstrip()
 
     @property
     def ratio(self) -> float | None:
-        """How many times as long as captured; None without a capture."""
+        """The median divided by the captured duration; None without a capture."""
         return self.median_us / self.captured_us if self.captured_us else None
 
     @property
     def rate(self) -> str:
-        """The rate that is nearer to its peak: `1.60 TB/s`, `312 TFLOP/s`; "" where the work is not known."""
+        """The rate nearer to its peak: `1.60 TB/s`, `312 TFLOP/s`; "" if the work is unknown."""
         if self.by_arithmetic and self.tera_ops:
             return operations_text(self.tera_ops, of_integers=self.of_integers)
         return bytes_text(self.gbps) if self.gbps else ""
 
     @property
     def warning(self) -> str:
-        """The word of a quality that a reader must know; "" for quiet samples, and for too few to tell."""
+        """The quality, if it needs a warning; "" otherwise."""
         return self.quality.value if self.quality.is_warning else ""
 
     def text(self, width: int = 1_000) -> str:
-        """`601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`, the last parts left out where `width` columns are too few."""
+        """Returns `601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`, without the last parts if `width` is too small."""
         share = "" if self.share is None else share_text(self.share)
         head = f"{microseconds_text(self.median_us)} {noise_text(self.noise)}".rstrip() + f" ({self.samples})"
         head = " ".join(filter(None, (head, self.warning)))
@@ -104,7 +103,7 @@ class RowSummary:
         return head
 
     def line(self) -> str:
-        """`15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`: what CI shows of a row."""
+        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`, which CI shows."""
         parts = [microseconds_text(self.median_us), noise_text(self.noise), f"n={self.samples}", self.cache]
         parts = [" ".join(filter(None, (*parts, self.instrument)))]
         parts += filter(None, [self.warning, self.rate])
@@ -115,23 +114,23 @@ class RowSummary:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for reports that travel between processes."""
+        """Returns plain values, which are sent between processes."""
         return {name: getattr(self, name) for name in self.__slots__} | {"quality": self.quality.value}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RowSummary:
-        """The figures that `to_json` gave."""
-        # Many rows share these words, and come from other processes one by one.
+        """Returns the summary of plain values from `to_json`."""
+        # Interned: rows from other processes have a copy of each word.
         shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
         return cls(**{**values, **shared, "quality": Quality(values["quality"])})
 
 
 def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) -> RowSummary:
-    """Returns the figures of a measured record.
+    """Returns the summary of a measured record.
 
     Args:
-        peak: of the device that measured it.
-        captured_us: the duration that a capture has of the row.
+        peak: the peaks of the device.
+        captured_us: the captured duration of the row, or None.
     """
     measurement = record.measurement
     assert measurement is not None
@@ -157,7 +156,7 @@ def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) 
 
 
 def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
-    """The shapes of a row as `RowSummary` has them, from its cells, whatever these hold."""
+    """Returns the shapes of a row as in `RowSummary`, for any cells."""
     if is_communication(kernel_type):
         return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
     dtype, *_ = cells.get(INPUT_DTYPES, "").split(";")
@@ -165,7 +164,7 @@ def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
 
 
 def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: float) -> dict[str, Any]:
-    # The samples are first of all those of what ran.
+    # The rate is that of the launched kernel.
     ran = record.launched_record() or record
     work = row_work(ran.kernel_type, ran.cells)
     if work is None:
@@ -184,15 +183,15 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
 
 @dataclass(frozen=True)
 class TypeSummary:
-    """The rows of one kernel type together.
+    """The measured rows of one kernel type.
 
     Attributes:
-        rows: how many were measured.
-        shortest_us, median_us, longest_us: of their medians.
-        noise: median of their noise; None where none has more than one sample.
-        not_quiet: rows whose quality is a warning.
-        rate: the highest.
-        share: median of the shares of peak; None where none is known.
+        rows: the number of rows.
+        shortest_us, median_us, longest_us: of the medians of the rows.
+        noise: the median of the rows' noise; None if each row has one sample.
+        not_quiet: the number of rows whose quality needs a warning.
+        rate: the rate of the row nearest to its peak.
+        share: the share of the peak of this row; None if unknown.
     """
 
     kernel_type: str
@@ -207,7 +206,7 @@ class TypeSummary:
 
 
 def summarize_types(rows: Iterable[RowSummary]) -> list[TypeSummary]:
-    """Returns the rows of each kernel type together, sorted by type."""
+    """Returns a summary of each kernel type, sorted by type."""
     of_type: dict[str, list[RowSummary]] = {}
     for row in rows:
         of_type.setdefault(row.kernel_type, []).append(row)
@@ -237,32 +236,32 @@ def slowest(rows: Iterable[RowSummary], count: int) -> list[RowSummary]:
 
 
 def noisiest(rows: Iterable[RowSummary], count: int) -> list[RowSummary]:
-    """Returns the rows with the most noise, of those that have several samples."""
+    """Returns the rows with the most noise, among rows with several samples."""
     return heapq.nlargest(count, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0)
 
 
 def microseconds_text(value: float) -> str:
-    """`1.30 us`, `601 us`, `37,818 us`: three digits, and all digits before the point."""
+    """Returns `1.30 us`, `601 us`, `37,818 us`: three digits, and all digits before the point."""
     return f"{_significant(value)} us"
 
 
 def noise_text(noise: float | None) -> str:
-    """`±2.1 %`, `±23 %`; "" where there is none."""
+    """Returns `±2.1 %`, `±23 %`; "" for None."""
     return "" if noise is None else f"±{_percent(noise)}"
 
 
 def share_text(share: float) -> str:
-    """`34 %`, `3.4 %`."""
+    """Returns `34 %`, `3.4 %`."""
     return _percent(share)
 
 
 def bytes_text(gbps: float) -> str:
-    """A rate in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
+    """Returns a rate, given in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
     return _scaled(gbps * 1e9, "B/s")
 
 
 def operations_text(tera_ops: float, *, of_integers: bool = False) -> str:
-    """A rate in 10^12 operations/s: `312 TFLOP/s`, of integers `312 TOP/s`."""
+    """Returns a rate, given in 10^12 operations/s: `312 TFLOP/s`, for integers `312 TOP/s`."""
     return _scaled(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
 
 
@@ -284,14 +283,14 @@ def _significant(value: float) -> str:
 
 _SHOWN = 5
 _TITLES = ("kernel type", "rows", "median", "range", "noise", "not quiet", "best rate", "of peak")
-#: Columns that a narrow terminal goes without, the first one first.
+#: Columns that are dropped on a narrow terminal, in this order.
 _LEFT_OUT = ("range", "not quiet", "of peak")
 _LEAST_NAME = 16
 _BETWEEN = "  "
 
 
 def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
-    """The tables in lines of at most `width` columns."""
+    """Yields the tables in lines of at most `width` characters."""
     yield from _of_types(summarize_types(rows), width)
     for title, found in _lists(rows):
         yield f"{title}:"
@@ -302,7 +301,7 @@ def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
 
 
 def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
-    """The tables in Markdown."""
+    """Yields the tables in Markdown."""
     types = summarize_types(rows)
     columns = [column for column in range(len(_TITLES)) if column in _used(types)]
     yield from markdown_table(
@@ -318,13 +317,13 @@ def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table in Markdown."""
+    """Returns a table in Markdown."""
     body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *body]
 
 
 def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
-    """How many rows are not quiet, in a line for noise and a line for all else; `cause` is what may have made noise."""
+    """Yields lines with the numbers of rows that are not quiet; `cause` is what may have caused noise."""
     counts = Counter(row.quality for row in rows)
     all_rows = counted(len(rows), "row")
     if noisy := counts.pop(Quality.NOISY, 0):
@@ -345,7 +344,7 @@ def _are(count: int) -> str:
 
 
 def _lists(rows: Collection[RowSummary]) -> Iterator[tuple[str, list[RowSummary]]]:
-    # Of fewer the table says as much.
+    # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
         for title, found in (("slowest", slowest(rows, _SHOWN)), ("noisiest", noisiest(rows, _SHOWN))):
             if found:
@@ -353,7 +352,7 @@ def _lists(rows: Collection[RowSummary]) -> Iterator[tuple[str, list[RowSummary]
 
 
 def _cells(of_type: TypeSummary) -> tuple[str, ...]:
-    # Numbers of a column stand below each other, so a range is written without its unit.
+    # A range has one unit, so that numbers align.
     low, high = (microseconds_text(value) for value in (of_type.shortest_us, of_type.longest_us))
     return (
         of_type.kernel_type,
@@ -368,7 +367,7 @@ def _cells(of_type: TypeSummary) -> tuple[str, ...]:
 
 
 def _used(types: Sequence[TypeSummary]) -> list[int]:
-    """Columns in which anything stands."""
+    """Returns the non-empty columns."""
     return [column for column in range(len(_TITLES)) if any(_cells(of_type)[column] for of_type in types)]
 
 

@@ -1,4 +1,4 @@
-"""The two files a session leaves beside the CSVs: what it did, and where replay and capture disagree."""
+"""The two files that a session writes beside the CSVs: its report, and the differences between replay and capture."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import WriteBackResult
 from opatlas.text import counted, shown
 
-#: A replay within 20 % of the capture counts as agreeing with it.
+#: A replay within 20 % of the capture agrees with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
 _HOT_SPOTS = 10
-#: What tells how the two durations of a gap were taken, and how good they are.
+#: Columns that say how the two durations of a gap were measured, and their quality.
 _HOW_TAKEN = (
     *(INSTRUMENT, QUALITY, MICROBENCH_STD, MICROBENCH_SAMPLES, MICROBENCH_HELPER_KERNELS, RUN_ID),
     *(PROFILING_STD, PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID),
@@ -51,10 +51,10 @@ _GAP_HEADER = (
 
 @dataclass(frozen=True)
 class Gap:
-    """A row whose replayed and captured durations can be compared; `ratio` is microbench / profiling.
+    """A row with a replayed and a captured duration; `ratio` is microbench / profiling.
 
     Attributes:
-        how_taken: cells that tell how the durations were taken, as `_HOW_TAKEN` names them; "" for a missing one.
+        how_taken: the cells of the columns `_HOW_TAKEN`; "" for a missing column.
     """
 
     kernel_type: str
@@ -72,7 +72,7 @@ class Gap:
 
     @property
     def populations(self) -> str:
-        """The two kinds of captured launches; "" where they are of one kind."""
+        """The two modes of captured launches; "" for one mode."""
         return self.how_taken[_HOW_TAKEN.index(PROFILING_POPULATIONS)]
 
     @property
@@ -81,18 +81,18 @@ class Gap:
 
     @property
     def distance(self) -> float:
-        """How far from agreement: 2 for twice or half the duration."""
+        """The ratio, at least 1: 2 for twice or half the duration."""
         return max(self.ratio, 1 / self.ratio)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why rows were not measured, or what was assumed of measured ones.
+    """A reason why rows were not measured, or an assumption about measured rows.
 
     Attributes:
-        reason: status and reason, or the assumption, in the words of the first of the rows.
-        rows: how many there are.
-        case_id: that of the first of them.
+        reason: status and reason, or the assumption, of the first row.
+        rows: the number of rows.
+        case_id: the id of the first row.
     """
 
     kernel_type: str
@@ -103,26 +103,26 @@ class Cause:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What a session did, for its report.
+    """The content of a session's report.
 
     Attributes:
-        run_id, database, device, mode: which session.
-        outcomes: cases by pytest's outcome ("passed", "failed", "xfailed", "skipped", ...).
-        ledger: every collected row by what became of it, as a sum.
-        not_run: ids of the rows that were collected and not run.
-        unresolved: rows that earlier sessions left without a measurement and this one did not run, by status.
-        statuses: cases by status of their row.
-        errors: why rows were not measured, the most frequent first.
-        assumptions: what was assumed of the rows that were measured, the most frequent first.
-        left_out: rows that the mode left out, by kernel type.
-        duplicates: rows whose signature stands in an earlier row, by kernel type.
-        not_replayable: rows whose kernel type has no replay, by kernel type.
-        merged: what the write-back did; None where it failed.
+        run_id, database, device, mode: the session.
+        outcomes: the number of cases by pytest's outcome ("passed", "failed", "xfailed", "skipped", ...).
+        ledger: the collected rows by result, as a sum.
+        not_run: the ids of collected rows that did not run.
+        unresolved: the number of rows without a measurement that did not run again, by status.
+        statuses: the number of cases by status of their row.
+        errors: reasons why rows were not measured, the most frequent first.
+        assumptions: assumptions about measured rows, the most frequent first.
+        left_out: the number of rows that the mode excludes, by kernel type.
+        duplicates: the number of rows with the signature of an earlier row, by kernel type.
+        not_replayable: the number of rows without a replay, by kernel type.
+        merged: the result of the write-back; None if it failed.
         seconds: how long rows ran.
-        figures: the numbers of the rows that were measured.
-        quality: how many of them are not quiet, and why, in sentences.
-        manifest: that of the run; None where nothing was written.
-        not_comparable: why captured durations do not compare with those of the session; "" where they do.
+        figures: the summaries of measured rows.
+        quality: sentences on rows that are not quiet.
+        manifest: the manifest of the run; None if nothing was written.
+        not_comparable: why captured durations are not comparable with the session's; "" if they are.
     """
 
     run_id: str
@@ -148,7 +148,7 @@ class SessionFacts:
 
 
 def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap], list[str]]:
-    """Rows of some kernel types that have both durations, worst first; and files that could not be read."""
+    """Returns the rows of some kernel types with both durations, largest difference first, and unreadable files."""
     gaps, problems = [], []
     for kernel_type in kernel_types:
         try:
@@ -180,7 +180,7 @@ def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap
 
 
 def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
-    """Every row outside of 0.8 ... 1.2, worst first. Raises OpAtlasError."""
+    """Writes the rows with a ratio outside 0.8 to 1.2, largest difference first. Raises OpAtlasError."""
     rows = [
         (
             *(gap.kernel_type, gap.input_shapes, gap.input_dtypes, gap.output_shapes),
@@ -194,7 +194,7 @@ def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
 
 
 def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
-    """The report of a session as Markdown."""
+    """Returns the report of a session as Markdown."""
     merged = facts.merged or WriteBackResult()
     lines = [
         f"# Replay report of run {facts.run_id}",
@@ -275,7 +275,7 @@ def _what_ran(facts: SessionFacts) -> Iterator[str]:
     taken = Counter(f"{row.cache}, {row.instrument}" for row in facts.figures)
     if taken:
         yield "- Cache and instrument: " + "; ".join(f"{how} ({counted(n, 'row')})" for how, n in taken.most_common())
-    # What is not given, or off, says nothing.
+    # Options that are off or not given are omitted.
     given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], ())}
     yield f"- Options: {_listed(given)}"
 
@@ -292,7 +292,7 @@ def _durations(facts: SessionFacts) -> Iterator[str]:
 
 
 def _gaps(gaps: Sequence[Gap], not_comparable: str) -> Iterator[str]:
-    """Nothing where no row has both durations."""
+    """Yields the section on gaps; nothing if no row has both durations."""
     if not gaps:
         return
     yield from ("", "## Gap hot spots", "")

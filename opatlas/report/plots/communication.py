@@ -1,7 +1,7 @@
-"""Plots the bus bandwidth of collectives against the size of their messages.
+"""Plots the bus bandwidth of collectives against message size, from the hcom_*.csv files of folders.
 
-Reads the hcom_*.csv files of folders, whoever wrote them. A line is a folder's collective, dtype, number of devices
-and tier; its band reaches from the fastest to the slowest rank's median where the file has their spread.
+A line is a folder's collective, dtype, number of devices and tier. Its band reaches from the median of the fastest rank
+to the median of the slowest, if the file has their spread.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database
 from opatlas.text import counted
 
-#: By the folder of a database.
+#: Libraries by the name of the folder.
 _LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
 COMMUNICATION = PlotKind("bus_bandwidth", needs="messages of collectives (hcom_*.csv) with a duration")
 
 _SPREAD = microbench_counter("Rank Spread(us)")
-#: Of a panel.
+#: Size of a panel.
 _INCHES = (4.2, 4.0)
 
 
 @dataclass(frozen=True)
 class MessagePoint:
-    """Attributes: fastest_gbps: of the rank whose median is the smallest."""
+    """A message: `fastest_gbps` is the bandwidth of the rank with the smallest median."""
 
     message_bytes: int
     bus_gbps: float
@@ -49,7 +49,7 @@ class MessagePoint:
 
 
 def message_lines(folder: Path, collective: Collective) -> dict[str, list[MessagePoint]]:
-    """By what the legend calls them; points by size. None where there is no file. Raises TableError."""
+    """Returns the points of each line, by size; empty if there is no file. Raises TableError."""
     database = Database(folder)
     path = database.csv_path(collective.kernel_type)
     if not path.exists():
@@ -87,7 +87,7 @@ def _tier_name(tier: str) -> str:
 
 
 def communication_title(folders: Sequence[Path]) -> str:
-    """Returns the title of a figure: the device of each folder, and the library as far as the folder's place tells."""
+    """Returns the title of a figure: devices, and libraries as far as the paths name them."""
     names = []
     for folder in folders:
         *_, library, version = folder.resolve().parts
@@ -98,7 +98,7 @@ def communication_title(folders: Sequence[Path]) -> str:
 
 
 def communication_plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Plot]:
-    """One figure with a panel for each collective that was measured, or none. Raises OpAtlasError."""
+    """Plots bus bandwidth, a panel for each measured collective. Raises OpAtlasError."""
     found = {
         each: {(folder, name): points for folder in folders for name, points in message_lines(folder, each).items()}
         for each in collectives
@@ -141,5 +141,5 @@ def _panel(
 
 
 def _label(folder: Path, name: str, folders: Sequence[Path]) -> str:
-    """The folder only where there are several: its library and version."""
+    """Returns the label of a line, with library and version if there are several folders."""
     return name if len(folders) == 1 else f"{'/'.join(folder.resolve().parts[-2:])}: {name}"

@@ -1,4 +1,4 @@
-"""Durations against the size of a call's tensors: a panel for each kernel type, on the same scales."""
+"""Plots of durations: against the bytes of a call, against captured durations, and of products against M."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _PANEL_INCHES = (2.6, 2.0)
 _MOST_COLUMNS = 6
 _PANELS_OF_A_PAGE = 24
 _OF_LEGENDS_INCHES = 1.0
-#: Of an entry of the legend.
+#: Width of an entry of the legend.
 _LEGEND_INCHES = 1.6
-#: Narrower figures cut off their titles.
+#: Least width: narrower figures cut titles off.
 _FEWEST_INCHES = 7.8
-#: Each has its colour in every plot, so that those of two databases compare.
+#: Dtypes with a fixed colour, so that plots of two databases are comparable.
 _DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL")
 _DTYPE_COLOR = color_map(_DTYPES)
 _OTHER_DTYPES = "others"
 REPLAYED, NOISY, CAPTURED = "replayed", "replayed, noisy", "captured"
 _MARKERS = {REPLAYED: ".", NOISY: "o", CAPTURED: "+"}
-#: Of a single panel, and of a page at least: a strip shows nothing.
+#: Least height of a page with few panels.
 _LEAST_HEIGHT_INCHES = 4.0
 
 
 @dataclass(frozen=True)
 class DurationPoint:
-    """Attributes: tensor_bytes: of all inputs and outputs; source: where the duration is from, one of _MARKERS."""
+    """A duration. `tensor_bytes` counts all inputs and outputs; `source` is a key of `_MARKERS`."""
 
     tensor_bytes: int
     duration_us: float
@@ -68,7 +68,7 @@ class DurationPoint:
 
 
 def duration_points(rows: Sequence[TimedRow]) -> dict[str, list[DurationPoint]]:
-    """By kernel type; a row with both durations is two points. Empty calls and unknown dtypes are left out."""
+    """Returns the points by kernel type; a row with both durations has two. Skips empty calls and unknown dtypes."""
     points: dict[str, list[DurationPoint]] = defaultdict(list)
     for row in rows:
         slots = (*row.inputs, *row.outputs)
@@ -86,10 +86,10 @@ def duration_points(rows: Sequence[TimedRow]) -> dict[str, list[DurationPoint]]:
 
 
 def durations_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """A figure for every 24 kernel types. Raises OpAtlasError without matplotlib."""
+    """Plots durations against bytes, a figure for every 24 kernel types. Raises OpAtlasError without matplotlib."""
     points = duration_points(rows)
     count = math.ceil(len(points) / _PANELS_OF_A_PAGE)
-    # Pages of the same number of panels, as far as possible.
+    # Distributes the panels evenly over pages.
     size = math.ceil(len(points) / count) if count else 0
     types = list(points)
     return [
@@ -133,9 +133,9 @@ def _durations_page(points: dict[str, list[DurationPoint]], title: str, peak: Pe
         axis.set_xlabel("bytes of inputs and outputs", fontsize="small")
         axis.minorticks_off()
         axis.label_outer()
-        # Nothing is below the last panels of the row above the last one.
+        # Panels without a panel below them need labels.
         axis.tick_params(labelbottom=number + columns >= len(points), labelsize="small")
-    # The line of the bandwidth does not count: it would press the durations together.
+    # The scale depends on durations only, not on the line of the bandwidth.
     durations_us = [point.duration_us for point in everything]
     axes[0].set_ylim(*whole_decades(min(durations_us) * 0.9, max(durations_us) * 1.1))
     for axis in axes[len(points) :]:
@@ -149,7 +149,7 @@ def _durations_page(points: dict[str, list[DurationPoint]], title: str, peak: Pe
 
 
 def _columns(panels: int) -> int:
-    """Of a grid that is somewhat wider than high and has few empty places."""
+    """Returns the columns of a grid that is a little wider than high, with few empty places."""
     return min(range(_MOST_COLUMNS, 0, -1), key=lambda n: round(-panels % n + abs(n - math.sqrt(1.5 * panels)), 3))
 
 
@@ -176,17 +176,17 @@ COMPARISON = PlotKind("microbench_against_profiling", needs="rows with a replaye
 
 _COMPARISON_INCHES = (8.0, 6.0)
 _TYPES_SHOWN = 15
-#: Of fewer values the tenth and the ninetieth hundredth are made up by interpolation.
+#: Fewer values have no meaningful 10th and 90th percentile.
 _FEWEST_FOR_TENTHS = 10
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of the ratios microbench / profiling.
+    """Statistics of the ratios microbench / profiling.
 
     Attributes:
-        p10, p90: None of few rows.
-        within: how many rows are within 20 %.
+        p10, p50, p90: percentiles; p10 and p90 are None for few rows.
+        within: the number of rows within 20 %.
     """
 
     rows: int
@@ -197,7 +197,7 @@ class Agreement:
 
 
 def agreement(rows: Sequence[TimedRow]) -> Agreement:
-    """Of at least one row; all have both durations."""
+    """Returns the statistics of at least one row; all rows have both durations."""
     ratios = [row.microbench_us / row.profiling_us for row in rows if row.microbench_us and row.profiling_us]
     tenths = quantiles(ratios, n=10, method="inclusive") if len(ratios) >= _FEWEST_FOR_TENTHS else None
     return Agreement(
@@ -210,7 +210,7 @@ def agreement(rows: Sequence[TimedRow]) -> Agreement:
 
 
 def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """One figure of rows that have both durations, or none. Raises OpAtlasError without matplotlib."""
+    """Plots replayed against captured durations. Raises OpAtlasError without matplotlib."""
     if not rows:
         return []
     found = agreement(rows)
@@ -275,7 +275,7 @@ _LINE_STYLES = ("solid", "dashed", "dotted", "dashdot")
 
 @dataclass(frozen=True)
 class ProductPoint:
-    """A measured product; durations in microseconds."""
+    """A measured matrix product; durations in microseconds."""
 
     m: int
     average_us: float
@@ -284,7 +284,7 @@ class ProductPoint:
 
 
 class ProductLine(NamedTuple):
-    """What the points of a line have in common; `cache` is "cold", "warm" or ""."""
+    """The common properties of a line's points; `cache` is "cold", "warm" or ""."""
 
     weight: str
     dtype: str
@@ -295,10 +295,10 @@ class ProductLine(NamedTuple):
 
 
 def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[ProductLine, list[ProductPoint]]:
-    """Returns points by M of each line. None where nothing of this weight was measured.
+    """Returns the points of each line, by M; empty if no row has this weight (N, K).
 
     Raises:
-        TableError: the file is not there, or no compute CSV, or has a shape that is no shape.
+        TableError: the file is missing, not a compute CSV, or has a malformed shape.
     """
     lines: dict[ProductLine, list[ProductPoint]] = {}
     table = Database(folder).read(kernel_type)
@@ -324,14 +324,16 @@ def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> di
 def products_figure(
     lines: Mapping[tuple[Path, ProductLine], Sequence[ProductPoint]], kernel_type: str, devices: Mapping[Path, str]
 ) -> Any:
-    """Returns the figure of lines, each of a database, by whose folder `devices` has its device.
+    """Returns the figure of lines of databases. `devices` has the device of each folder.
+
+    A band reaches from the fastest sample to one standard deviation above the average.
 
     Raises:
         OpAtlasError: matplotlib is not installed.
     """
     figure, (axis,) = new_figure(*_PRODUCTS_INCHES)
     one_device = len(set(devices.values())) == 1
-    # A weight has one colour, whatever its cache state and database; these have the kind of the line.
+    # Colours stand for weights, line styles for cache state and database.
     color = color_map(list(dict.fromkeys(f"{line.weight} {line.dtype}" for _, line in lines)))
     ways = list(dict.fromkeys((devices[folder], line.cache) for folder, line in lines))
     for (folder, line), points in lines.items():

@@ -1,4 +1,4 @@
-"""RowSummary: matplotlib where it is installed, without a window, and a file that is whole or not there."""
+"""Figures of matplotlib, without a window, and files that are written in one step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.store.csv_files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")
-#: Of a raster image: sharp in print at half its size.
+#: Resolution of a raster image: sharp in print at half size.
 _DOTS_PER_INCH = 150
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-#: Told apart on paper and by most colour-blind people (Okabe and Ito), then matplotlib's others.
+#: Colours for print and most colour-blind people (Okabe and Ito), then further colours of matplotlib.
 _PALETTE = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
     *("#8c564b", "#7f7f7f", "#bcbd22", "#9467bd", "#17becf", "#d62728", "#aec7e8", "#98df8a"),
@@ -25,7 +25,7 @@ _OTHER_COLOR = "#c0c0c0"
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure that is to become `{name}.png`; `holds` tells in a few words what is in it."""
+    """A figure for the file `{name}.png`; `holds` describes its content in a few words."""
 
     name: str
     figure: Any
@@ -37,7 +37,7 @@ class PlotKind:
     """One kind of plot.
 
     Attributes:
-        name: of its file, without the ending.
+        name: the name of its file, without the suffix.
         needs: what a database must hold for the plot.
     """
 
@@ -46,7 +46,7 @@ class PlotKind:
 
 
 def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
-    """A figure and its axes, row by row, which share their scales. Raises OpAtlasError without matplotlib."""
+    """Returns a figure and its axes, row by row, with shared scales. Raises OpAtlasError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -64,11 +64,11 @@ def expect_plot_file(path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure in the format that the file's name ends with, one of FORMATS. Raises OpAtlasError."""
+    """Writes a figure in the format of the file's suffix, one of FORMATS. Raises OpAtlasError."""
     form = _format_of(path)
     from matplotlib import rc_context
 
-    # No date in it, and no random names: the same data give the same file.
+    # Without dates and random names the same data give the same file.
     metadata = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else {}
     with rc_context({"svg.hashsalt": "opatlas"}):
         write_atomically(
@@ -81,18 +81,18 @@ def _format_of(path: Path) -> str:
 
 
 def escape_formulas(name: str) -> str:
-    """A name as text of a figure, in which matplotlib sees no formula: `$x^$` would end the plot."""
+    """Returns a name in which matplotlib finds no formula: `$x^$` would be an error."""
     return name.replace("$", r"\$")
 
 
 def color_map(names: Sequence[str]) -> Callable[[str], str]:
-    """A colour for each of some names, in their order; grey for those that come too late, and for others."""
+    """Returns a function from names to colours, in order; grey for other names, and if colours run out."""
     colors = dict(zip(names, _PALETTE, strict=False))
     return lambda name: colors.get(name, _OTHER_COLOR)
 
 
 def use_decades(axis: Any) -> None:
-    """Makes both axes logarithmic, with a grid, whole powers of ten at their ends, and plain numbers: `0.1`, `10`."""
+    """Sets logarithmic axes with a grid, powers of ten at the ends, and plain numbers: `0.1`, `10`."""
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(*whole_decades(*axis.get_xlim()))
@@ -104,18 +104,18 @@ def use_decades(axis: Any) -> None:
 
 
 def whole_decades(least: float, most: float) -> tuple[float, float]:
-    """Returns the powers of ten around some values: (10, 1000) around 37 and 510."""
+    """Returns the powers of ten around two values: (10, 1000) for 37 and 510."""
     return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
 
 
 def use_byte_axis(axis: Any) -> None:
-    """A logarithmic axis of bytes: `64 KiB`."""
+    """Sets a logarithmic axis of bytes: `64 KiB`."""
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda size, _: bytes_text(size))
     axis.tick_params(axis="x", labelrotation=45)
 
 
 def bytes_text(size: float) -> str:
-    """`64 KiB`, of a power of two."""
+    """Returns a number of bytes with a unit: `64 KiB`."""
     power = min(max(int(size).bit_length() - 1, 0) // 10, len(_BYTE_UNITS) - 1)
     return f"{size / (1 << 10 * power):g} {_BYTE_UNITS[power]}"

@@ -1,8 +1,7 @@
-"""The roofline: operations a second of matrix products and arithmetic against operations per byte moved.
+"""Plots of rates: the roofline, and bytes per second of kernels that read and write each element once.
 
-Operations and bytes are those that the row's shapes and dtypes ask for (opatlas/model/roofline.py), the time is
-measured.
-Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
+Operations and bytes follow from shapes and dtypes (opatlas/model/roofline.py), the time is measured. Williams, Waterman
+and Patterson, "Roofline", CACM 52(4), 2009.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ ROOFLINE = PlotKind("roofline", needs="matrix products or arithmetic with a dura
 _ROOFLINE_INCHES = (8.5, 5.5)
 _OF_ARITHMETIC: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
 _OF_PRODUCTS: Mapping[str, Any] = {"s": 14, "linewidths": 0}
-#: Of the types of products, which have like colours, too.
+#: Markers of product types, whose colours are similar.
 _PRODUCT_MARKERS = "osD^vP"
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """Attributes: intensity: operations per byte; tera_ops: 10^12 operations/s; dtype: of the first input."""
+    """A row: `intensity` in operations per byte, `tera_ops` in 10^12 operations/s, `dtype` of the first input."""
 
     kernel_type: str
     dtype: str
@@ -56,7 +55,7 @@ class RooflinePoint:
 
 
 def roofline_points(rows: Sequence[TimedRow]) -> list[RooflinePoint]:
-    """Of the rows whose operations and bytes are known."""
+    """Returns the points of rows whose operations and bytes are known."""
     points = []
     for row in rows:
         count, size = (tell(row.kernel_type, row.inputs, row.outputs) for tell in (operations, moved_bytes))
@@ -67,7 +66,7 @@ def roofline_points(rows: Sequence[TimedRow]) -> list[RooflinePoint]:
 
 
 def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """One figure, or none. Raises OpAtlasError without matplotlib."""
+    """Plots the roofline. Raises OpAtlasError without matplotlib."""
     points = roofline_points(rows)
     if not points:
         return []
@@ -102,14 +101,14 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
 
 
 def unit_of(dtypes: Collection[str]) -> str:
-    """Returns the unit of 10^12 operations/s: floating-point ones are FLOP, those of integers are not."""
+    """Returns the unit of 10^12 operations/s: FLOP for floating-point dtypes, OP for integers."""
     integers = {dtype for dtype in dtypes if "INT" in dtype or dtype == "BOOL"}
     floats = set(dtypes) - integers
     return "TFLOP/s" if not integers else "TOP/s" if not floats else f"TFLOP/s ({', '.join(sorted(integers))}: TOP/s)"
 
 
 def _roofs(axis: Any, points: Sequence[RooflinePoint], peak: Peak) -> None:
-    """The memory's slope, and a level for each dtype of products whose peak is known; equal ones share a label."""
+    """Draws the memory slope, and a level for each dtype of products with a known peak; equal levels share a label."""
     left, right = axis.get_xlim()
     bottom, top = axis.get_ylim()
     dtypes = sorted({point.dtype for point in points if base_type(point.kernel_type) in PRODUCTS} & set(peak.tera_ops))
@@ -137,21 +136,21 @@ BANDWIDTH = PlotKind("bandwidth", needs="kernels that read and write each elemen
 _WIDTH_INCHES = 8.5
 _LINE_INCHES = 0.24
 _AXIS_INCHES = 1.4
-#: A figure of few lines would cut off the labels at its sides.
+#: Least height: smaller figures cut labels off.
 _LEAST_INCHES = 3.6
 _POWERS_BETWEEN_TICKS = 5
 
 
 @dataclass(frozen=True)
 class BandwidthPoint:
-    """Attributes: moved_bytes: each input once, each output once."""
+    """A row: `moved_bytes` counts each input and each output once."""
 
     moved_bytes: int
     gbps: float
 
 
 def bandwidth_points(rows: Sequence[TimedRow]) -> dict[str, list[BandwidthPoint]]:
-    """By kernel type. Products are left to the roofline: what bounds the large ones is not the memory."""
+    """Returns the points by kernel type, without products, which memory does not bound."""
     points: dict[str, list[BandwidthPoint]] = defaultdict(list)
     for row in rows:
         size = moved_bytes(row.kernel_type, row.inputs, row.outputs)
@@ -161,7 +160,7 @@ def bandwidth_points(rows: Sequence[TimedRow]) -> dict[str, list[BandwidthPoint]
 
 
 def bandwidth_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """One figure, or none; the type whose largest calls are fastest on top. Raises OpAtlasError without matplotlib."""
+    """Plots bytes per second, the type with the fastest row on top. Raises OpAtlasError without matplotlib."""
     points = bandwidth_points(rows)
     if not points:
         return []

@@ -1,4 +1,4 @@
-"""The rows of a database that have a duration, with their tensors."""
+"""Reads the rows of a database that have a duration, with their tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from opatlas.store.header import expect_columns, read_header
 from opatlas.store.manifest import read_manifests
 from opatlas.text import counted
 
-#: From a database up to the folder of all: version, software, device.
+#: Patterns for databases below a folder: version, software, device.
 _BELOW = ("*", "*/*", "*/*/*")
 
 
@@ -39,11 +39,11 @@ class TimedRow:
     """A row with a duration.
 
     Attributes:
-        microbench_us, profiling_us: averages of a replay and of a capture; None: it has none.
-        how: how the replay took it, `cold, cupti`; "" where the row does not say.
-        device: what it was replayed on, by the manifest of its run; "" where nothing tells.
-        noisy: whether the samples of the replay vary: by the row's quality, or by their relative standard deviation.
-        stands_in: whether the replay timed something else in place of the kernel; the row's Stand-In says what.
+        microbench_us, profiling_us: the averages of the replay and of the capture; None if missing.
+        how: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
+        device: the device of the replay, by the manifest of the run; "" if unknown.
+        noisy: whether the samples of the replay are noisy, by quality or relative standard deviation.
+        stands_in: whether the replay timed a stand-in for the kernel (column Stand-In).
     """
 
     kernel_type: str
@@ -58,7 +58,7 @@ class TimedRow:
 
     @property
     def duration_us(self) -> float:
-        """The replay's, or else the capture's."""
+        """The replayed duration, or else the captured one."""
         duration_us = self.microbench_us or self.profiling_us
         assert duration_us is not None
         return duration_us
@@ -66,13 +66,13 @@ class TimedRow:
 
 @dataclass(frozen=True)
 class TimedRows:
-    """What a database holds.
+    """The timed rows of a database.
 
     Attributes:
-        device: what the rows were measured on, by the name of its folder; "" where nothing tells.
-        captured_on: devices that captures in the database say that they are of.
-        folder: the database's.
-        problems: files that could not be read, and rows whose cells mean no tensors.
+        folder: the folder of the database.
+        device: the device of the rows; "" if unknown.
+        problems: files that could not be read, and rows with malformed cells.
+        captured_on: the devices of captures.
     """
 
     folder: Path
@@ -97,7 +97,7 @@ def read_timed_rows(folder: Path | str, kernel_types: Collection[str] = ()) -> T
         raise OpAtlasError(f"{folder} has no rows of {', '.join(missing)}: name files that are there, without .csv")
     rows: list[TimedRow] = []
     problems: list[str] = []
-    # What cannot be read of them is nothing to a plot: combine and the runs themselves report it.
+    # Sessions and combine report manifests that cannot be read.
     devices = {
         run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in read_manifests(database, []).items()
     }
@@ -122,10 +122,13 @@ def on_device(row: TimedRow, device: str) -> TimedRow | None:
 
 
 def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
-    """Raises OpAtlasError where a folder is not there, or holds no CSV of a database; names one below it that does.
+    """Checks that a folder has CSVs of a database.
 
     Args:
-        of_collectives: those of kernels do not do.
+        of_collectives: whether CSVs of collectives are required.
+
+    Raises:
+        OpAtlasError: the folder is missing, or has no such CSV; the message names a folder below it that has.
     """
     wanted = "hcom_*.csv" if of_collectives else "*.csv"
     expect_folder(folder, f"name one that holds {wanted if of_collectives else '{KernelType}.csv'} files")
@@ -142,15 +145,15 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
             return
         except OpAtlasError as error:
             problems.append(str(error))
-    raise OpAtlasError(f"{folder}: no database, for none of its CSVs is one of kernels or collectives: {problems[0]}")
+    raise OpAtlasError(f"{folder}: no database, none of its CSVs has kernels or collectives: {problems[0]}")
 
 
 def database_device(folder: Path) -> str:
-    """`NVIDIA_H200` of data/NVIDIA_H200/torch/torch2.11.0_cuda13.0; elsewhere what the manifests say; "" where none."""
+    """Returns the device in the path `data/{device}/{stack}/{version}`, or else in the manifests; "" if unknown."""
     parts = folder.resolve().parts
     if parts[-4:-3] == ("data",):
         return parts[-3]
-    # A manifest that cannot be read is nothing to a plot: merge and the runs themselves report it.
+    # Sessions and combine report manifests that cannot be read.
     manifests = read_manifests(Database(folder), problems=[])
     names = {name for manifest in manifests.values() for name in manifest.device_names}
     return names.pop() if len(names) == 1 else ""
@@ -164,7 +167,7 @@ def _captured_on(database: Database) -> Collection[str]:
 
 
 def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
-    """Whether samples vary; rows of an older OpAtlas have no quality, but the standard deviation."""
+    """Returns whether samples are noisy: by quality, or by standard deviation in rows of an older OpAtlas."""
     std, average = valid_duration(std_us), valid_duration(average_us)
     return is_noisy(Quality.of_cell(quality), std / average if std and average else None)
 
@@ -172,7 +175,7 @@ def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
 def _rows_of(
     database: Database, kernel_type: str, devices: Mapping[str, str], problems: list[str]
 ) -> Iterator[TimedRow]:
-    """Raises OpAtlasError."""
+    """Yields the timed rows of a kernel type. Raises OpAtlasError."""
     table = database.read(kernel_type)
     frame, unread, example = table.frame, 0, ""
 
