@@ -25,7 +25,13 @@ ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 #: What a person or a coding agent reads.
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS, *sorted((ROOT / ".agents").rglob("*.md"))]
+PAGES = [
+    *READMES,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "database" / "README.md",
+    *DOCS,
+    *sorted((ROOT / ".agents").rglob("*.md")),
+]
 #: How the fence of a block says that its lines are commands; nothing said, its first line tells.
 SHELL = ("sh", "bash", "shell", "console")
 #: Every shell has them; a line may use them beside a program.

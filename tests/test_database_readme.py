@@ -1,4 +1,4 @@
-"""docs/csv-contract.md against the code that it describes: nothing is missing there, and nothing is made up."""
+"""database/README.md lists every column, status and field of the code, and no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opatlas.store.manifest import Manifest
 from opatlas.store.pruned import PRUNED_REASON
 from opatlas.store.write_back import UpdateMode
 
-PAGE = (ROOT / "docs" / "csv-contract.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "database" / "README.md").read_text(encoding="utf-8")
 #: Columns of a file that OpAtlas may write, but for counters.
 COLUMNS = {
     *schema.BASE,
@@ -78,7 +78,7 @@ def test_every_counter_is_named(counter: str) -> None:
 
 
 def test_statuses_and_what_the_next_session_does() -> None:
-    lines = [line for line in section("What became of it").splitlines() if line.startswith("| `")]
+    lines = [line for line in section("Status").splitlines() if line.startswith("| `")]
     after = {line.split("`")[1]: line for line in lines if line.split("`")[1] not in COLUMNS}
     assert list(after) == [status.value for status in Status]
     assert {Status(name) for name, line in after.items() if "xfail" in line} == {
