@@ -7,6 +7,7 @@ known here: each sample of a row must be in that row, and nothing else.
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from moods import Mood
 from sessions import HANG_S, Sessions, row
 from stand_in_npus import SAMPLES, StandInNpus, measured_right
 
-#: A limit of pytest-timeout for the first row. The row that its batch waits for goes on when the first row has failed.
-LIMIT = """
+#: Gives the first row a limit of pytest-timeout, whose signal the test sends itself. The row that the batch waits for
+#: goes on when the first one has failed.
+INTERRUPTIBLE = """
 
 import pathlib
 GO = pathlib.Path(__file__).with_name("go")
@@ -24,7 +26,7 @@ GO = pathlib.Path(__file__).with_name("go")
 def pytest_collection_modifyitems(items):
     import pytest
     if not GO.exists():
-        items[0].add_marker(pytest.mark.timeout(4, method="signal", func_only=True))
+        items[0].add_marker(pytest.mark.timeout(600, method="signal", func_only=True))
 
 
 def pytest_runtest_logreport(report):
@@ -125,11 +127,14 @@ def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNp
 
 
 def test_an_interrupted_batch_shifts_no_duration(sessions: Sessions, npus: StandInNpus) -> None:
-    """pytest-timeout interrupts the turn of the first row, in which the others run with it."""
+    """pytest-timeout interrupts the first row, while the other rows of its batch run."""
     sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(3)])
     with open(sessions.folder / "conftest.py", "a") as conftest:
-        conftest.write(LIMIT)
-    done = npus.run()
+        conftest.write(INTERRUPTIBLE)
+    session = npus.start()
+    session.wait_for_body(Mood.WAIT_FOR_GO)
+    session.send(signal.SIGALRM)
+    done = session.wait()
     assert done.ledger() == {"measured": 3, "not run": 1}, done.output
     assert measured_right(sessions, "Moody") == {40, 2, 3}
     assert sessions.left_behind() == []
