@@ -1,8 +1,7 @@
-"""Collectives over HCCL, NCCL and Gloo: `pytest bench/test_collectives.py`, which nothing but its name collects.
+"""Replays of collectives: `pytest bench/test_collectives.py`. pytest collects this file only when it is named.
 
-A case is a message of a group of devices; the options (opatlas/collectives/options.py) say which, and
-docs/collectives.md
-what is measured. The body runs on every rank of the group.
+A case is a message of a group of devices (opatlas/collectives/). The body runs on every rank of the group; `row` is a
+Message, `replay` a TimedCollective.
 """
 
 from __future__ import annotations
@@ -19,53 +18,53 @@ from opatlas.model.communication import (
 
 @collective(ALL_REDUCE)
 def test_all_reduce(row, replay):
-    """Every rank gives a message, and gets the sum of all in its place."""
+    """Every rank sends a message, which the sum of all messages replaces."""
     from torch import distributed
 
-    given = row.given()
-    result = given.clone()
+    sent = row.input_tensor()
+    result = sent.clone()
     replay(
         lambda: distributed.all_reduce(result),
         result,
-        row.summed,
-        # The sum of sums would grow from call to call.
-        restore=lambda: result.copy_(given),
+        row.expected_sum,
+        # Without it the sum would grow from call to call.
+        restore=lambda: result.copy_(sent),
     )
 
 
 @collective(ALL_GATHER)
 def test_all_gather(row, replay):
-    """Every rank gives a message, and gets those of all."""
+    """Every rank sends a message, and receives the messages of all ranks."""
     from torch import distributed
 
-    given, result = row.given(), row.empty(row.size)
-    replay(lambda: distributed.all_gather_into_tensor(result, given), result, row.gathered)
+    sent, result = row.input_tensor(), row.output_tensor(row.size)
+    replay(lambda: distributed.all_gather_into_tensor(result, sent), result, row.expected_gather)
 
 
 @collective(REDUCE_SCATTER)
 def test_reduce_scatter(row, replay):
-    """Every rank gives a message for each, and gets the sum of those that are for it."""
+    """Every rank sends a message for each rank, and receives the sum of the messages for it."""
     from torch import distributed
 
-    given, result = row.given(row.size), row.empty()
-    replay(lambda: distributed.reduce_scatter_tensor(result, given), result, row.scattered)
+    sent, result = row.input_tensor(row.size), row.output_tensor()
+    replay(lambda: distributed.reduce_scatter_tensor(result, sent), result, row.expected_scatter)
 
 
 @collective(ALL_TO_ALL)
 def test_all_to_all(row, replay):
-    """Every rank gives a message, a part of it to each, and gets a part from each."""
+    """Every rank sends a part of its message to each rank, and receives a part from each rank."""
     from torch import distributed
 
-    given, result = row.given(), row.empty()
-    # HCCL has a collective of its own for parts that are all alike; hcom_alltoallv_ is the one that takes their sizes.
-    parts = [row.count // row.size] * row.size if given.device.type == "npu" else None
-    replay(lambda: distributed.all_to_all_single(result, given, parts, parts), result, row.exchanged)
+    sent, result = row.input_tensor(), row.output_tensor()
+    # HCCL has another collective for parts of equal size; hcom_alltoallv_ takes the size of each part.
+    parts = [row.count // row.size] * row.size if sent.device.type == "npu" else None
+    replay(lambda: distributed.all_to_all_single(result, sent, parts, parts), result, row.expected_exchange)
 
 
 @collective(BROADCAST)
 def test_broadcast(row, replay):
-    """The first rank gives a message, and all others get it."""
+    """Rank 0 sends a message, which all other ranks receive."""
     from torch import distributed
 
-    result = row.given() if row.rank == 0 else row.empty()
-    replay(lambda: distributed.broadcast(result, src=0), result, row.of_first)
+    result = row.input_tensor() if row.rank == 0 else row.output_tensor()
+    replay(lambda: distributed.broadcast(result, src=0), result, row.expected_broadcast)

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         ExcludedDevices(None),
     )
     spec = GroupSpec(arguments.ep_size)
-    if reason := pool.too_few_for(spec):
+    if reason := pool.shortage(spec):
         raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}")
     probe = ShapeProbe(pool, spec, arguments.weights, arguments.format, arguments.case_timeout)
     try:

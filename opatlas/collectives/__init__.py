@@ -1,5 +1,6 @@
-"""Collectives over HCCL, NCCL and Gloo: which groups and messages are measured, and how.
+"""Collectives over HCCL, NCCL and Gloo: messages between the devices of a group.
 
-Without torch: topology.py (the grid), options.py (what the options ask for), analytic.py and validate.py (whether
-durations are plausible). With torch, in the ranks of a group: message.py (the tensors, and what they must hold).
+Without torch: topology.py (the grid of devices), options.py (the messages that options name), rows.py (a message
+as a row).
+With torch, in the ranks of a group: message.py (the tensors and expected results), timed.py (the measurement).
 """

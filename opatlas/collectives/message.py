@@ -1,4 +1,4 @@
-"""The message of a row on one rank: its tensors, and what they must hold when the collective is done."""
+"""A message of a collective on one rank: its tensors, and the results that are expected."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from opatlas.model.errors import InvalidRow, WrongResult
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.model.slots import known_dtype
 
-#: Of bfloat16 and int8 every whole number up to here is one, so that a sum of so many small ones is exact in any order.
+#: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 such numbers exactly, in any order.
 _LARGEST = 3
 _MOST_SUMMANDS = 40
-#: Elements that are made, or compared, at a time: their numbers take eight bytes each meanwhile.
+#: Elements that are made or compared at once; each takes eight bytes meanwhile.
 _AT_ONCE = 1 << 22
-#: What a result holds before: no element may be left as it was.
-_BEFORE = 99
-#: A larger result is compared in places: so many stretches, evenly, the first and the last element in them.
+#: Value of an output tensor before the collective, which no result has.
+_UNWRITTEN = 99
+#: Larger results are compared in so many stretches, evenly spaced, with the first and the last element.
 _MOST_COMPARED = 1 << 22
 _STRETCHES = 64
-#: Odd and without a pattern (Knuth's multiplicative hash). A rank's share must not simply be added: the shares of
-#: seven ranks would be seven neighbours modulo 7, whose sum is the same everywhere.
+#: Odd numbers without a pattern (Knuth's multiplicative hash). With a sum in place of the exclusive or, seven ranks
+#: would have seven neighbouring values modulo 7, whose sum is the same at each position.
 _HASH, _RANK_HASH = 2654435761, 0x5851F42D4C95
 
 
 class Message:
-    """A row of a collective as one rank of its group has it.
+    """A message as one rank of its group has it.
 
-    Each rank gives whole numbers from -3 to 3 that depend on its number and on the place of the element: chunks
-    that were swapped, left out or summed twice show.
+    Each rank sends whole numbers from -3 to 3 that depend on the rank and on the position of the element. Chunks that
+    are swapped, left out or summed twice therefore give a wrong result.
 
     Attributes:
-        count: elements of a message.
-        rank, size: this rank, and how many there are.
+        count: number of elements of the message.
+        rank: number of this rank.
+        size: number of ranks.
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device, rank: int, size: int) -> None:
-        """Raises InvalidRow where the cells are no message of this group."""
+        """Raises InvalidRow if the cells describe no message of a group of `size` ranks."""
         collective = BY_KERNEL_TYPE.get(kernel_type)
         dtype = known_dtype(cells[DTYPE])
         if collective is None or dtype is None:
-            raise InvalidRow(f"no collective {kernel_type}, or column '{DTYPE}' = {cells[DTYPE]!r} is no dtype of one")
+            raise InvalidRow(f"{kernel_type} is no collective, or column '{DTYPE}' = {cells[DTYPE]!r} is no dtype")
         if cells[NUM_DEVICES] != str(size):
-            raise InvalidRow(f"column '{NUM_DEVICES}' = {cells[NUM_DEVICES]!r}, and the group has {size} ranks")
+            raise InvalidRow(f"column '{NUM_DEVICES}' = {cells[NUM_DEVICES]!r}, but the group has {size} ranks")
         message_bytes = int(cells[MESSAGE_BYTES])
         if message_bytes != collective.message_bytes(message_bytes, size, dtype.bytes):
             raise InvalidRow(
-                f"column '{MESSAGE_BYTES}' = {message_bytes}: these are no whole elements of {dtype.name}"
-                + (f", as many for each of {size} devices" if collective.in_parts else "")
+                f"column '{MESSAGE_BYTES}' = {message_bytes} is no whole number of elements of {dtype.name}"
+                + (f" for each of {size} devices" if collective.in_parts else "")
             )
         self.kernel_type = kernel_type
         self.count = message_bytes // dtype.bytes
@@ -57,84 +58,84 @@ class Message:
         self.device = device
         self.dtype: torch.dtype = getattr(torch, dtype.torch_name)
 
-    def given(self, chunks: int = 1) -> torch.Tensor:
-        """What this rank gives: a message, or one for each of some ranks."""
+    def input_tensor(self, chunks: int = 1) -> torch.Tensor:
+        """Returns the tensor that this rank sends: `chunks` messages."""
         tensor = torch.empty(chunks * self.count, dtype=self.dtype, device=self.device)
         for start, stop in _pieces(0, tensor.numel()):
-            tensor[start:stop] = self.values(self.rank, start, stop)
+            tensor[start:stop] = self.rank_values(self.rank, start, stop)
         return tensor
 
-    def empty(self, chunks: int = 1) -> torch.Tensor:
-        """Room for what this rank gets."""
-        return torch.full((chunks * self.count,), _BEFORE, dtype=self.dtype, device=self.device)
+    def output_tensor(self, chunks: int = 1) -> torch.Tensor:
+        """Returns a tensor for the result of this rank: `chunks` messages of unwritten elements."""
+        return torch.full((chunks * self.count,), _UNWRITTEN, dtype=self.dtype, device=self.device)
 
-    def values(self, rank: int, start: int, stop: int) -> torch.Tensor:
-        """Elements `start` to `stop` of what a rank gives, as int64."""
+    def rank_values(self, rank: int, start: int, stop: int) -> torch.Tensor:
+        """Returns the elements from `start` to `stop` that a rank sends, as int64."""
         place = torch.arange(start, stop, dtype=torch.int64, device=self.device)
         mixed = ((place + 1) * _HASH) ^ ((rank + 1) * _RANK_HASH)
         mixed = (mixed ^ (mixed >> 29)) * _HASH
         numbers = (mixed >> 24) % (2 * _LARGEST + 1) - _LARGEST
         groups = -(-self.size // _MOST_SUMMANDS)
-        # Of many ranks only some give another number than 0 to the same sum.
+        # With more ranks, only some of them send another number than 0 to the same sum.
         return numbers if groups == 1 else numbers * (place % groups == rank % groups)
 
-    def summed(self, start: int, stop: int) -> torch.Tensor:
-        """The sum over all ranks of elements `start` to `stop` of what they give."""
-        total = self.values(0, start, stop)
+    def expected_sum(self, start: int, stop: int) -> torch.Tensor:
+        """Returns the elements from `start` to `stop` of the sum over all ranks."""
+        total = self.rank_values(0, start, stop)
         for rank in range(1, self.size):
-            total += self.values(rank, start, stop)
+            total += self.rank_values(rank, start, stop)
         return total
 
-    def of_first(self, start: int, stop: int) -> torch.Tensor:
-        """Elements `start` to `stop` of what the first rank gives."""
-        return self.values(0, start, stop)
+    def expected_broadcast(self, start: int, stop: int) -> torch.Tensor:
+        """Returns the elements from `start` to `stop` of the message of rank 0."""
+        return self.rank_values(0, start, stop)
 
-    def gathered(self, start: int, stop: int) -> torch.Tensor:
-        """Elements of the messages of all ranks, one behind the other."""
-        return self._of_ranks(start, stop, self.count, 0)
+    def expected_gather(self, start: int, stop: int) -> torch.Tensor:
+        """Returns the elements from `start` to `stop` of the messages of all ranks, in order of the ranks."""
+        return self._concatenated(start, stop, self.count, 0)
 
-    def exchanged(self, start: int, stop: int) -> torch.Tensor:
-        """Elements of what all ranks give to this one, one behind the other."""
+    def expected_exchange(self, start: int, stop: int) -> torch.Tensor:
+        """Returns the elements from `start` to `stop` of the parts that all ranks send to this rank, in order."""
         part = self.count // self.size
-        return self._of_ranks(start, stop, part, self.rank * part)
+        return self._concatenated(start, stop, part, self.rank * part)
 
-    def scattered(self, start: int, stop: int) -> torch.Tensor:
-        """Elements of this rank's chunk of the sum."""
-        return self.summed(self.rank * self.count + start, self.rank * self.count + stop)
+    def expected_scatter(self, start: int, stop: int) -> torch.Tensor:
+        """Returns the elements from `start` to `stop` of this rank's chunk of the sum."""
+        return self.expected_sum(self.rank * self.count + start, self.rank * self.count + stop)
 
     def check(self, result: torch.Tensor, expected: Callable[[int, int], torch.Tensor]) -> int:
-        """Compares what this rank got; gives how many elements were compared.
+        """Compares the result of this rank, and returns how many elements were compared.
 
         Args:
-            expected: gives elements `start` to `stop` of what it must be, exactly.
+            expected: returns the exact elements from `start` to `stop`.
 
         Raises:
-            WrongResult: with the first element that is something else.
+            WrongResult: with the first wrong element.
         """
         compared = 0
         for start, stop in _compared(result.numel()):
             wrong = result[start:stop].to(torch.int64) != expected(start, stop)
-            # A fraction is cut off by the conversion, and is wrong as well.
+            # The conversion cuts off a fraction, which is wrong too.
             wrong |= result[start:stop] != result[start:stop].round() if self.dtype.is_floating_point else False
             if bool(wrong.any()):
                 first = int(wrong.nonzero()[0])
                 raise WrongResult(
-                    f"rank {self.rank} of {self.size} holds {result[start + first].item()} as element {start + first} "
-                    f"of {result.numel()}, and must hold {int(expected(start, stop)[first])} "
+                    f"rank {self.rank} of {self.size}: element {start + first} of {result.numel()} is "
+                    f"{result[start + first].item()}, expected {int(expected(start, stop)[first])} "
                     f"({int(wrong.sum())} of {stop - start} elements there are wrong)"
                 )
             compared += stop - start
         return compared
 
-    def _of_ranks(self, start: int, stop: int, part: int, offset: int) -> torch.Tensor:
-        """Of parts of all ranks, each from `offset` of what the rank gives, one behind the other."""
-        found = []
+    def _concatenated(self, start: int, stop: int, part: int, offset: int) -> torch.Tensor:
+        """Returns elements of the parts of all ranks in order; each part has `part` elements from `offset` on."""
+        pieces = []
         while start < stop:
             rank, at = divmod(start, part)
             length = min(part - at, stop - start)
-            found.append(self.values(rank, offset + at, offset + at + length))
+            pieces.append(self.rank_values(rank, offset + at, offset + at + length))
             start += length
-        return torch.cat(found)
+        return torch.cat(pieces)
 
 
 def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The options of `pytest bench/test_collectives.py`, and which groups and messages they ask for."""
+"""The options of `pytest bench/test_collectives.py`, and the plan of groups and messages that they name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opatlas.collectives.rows import message_group
-from opatlas.collectives.topology import Grid, NoGroup, guess
+from opatlas.collectives.topology import Grid, ImpossibleGroup, default_grid
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import node_options_problem
 from opatlas.errors import OpAtlasError
-from opatlas.isolation.groups.pool import devices_of_node, misplaced
+from opatlas.isolation.groups.pool import node_devices, placement_problem
 from opatlas.model.communication import BY_NAME, TIERS, Collective
 from opatlas.model.location import COMMUNICATION_NAMED_BY, device_kind
 from opatlas.model.schema import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pytest
 
 MODULE = "test_collectives.py"
-#: As torch names them, and as HCCL's CSVs do.
+#: Names of dtypes in torch, and in the CSVs of HCCL.
 DTYPES: Mapping[str, str] = {
     "bfloat16": "DT_BF16",
     "float16": "DT_FLOAT16",
@@ -51,11 +51,12 @@ DTYPES: Mapping[str, str] = {
     "int8": "DT_INT8",
 }
 _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
+#: So many rounded sizes are listed.
 _SHOWN = 3
-#: How variables begin that say how a library communicates.
-_LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
-#: Set in NVIDIA's containers to tell what is installed; NCCL does not read it.
-_OF_CONTAINERS = ("NCCL_VERSION",)
+#: Prefixes of the environment variables of the libraries that communicate.
+_VARIABLE_PREFIXES = ("NCCL_", "HCCL_", "GLOO_")
+#: Set in NVIDIA's containers to tell the installed version; NCCL does not read it.
+_OTHER_VARIABLES = ("NCCL_VERSION",)
 
 
 def _usage_error(message: str) -> Exception:
@@ -66,7 +67,7 @@ def _usage_error(message: str) -> Exception:
 
 
 def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
-    """What argparse is told of an option that takes several values, with commas or blanks between them."""
+    """Returns the argparse keywords of an option that takes several values, separated by commas or blanks."""
     return {"nargs": "+", "action": Listed, "type": items_of(read), "metavar": (f"{metavar}[,{metavar}...]", metavar)}
 
 
@@ -76,8 +77,8 @@ OPTIONS = (
         "--grid-shape",
         Scope.COLLECTIVES,
         **_several(at_least(1), "N"),
-        help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
-        "as 48,8,2 (default: that on an A3, 128,8 on an A2, a guess elsewhere)",
+        help="the grid of the devices of all nodes: number of places in each dimension, outermost first "
+        "(default: 48,8,2 on an A3, 128,8 on an A2, elsewhere by nodes and NVLink)",
     ),
     declare(
         "--num-devices",
@@ -99,7 +100,7 @@ OPTIONS = (
         Scope.COLLECTIVES,
         **_several(one_of(DTYPES), "DTYPE"),
         default=["bfloat16"],
-        help=f"what messages are made of: {', '.join(DTYPES)} (default: bfloat16)",
+        help=f"dtypes of the messages: {', '.join(DTYPES)} (default: bfloat16)",
     ),
     declare(
         "--bytes-grid",
@@ -121,12 +122,12 @@ MOVED = (
 
 @dataclass(frozen=True)
 class CollectivePlan:
-    """What a session is to measure.
+    """The messages that a session measures.
 
     Attributes:
-        rows: cells of the messages, by kernel type, in the order in which groups need them.
-        options: those of pytest, with the grid that was guessed where none was given.
-        about: what was guessed and what was changed, in lines for the user to read.
+        rows: cells of the messages, by kernel type, ordered by groups.
+        options: the options of pytest, with the grid that is used.
+        about: lines for the user on the grid, the environment, rounded sizes and left out groups.
     """
 
     rows: Mapping[str, Sequence[Mapping[str, str]]]
@@ -143,10 +144,10 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def are_named(config: pytest.Config) -> bool:
-    """Whether the session is to measure collectives, which are named on the command line or not collected.
+    """Returns whether the command line names the file of collectives, which is not collected otherwise.
 
     Raises:
-        pytest.UsageError: it is to measure something else too.
+        pytest.UsageError: the command line names other files too.
     """
     named = [Path(argument.partition("::")[0]).name == MODULE for argument in config.args]
     if any(named) and not all(named):
@@ -154,11 +155,11 @@ def are_named(config: pytest.Config) -> bool:
     return any(named)
 
 
-def collectives_of(ops: Sequence[str]) -> Sequence[Collective]:
-    """Returns the collectives that --ops names, by torch's name or by kernel type; all of them where it names none.
+def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
+    """Returns the collectives that --ops names by torch's name or by kernel type; all collectives without --ops.
 
     Raises:
-        pytest.UsageError: a name is none of them.
+        pytest.UsageError: there is no collective of a name.
     """
     known = {name: collective for each in BY_NAME.values() for name, collective in _names_of(each)}
     if unknown := [name for name in ops if name not in known]:
@@ -174,23 +175,22 @@ def _names_of(collective: Collective) -> Sequence[tuple[str, Collective]]:
 
 
 def collective_plan(option: Any, devices: Sequence[DeviceSpec]) -> CollectivePlan:
-    """What the options ask for.
+    """Returns the messages that the options name.
 
     Raises:
-        pytest.UsageError: options that contradict each other, or a grid that holds none of the groups, or with
-            --strict not all of them.
+        pytest.UsageError: options contradict each other, or the grid holds no group, or with --strict not all groups.
     """
-    _expect_nodes(option)
-    collectives = collectives_of(option.ops)
-    per_node = len(devices_of_node(devices))
-    guessed = guess(devices, per_node, option.nnodes)
+    _check_nodes(option)
+    collectives = named_collectives(option.ops)
+    per_node = len(node_devices(devices))
+    guessed = default_grid(devices, per_node, option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
-    grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.holding(max(sizes))
+    grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
     about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
     variables = [
         f"{name}={value}"
         for name, value in sorted(os.environ.items())
-        if name.startswith(_LIBRARIES) and name not in _OF_CONTAINERS
+        if name.startswith(_VARIABLE_PREFIXES) and name not in _OTHER_VARIABLES
     ]
     about += [f"environment: {' '.join(variables)}"] if variables else []
     options = argparse.Namespace(**{**vars(option), "grid_shape": list(grid.shape)})
@@ -199,19 +199,19 @@ def collective_plan(option: Any, devices: Sequence[DeviceSpec]) -> CollectivePla
     for size in sizes:
         try:
             members = grid.group(size, _tier(option))
-        except NoGroup as error:
+        except ImpossibleGroup as error:
             no_group.append(f"--num-devices {size}: {error}")
             continue
         tier = grid.tier_of(members)
         spec = message_group({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
-        reason = misplaced(spec, devices)
+        reason = placement_problem(spec, devices)
         if reason and option.strict:
             raise _usage_error(f"--strict: --num-devices {size} {reason}")
         for collective in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
-                sent = _sent(collective, size, dtype, _bytes(option, devices))
-                about += [f"{collective.name} of {size} {dtype}: {text}" for text in _rounded(sent)]
-                # Those that two sizes are rounded up to are one message.
+                sent = _round_up(collective, size, dtype, _sizes(option, devices))
+                about += [f"{collective.name} of {size} {dtype}: {text}" for text in _rounded_note(sent)]
+                # Two sizes that are rounded up to the same size are one message.
                 rows[collective.kernel_type] += [
                     {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
                     for count in dict.fromkeys(sent.values())
@@ -222,43 +222,53 @@ def collective_plan(option: Any, devices: Sequence[DeviceSpec]) -> CollectivePla
 
 
 def _tier(option: Any) -> int | None:
-    """A group of several nodes spans these, which neighbours may not."""
+    """Returns the requested tier; by default a group of several nodes spans the nodes."""
     tier: int | None = option.topology_tier
     return 0 if tier is None and option.nnodes > 1 else tier
 
 
-def _bytes(option: Any, devices: Sequence[DeviceSpec]) -> Sequence[int]:
+def _sizes(option: Any, devices: Sequence[DeviceSpec]) -> Sequence[int]:
+    """Returns the requested sizes of messages, in bytes."""
     if option.bytes_grid:
         return list(option.bytes_grid)
     largest = _LARGEST_ON_CPU if devices[0].kind == "cpu" else _LARGEST
     return [1 << power for power in range(_SMALLEST.bit_length() - 1, largest.bit_length())]
 
 
-def _sent(collective: Collective, size: int, dtype: str, wanted_bytes: Sequence[int]) -> Mapping[int, int]:
-    """The bytes that are sent for those that are wanted."""
+def _round_up(collective: Collective, size: int, dtype: str, wanted_bytes: Sequence[int]) -> Mapping[int, int]:
+    """Returns the size that is sent for each requested size, in bytes."""
     known = known_dtype(DTYPES[dtype])
     assert known is not None
     return {wanted: collective.message_bytes(wanted, size, known.bytes) for wanted in wanted_bytes}
 
 
-def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
+def _rounded_note(sent: Mapping[int, int]) -> Sequence[str]:
+    """Returns a line on sizes that were rounded up, if any."""
     changed = [f"{wanted} -> {count}" for wanted, count in sent.items() if wanted != count]
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return [f"bytes rounded up: {', '.join(changed[:_SHOWN])}{more}"] if changed else []
 
 
-def _expect_nodes(option: Any) -> None:
+def _check_nodes(option: Any) -> None:
+    """Raises pytest.UsageError if the options of nodes contradict each other, or --update-mode."""
     if problem := node_options_problem(option):
         raise _usage_error(problem)
     if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
         raise _usage_error(
-            f"--nnodes {option.nnodes}: all nodes must run the same messages, and what is missing may differ "
-            f"between them: leave out --update-mode"
+            f"--nnodes {option.nnodes}: all nodes must run the same messages, but their databases may lack different "
+            "messages: leave out --update-mode"
         )
 
 
 def communication_version(name: str, versions: Versions) -> str:
-    """Of the library that carries messages between devices of a name. Raises OpAtlasError where it is not detected."""
+    """Returns the version of the library that carries messages between devices.
+
+    Args:
+        name: of the devices.
+
+    Raises:
+        OpAtlasError: the version is not detected.
+    """
     component = COMMUNICATION_NAMED_BY[device_kind(name)]
     version: str | None = getattr(versions, component.field)
     if version is None:

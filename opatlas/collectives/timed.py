@@ -1,12 +1,10 @@
-"""The `replay` that a collective calls: checks what every rank holds, and then takes the time of all of them.
+"""The `replay` of a collective: checks the result on every rank, and measures all ranks together.
 
-How ranks are kept in step: before each sample they line up (opatlas/engine/group.py). On a CPU that is a
-barrier,
-which they leave some microseconds apart; the clock of each runs from there to the return of its call. So the slowest
-rank's time is from the first moment when it could begin to the last moment when it is done, and holds what the
-barrier left of the others' delay: that is why small messages over Gloo are to be read with their spread. On a GPU or
-an NPU the devices line up, while what follows is launched already; they begin within a microsecond or two of each
-other, whatever their hosts do, and the time is that of the kernels of the collective.
+Before each sample the ranks wait for each other (`Group.device_barrier`). On a CPU they leave a barrier some
+microseconds apart, and the clock of each rank runs from there to the return of its call. The time of the slowest rank
+then includes the delay of the others: read durations of small messages over Gloo together with their spread. On GPUs
+and NPUs the devices begin within a microsecond or two of each other, and a sample is the time of the kernels of the
+collective.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ReplayError
 
-#: The first call sets up connections, of which a library may make more with each of the next ones.
+#: The first calls set up connections.
 _WARM_UP_CALLS = 5
 _WARM_UP_S = 1.0
 
 
 class TimedCollective:
-    """Bound to one row. Calling it measures the collective and leaves the result in `outcome`."""
+    """Measures the collective of one message when it is called, and leaves the result in `outcome`."""
 
     def __init__(
         self, message: Message, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
@@ -52,9 +50,9 @@ class TimedCollective:
         self._sampling = Sampling(message.kernel_type, {}, device, instrument, settings, group)
 
     def expect_memory(self) -> None:
-        """Refuses a message that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
+        """Raises OutOfMemory if the device cannot hold the message, before anything is allocated."""
         message = self._message
-        # What is given and what is got, each at most a chunk for every rank, and the library's buffers.
+        # Input and output, each at most a chunk for every rank, and the buffers of the library.
         needed = 3 * message.size * message.count * message.dtype.itemsize
         if self._device.torch_device.type == "cpu":
             needed *= ranks_of_node()
@@ -74,14 +72,14 @@ class TimedCollective:
         """Measures `call`.
 
         Args:
-            call: the collective; may return before it is done on the device.
-            result: where it leaves what this rank gets.
-            expected: gives elements `start` to `stop` of what that must be.
-            restore: brings back what the collective has overwritten.
+            call: launches the collective; it may return before the device is done.
+            result: the tensor of the result of this rank.
+            expected: returns the elements from `start` to `stop` that the result must have.
+            restore: restores the tensors that the collective overwrites.
 
         Raises:
-            WrongResult: an element is another one, before or after the samples were taken.
-            ReplayError: a rank has no samples, or another number of them.
+            WrongResult: an element is wrong, before the first or after the last sample.
+            ReplayError: a rank has no samples, or the ranks have different numbers of samples.
         """
         self._group.report_step("in its first call")
         call()
@@ -89,21 +87,21 @@ class TimedCollective:
         compared = self._message.check(result, expected)
         self._sampling.warm_up(call, most_calls=_WARM_UP_CALLS - 1, until=monotonic() + _WARM_UP_S)
         samples = self._sampling.take(call, restore)
-        # Once more: calls in quick succession must not have met each other.
+        # Calls in quick succession must not disturb each other.
         self._message.check(result, expected)
         checked = Checked(compared, result.numel())
         outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
-        self.outcome = self._of_slowest(outcome)
+        self.outcome = self._slowest_rank(outcome)
 
-    def _of_slowest(self, outcome: RowOutcome) -> RowOutcome:
-        """The samples of the rank with the largest median, the same on every rank.
+    def _slowest_rank(self, outcome: RowOutcome) -> RowOutcome:
+        """Returns the outcome of the rank with the largest median, on every rank.
 
-        Those that are read from profiles later are compared then (opatlas/isolation/msprof/pending.py).
+        Samples in a profile are compared when pytest reads the profiles (opatlas/isolation/msprof/pending.py).
         """
         if outcome.pending is not None:
             return outcome
         if outcome.measurement is None:
-            # The others are told.
+            # The other ranks learn that this rank has none.
             with suppress(ReplayError):
                 self._group.gather_samples(())
             return outcome
@@ -116,7 +114,7 @@ class TimedCollective:
         return replace(outcome, measurement=measurement)
 
     def _shared_cores(self) -> list[str]:
-        """What a reader of a CPU's durations should know."""
+        """Returns a remark if the ranks of a CPU are more than its cores."""
         ranks, cores = ranks_of_node(), available_cores()
         crowded = self._device.torch_device.type == "cpu" and ranks > cores
         return [f"{ranks} ranks shared {cores} cores"] if crowded else []

@@ -1,7 +1,7 @@
-"""Devices as a grid: which of them a group takes, and what links its members at most.
+"""The grid of devices: which devices a group takes, and the tier that links them.
 
-Ranks are coordinates in a grid whose last dimension counts fastest: on a grid of 48, 8 and 2, rank 19 is die 1 of
-chip 1 in pod 1. The tier of some ranks is the outermost dimension in which they differ.
+On a grid of 48 x 8 x 2, device 19 is die 1 of chip 1 in pod 1. The tier of a group is the outermost dimension in which
+its devices differ.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from opatlas.model.communication import TIERS
 from opatlas.model.location import DEFAULT_NPU_DEVICE
 
 
-class NoGroup(ValueError):
-    """A grid that does not hold the group; the message says why."""
+class ImpossibleGroup(ValueError):
+    """A grid cannot hold a group; the message says why."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Attributes: shape: how many there are in each dimension, outermost first."""
+    """A grid of devices. The number of a device counts its coordinates, the last dimension fastest.
+
+    Attributes:
+        shape: number of places in each dimension, outermost first.
+    """
 
     shape: tuple[int, ...]
 
@@ -37,11 +41,11 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many ranks it holds."""
+        """Number of devices."""
         return prod(self.shape)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where a rank is."""
+        """Returns the coordinates of a device."""
         found = []
         for extent in reversed(self.shape):
             rank, at = divmod(rank, extent)
@@ -49,68 +53,68 @@ class Grid:
         return tuple(reversed(found))
 
     def tier_of(self, ranks: Sequence[int]) -> int:
-        """The outermost dimension in which some ranks differ. Raises NoGroup for fewer than two of them."""
+        """Returns the outermost dimension in which devices differ. Raises ImpossibleGroup for a single device."""
         if len(set(ranks)) < 2:
-            raise NoGroup("one device alone communicates with nobody")
+            raise ImpossibleGroup("one device alone communicates with no other")
         places = zip(*map(self.coordinates, ranks), strict=True)
         return next(dimension for dimension, values in enumerate(places) if len(set(values)) > 1)
 
     def group(self, num_devices: int, tier: int | None = None) -> tuple[int, ...]:
-        """The ranks of a group, from 0 on.
+        """Returns the devices of a group.
 
-        Neighbours, where these span the tier. Where too few of them do, members are taken from as many
-        places of the tier's dimension as there are, as evenly as possible: two of tier 1 on 48 x 8 x 2 are
-        ranks 0 and 2, and all that they send crosses that tier.
+        These are the devices from 0 on, if their tier is the requested one. If not, devices are taken from as many
+        places of the tier's dimension as possible, evenly: two devices of tier 1 on 48 x 8 x 2 are 0 and 2, and all
+        that they send crosses that tier.
 
         Args:
-            tier: whose dimension the members span, sharing their places in those before it; None: that of
-                neighbours.
+            tier: the dimension in which the devices differ; they share their places in the dimensions before it. None:
+                the tier of the devices from 0 on.
 
         Raises:
-            NoGroup: the grid does not hold it.
+            ImpossibleGroup: the grid cannot hold the group.
         """
         if num_devices > self.size:
-            raise NoGroup(f"the grid {self} has {self.size} devices, and {num_devices} are needed")
+            raise ImpossibleGroup(f"the grid {self} has {self.size} devices, and {num_devices} are needed")
         neighbours = tuple(range(num_devices))
         own_tier = self.tier_of(neighbours)
         if tier is None or tier == own_tier:
             return neighbours
         if not 0 <= tier < len(self.shape):
-            raise NoGroup(f"the grid {self} has no tier {tier}: it has {len(self.shape)} dimensions, from 0 on")
-        # Devices of one place of the tier's dimension.
-        inner = prod(self.shape[tier + 1 :])
+            raise ImpossibleGroup(f"the grid {self} has no tier {tier}: it has {len(self.shape)} dimensions, from 0 on")
+        devices_of_a_place = prod(self.shape[tier + 1 :])
         places = min(num_devices, self.shape[tier])
-        if num_devices > inner * self.shape[tier]:
-            raise NoGroup(
+        if num_devices > devices_of_a_place * self.shape[tier]:
+            raise ImpossibleGroup(
                 f"{num_devices} devices of the grid {self} cannot share tier {tier}, which links "
-                f"{inner * self.shape[tier]} at most: they are of tier {own_tier}"
+                f"{devices_of_a_place * self.shape[tier]} at most: they are of tier {own_tier}"
             )
         if places < 2:
-            raise NoGroup(f"tier {tier} of the grid {self} links nothing: its dimension is {self.shape[tier]}")
+            raise ImpossibleGroup(f"tier {tier} of the grid {self} links nothing: its dimension is {self.shape[tier]}")
         share, more = divmod(num_devices, places)
-        return tuple(place * inner + at for place in range(places) for at in range(share + (place < more)))
+        return tuple(place * devices_of_a_place + at for place in range(places) for at in range(share + (place < more)))
 
 
 _A3, _A2 = "ATLAS_800_A3", "ATLAS_800_A2"
 
 
 @dataclass(frozen=True)
-class Guess:
-    """
+class DefaultGrid:
+    """The grid that is used without --grid-shape.
+
     Attributes:
         shape: of the grid.
-        num_devices: sizes of the groups that are measured where nothing else is said.
-        why: what it stands on.
+        num_devices: sizes of the groups that are measured without --num-devices.
+        why: the reason for the shape, for the user.
     """
 
     shape: tuple[int, ...]
     num_devices: tuple[int, ...]
     why: str
 
-    def holding(self, num_devices: int) -> Grid:
-        """The grid, with a longer outermost but one dimension where it has fewer devices than that.
+    def grid_for(self, num_devices: int) -> Grid:
+        """Returns the grid; its second dimension is extended if it has fewer than `num_devices` devices.
 
-        So that a group of more devices than there are is told what it lacks, and not that the guess is wrong.
+        A group that is too large then reports the devices that it lacks, and not a wrong default grid.
         """
         grid = Grid(self.shape)
         if grid.size >= num_devices:
@@ -120,28 +124,28 @@ class Guess:
         return Grid((nodes, -(-num_devices // others), *inner))
 
 
-def guess(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> Guess:
-    """The grid of nodes that have so many devices each, all linked as those of this one.
+def default_grid(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> DefaultGrid:
+    """Returns the default grid of `nnodes` nodes with `per_node` devices each, linked as on this node.
 
-    NPUs are known by their name. The first dimension of other grids is that of the nodes; the second one that of
-    a node's devices, or of the islands among them that NVLink joins, and then the third that of an island's.
+    The name of an NPU tells its grid. The first dimension of other grids are the nodes, the second the devices of a
+    node, or its NVLink islands, and then the third the devices of an island.
     """
     device, everything = devices[0], per_node * nnodes
     if device.kind == "npu":
         name = device.name or DEFAULT_NPU_DEVICE
         if name.startswith(_A3):
-            return Guess((48, 8, 2), (16,), f"that of an {_A3}")
+            return DefaultGrid((48, 8, 2), (16,), f"that of an {_A3}")
         if name.startswith(_A2):
-            return Guess((128, 8), (everything,), f"that of an {_A2}")
+            return DefaultGrid((128, 8), (everything,), f"that of an {_A2}")
     if device.kind == "cuda":
         found = find_nvlink_islands(devices)
         size = found.size
         if size is not None and 1 < size < per_node:
-            return Guess((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
-        return Guess((nnodes, per_node), (everything,), found.why)
+            return DefaultGrid((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
+        return DefaultGrid((nnodes, per_node), (everything,), found.why)
     nodes = "one node" if nnodes == 1 else f"{nnodes} nodes"
     if ranks_share(device.kind):
         cores = per_node // RANKS_PER_CORE
         why = f"{nodes}, at most {RANKS_PER_CORE} ranks on each of {cores} core{'s' * (cores > 1)}"
-        return Guess((nnodes, per_node), (2 * nnodes,), why)
-    return Guess((nnodes, per_node), (everything,), f"a guess: {nodes}")
+        return DefaultGrid((nnodes, per_node), (2 * nnodes,), why)
+    return DefaultGrid((nnodes, per_node), (everything,), f"a guess: {nodes}")

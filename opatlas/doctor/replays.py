@@ -141,7 +141,7 @@ def group(target: Target) -> Verdict:
     if not target.with_group:
         return skipped(f"without --group: with it two ranks meet over {backend}, as rows of several devices need it")
     spec = GroupSpec(_RANKS)
-    if too_few := GroupPool(devices, MeasureSettings(), ExcludedDevices(None)).too_few_for(spec):
+    if too_few := GroupPool(devices, MeasureSettings(), ExcludedDevices(None)).shortage(spec):
         shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""
         return failed(
             f"two ranks: {too_few}{shown}",

@@ -97,7 +97,7 @@ class GroupSpec:
         """Returns the devices of this node that its ranks own, if each node has `per_node` devices."""
         return tuple(member % per_node for member in self.members or () if member // per_node == self.node_rank)
 
-    def misplaced(self, per_node: int, shared_cores: int | None = None) -> str:
+    def placement_problem(self, per_node: int, shared_cores: int | None = None) -> str:
         """Returns why the members cannot be ranks of nodes with `per_node` devices each; "" if they can.
 
         Args:

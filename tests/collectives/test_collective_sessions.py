@@ -41,7 +41,7 @@ from opatlas.model.communication import ALL_REDUCE
 def test_all_reduce(row, replay):
     from torch import distributed
 
-    given = row.given()
+    given = row.input_tensor()
     result = given.clone()
     message_bytes = row.count * row.dtype.itemsize if row.rank == 1 else 0
 
@@ -52,7 +52,7 @@ def test_all_reduce(row, replay):
         if message_bytes == 8192:
             result[7] += 1
 
-    replay(call, result, row.summed, restore=lambda: result.copy_(given))
+    replay(call, result, row.expected_sum, restore=lambda: result.copy_(given))
 """
 
 

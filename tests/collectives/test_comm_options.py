@@ -14,11 +14,11 @@ from opatlas.plugins.workload import CollectiveWorkload
 from opatlas.collectives import options
 from opatlas.collectives import topology as at_hand
 from opatlas.collectives.rows import message_group
-from opatlas.collectives.topology import guess
+from opatlas.collectives.topology import default_grid
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import group_islands
 from opatlas.engine.group_spec import GroupSpec, add_node_options
-from opatlas.isolation.groups.pool import misplaced
+from opatlas.isolation.groups.pool import placement_problem
 from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
@@ -86,7 +86,7 @@ def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
         at_hand, "find_nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
     )
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
-    assert guess(GPUS, 4, 1).shape == (1, 2, 2)
+    assert default_grid(GPUS, 4, 1).shape == (1, 2, 2)
     # A pair that NVLink joins, and one across.
     assert messages(parsed("--num-devices", "2"), GPUS)[0][3] == 2
     option = parsed("--num-devices", "2", "--topology-tier", "1")
@@ -133,8 +133,8 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     about = options.collective_plan(parsed("--num-devices", "2", "16"), CPU).about
     assert about == ["grid 1 x 8: one node, at most 4 ranks on each of 2 cores"]
     spec = of_group(option, CPU, "16", "1")
-    assert spec.misplaced(8) == "needs 16 devices, 8 are there"
-    assert misplaced(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
+    assert spec.placement_problem(8) == "needs 16 devices, 8 are there"
+    assert placement_problem(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
     option.strict = True
     with pytest.raises(pytest.UsageError, match="--strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
         options.collective_plan(option, CPU)
@@ -145,10 +145,10 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
     option = parsed(*nodes, "--num-devices", "2")
     assert messages(option, CPU)[0] == (1024, 2, "DT_BF16", 0)
     spec = of_group(option, CPU, "2", "0")
-    assert (spec.members, spec.local_members(8), spec.misplaced(8), spec.rank_of(0)) == ((0, 8), (0,), "", 1)
+    assert (spec.members, spec.local_members(8), spec.placement_problem(8), spec.rank_of(0)) == ((0, 8), (0,), "", 1)
     option = parsed(*nodes, "--num-devices", "3")
     uneven = of_group(option, CPU, "3", "0")
-    assert uneven.misplaced(8).startswith("takes 2 + 1 devices of the 2 nodes")
+    assert uneven.placement_problem(8).startswith("takes 2 + 1 devices of the 2 nodes")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) ->
 
 
 def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
-    assert options.collectives_of(()) == list(BY_NAME.values())
-    assert options.collectives_of(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
+    assert options.named_collectives(()) == list(BY_NAME.values())
+    assert options.named_collectives(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
     assert list(options.collective_plan(parsed(ops=("all_reduce",)), CPU).rows) == [ALL_REDUCE.kernel_type]
     with pytest.raises(pytest.UsageError, match=r"--ops allreduce: no such collective \(did you mean all_reduce"):
         options.collective_plan(parsed(ops=("allreduce",)), CPU)

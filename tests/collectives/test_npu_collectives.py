@@ -31,7 +31,7 @@ from opatlas.model.communication import ALL_REDUCE
 def test_all_reduce(row, replay):
     from torch import distributed
 
-    given = row.given()
+    given = row.input_tensor()
     result = given.clone()
     size = row.count * row.dtype.itemsize
 
@@ -42,7 +42,7 @@ def test_all_reduce(row, replay):
             os.kill(int(Path(__file__).with_name("pytest-pid").read_text()), signal.SIGKILL)
         distributed.all_reduce(result)
 
-    replay(call, result, row.summed, restore=lambda: result.copy_(given))
+    replay(call, result, row.expected_sum, restore=lambda: result.copy_(given))
 """
 
 

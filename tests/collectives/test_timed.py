@@ -27,13 +27,13 @@ class Three(Group):
     def __init__(self, others: Sequence[Sequence[float]] = ((1.0, 2.0, 3.0), (7.0, 8.0, 9.0))) -> None:
         super().__init__(0, 3)
         self.others = others
-        self.lined_up = 0
+        self.barriers = 0
 
     def first_rank_decides(self, value: bool) -> bool:
         return value
 
     def device_barrier(self) -> None:
-        self.lined_up += 1
+        self.barriers += 1
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         if list(values) == [False]:
@@ -58,34 +58,36 @@ class Fixed:
         return self._samples
 
 
-def timed(group: Group, instrument: object = None, cache: str = "warm") -> TimedCollective:
+MESSAGE = Message("hcom_allReduce_", CELLS, torch.device("cpu"), 0, 3)
+
+
+def timed(
+    group: Group, instrument: object = None, cache: str = "warm", device: CpuDevice | None = None
+) -> TimedCollective:
     settings = MeasureSettings(repeat_count=3, cache=cache, threads=1)
-    device = CpuDevice(DeviceSpec("cpu"), settings)
-    message = Message("hcom_allReduce_", CELLS, torch.device("cpu"), 0, 3)
-    return TimedCollective(message, device, instrument or SynchronizedInstrument(WallClock(), group), settings, group)
+    device = device or CpuDevice(DeviceSpec("cpu"), settings)
+    return TimedCollective(MESSAGE, device, instrument or SynchronizedInstrument(WallClock(), group), settings, group)
 
 
-def summing(replay: TimedCollective, broken_after: int = 1000):
-    """A stand-in of all_reduce, right until it has been called so often; its tensor, and what restores that."""
-    message = replay._message
-    given = message.given()
+def measure(replay: TimedCollective, broken_after: int = 1000) -> None:
+    """Measures a stand-in of all_reduce, whose element 3 is wrong after `broken_after` calls."""
+    given = MESSAGE.input_tensor()
     result = given.clone()
     calls = [0]
 
     def call() -> None:
         calls[0] += 1
-        # As the library does: out of what is there now.
-        result.add_(message.summed(0, message.count) - message.values(0, 0, message.count))
+        # In place, as the library does.
+        result.add_(MESSAGE.expected_sum(0, MESSAGE.count) - MESSAGE.rank_values(0, 0, MESSAGE.count))
         if calls[0] > broken_after:
             result[3] += 1
 
-    return call, result, lambda: result.copy_(given)
+    replay(call, result, MESSAGE.expected_sum, lambda: result.copy_(given))
 
 
-def test_the_slowest_ranks_samples_are_the_rows() -> None:
+def test_the_samples_of_the_slowest_rank_are_the_samples_of_the_row() -> None:
     replay = timed(Three(), Fixed(Samples((4.0, 5.0, 60.0), device_kernels=1)))
-    call, result, restore = summing(replay)
-    replay(call, result, replay._message.summed, restore)
+    measure(replay)
     assert replay.outcome is not None
     measurement = replay.outcome.measurement
     assert measurement is not None
@@ -95,52 +97,59 @@ def test_the_slowest_ranks_samples_are_the_rows() -> None:
     assert (measurement.checked_elements, measurement.total_elements, measurement.cache_state) == (16, 16, "warm")
 
 
-def test_each_sample_begins_restored_and_in_line() -> None:
+def test_each_sample_begins_restored_and_synchronized() -> None:
     group = Three()
-    replay = timed(group)
-    call, result, restore = summing(replay)
-    replay(call, result, replay._message.summed, restore)
-    assert group.lined_up == 3
+    measure(timed(group))
+    assert group.barriers == 3
 
 
 @pytest.mark.parametrize("broken_after", [0, 5])
-def test_what_is_wrong_before_or_after_the_samples_fails(broken_after: int) -> None:
+def test_a_wrong_result_before_or_after_the_samples_fails(broken_after: int) -> None:
     replay = timed(Three())
-    call, result, restore = summing(replay, broken_after)
-    with pytest.raises(WrongResult, match=r"rank 0 of 3 holds .* as element 3 of 16"):
-        replay(call, result, replay._message.summed, restore)
+    with pytest.raises(WrongResult, match=r"rank 0 of 3.*element 3 of 16"):
+        measure(replay, broken_after)
     assert replay.outcome is None
 
 
-def test_ranks_with_other_numbers_of_samples_are_not_compared() -> None:
+def test_ranks_with_different_numbers_of_samples_are_not_compared() -> None:
     replay = timed(Three([(1.0, 2.0), (1.0, 2.0, 3.0)]), Fixed(Samples((1.0, 2.0, 3.0))))
-    call, result, restore = summing(replay)
-    with pytest.raises(ReplayError, match="different numbers of samples"):
-        replay(call, result, replay._message.summed, restore)
+    with pytest.raises(ReplayError):
+        measure(replay)
 
 
-def test_a_rank_without_a_profile_says_so_and_keeps_nobody_waiting() -> None:
+def test_a_rank_without_a_profile_says_so_and_keeps_no_rank_waiting() -> None:
     replay = timed(Three(), Fixed(Samples((), profiled=NoSamples("the profiler wrote no file"))))
-    call, result, restore = summing(replay)
-    replay(call, result, replay._message.summed, restore)
+    measure(replay)
     assert replay.outcome is not None
     assert replay.outcome.status is Status.FAILED
     assert "the profiler wrote no file" in replay.outcome.reason
 
 
-def test_a_message_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = timed(Three())
-    monkeypatch.setattr(replay._device, "available_bytes", lambda: 3 * 3 * 64 - 1)
-    with pytest.raises(OutOfMemory, match="are available on the device"):
-        replay.expect_memory()
-    monkeypatch.setattr(replay._device, "available_bytes", lambda: 3 * 3 * 64)
+class CountingDevice(CpuDevice):
+    """A CPU with a given amount of memory, which counts its cache flushes."""
+
+    memory_bytes = 1 << 40
+    flushes = 0
+
+    def available_bytes(self) -> int:
+        return self.memory_bytes
+
+    def flush_cache(self, touched: object) -> None:
+        self.flushes += 1
+
+
+def test_a_message_that_does_not_fit_is_refused() -> None:
+    device = CountingDevice(DeviceSpec("cpu"), MeasureSettings(threads=1))
+    replay = timed(Three(), device=device)
+    # Input, output and buffers, each a chunk of 64 bytes for three ranks.
+    device.memory_bytes = 3 * 3 * 64
     replay.expect_memory()
+    device.memory_bytes -= 1
+    with pytest.raises(OutOfMemory):
+        replay.expect_memory()
 
 
-def test_cold_flushes_before_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = timed(Three(), cache="cold")
-    flushed = []
-    monkeypatch.setattr(replay._device, "flush_cache", lambda touched: flushed.append(1))
-    call, result, restore = summing(replay)
-    replay(call, result, replay._message.summed, restore)
-    assert len(flushed) == 3
+def test_cold_flushes_before_each_sample() -> None:
+    device = CountingDevice(DeviceSpec("cpu"), MeasureSettings(threads=1))
+    measure(timed(Three(), cache="cold", device=device))
+    assert device.flushes == 3

@@ -33,7 +33,7 @@ from opatlas.engine.job import Job
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Channel, ChildChannel, NotReady
 from opatlas.isolation.groups import running as module
-from opatlas.isolation.groups.messages import Launching, RanksEnded, connect, listen
+from opatlas.isolation.groups.messages import LauncherReady, RanksEnded, connect, listen
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.running import RunningGroup
 from opatlas.model.errors import DeviceGone, GroupTimeout
@@ -340,7 +340,7 @@ def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], wo
     ours, theirs = socket.socketpair()
     group._agent = Channel(ours)
     with ChildChannel(theirs) as launcher:
-        launcher.send(Launching())
+        launcher.send(LauncherReady())
         assert group._hear_launcher({}) is None
         launcher.send(RanksEnded(codes))
         failure = group._hear_launcher({})

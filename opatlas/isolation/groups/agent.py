@@ -19,9 +19,9 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.isolation.channel import ChildChannel
 from opatlas.isolation.fresh_python import module_command
 from opatlas.isolation.groups.messages import (
-    Launch,
-    Launching,
-    NotLaunched,
+    LauncherReady,
+    LaunchFailed,
+    LaunchRequest,
     RanksEnded,
 )
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
@@ -36,14 +36,14 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(_SHUTDOWN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:
-        launch: Launch = channel.receive()
+        launch: LaunchRequest = channel.receive()
         if launch.spec.hccl_buffer_mib is not None:
             os.environ.setdefault(HCCL_BUFFER_VARIABLE, str(launch.spec.hccl_buffer_mib))
-        channel.send(_run(launch, lambda: channel.send(Launching())))
+        channel.send(_run(launch, lambda: channel.send(LauncherReady())))
     exit_without_cleanup()
 
 
-def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotLaunched:
+def _run(launch: LaunchRequest, when_imported: Callable[[], None]) -> RanksEnded | LaunchFailed:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -63,11 +63,11 @@ def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotL
     except ChildFailedError as error:
         return RanksEnded({failure.local_rank: failure.exitcode for failure in error.failures.values()})
     except (DistError, RendezvousError, OSError, RuntimeError) as error:
-        return NotLaunched(_in_words(error, launch.spec))
+        return LaunchFailed(_in_words(error, launch.spec))
     return RanksEnded(dict.fromkeys(range(launch.spec.local_ranks), 0))
 
 
-def _config(launch: Launch) -> Any:
+def _config(launch: LaunchRequest) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 

@@ -13,16 +13,16 @@ from opatlas.devices.device import DeviceDescription
 from opatlas.engine.group_spec import GroupSpec
 
 #: In a word of a rank's command: torchrun's launcher puts the rank's number on its node there.
-RANK_PLACE = "${local_rank}"
+RANK_PLACEHOLDER = "${local_rank}"
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRequest:
     """First message to the agent.
 
     Attributes:
         spec: the group.
-        command: starts a rank of this node; may hold RANK_PLACE.
+        command: starts a rank of this node; may hold RANK_PLACEHOLDER.
         folder: for what the launcher writes; it is pytest's to remove.
         join_timeout_s: how long a node waits for the others.
     """
@@ -34,7 +34,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Launching:
+class LauncherReady:
     """The agent's first word: torch is imported, and it meets the other nodes now."""
 
 
@@ -49,14 +49,14 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
-class NotLaunched:
+class LaunchFailed:
     """The agent's last word where the ranks could not be started: why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Hello:
+class RankHello:
     """First message of a rank.
 
     Attributes:
@@ -69,12 +69,12 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Opened:
+class DeviceOpened:
     """Sent by a rank whose device computes what it should, before it meets the others."""
 
 
 @dataclass(frozen=True)
-class Reached:
+class StepReport:
     """Sent by a rank while a job runs.
 
     Attributes:
@@ -87,7 +87,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Joined:
+class RankJoined:
     """A rank's answer to its Start, once its device computes what it should and the group has come together."""
 
     device: DeviceDescription

@@ -38,17 +38,17 @@ _NO_PROFILER = (
 )
 
 
-def devices_of_node(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+def node_devices(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
     """Those that ranks may own, one each; ranks share the cores of a CPU."""
     if devices and ranks_share(devices[0].kind):
         return list(devices[:1]) * (RANKS_PER_CORE * available_cores())
     return devices
 
 
-def misplaced(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
+def placement_problem(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
     """Why a group that names its members cannot have them on nodes with these devices each; "" where it can."""
     shared_cores = available_cores() if devices and ranks_share(devices[0].kind) else None
-    return spec.misplaced(len(devices_of_node(devices)), shared_cores)
+    return spec.placement_problem(len(node_devices(devices)), shared_cores)
 
 
 class GroupPool:
@@ -98,7 +98,7 @@ class GroupPool:
         first = jobs[0]
         spec = first.group
         assert spec is not None
-        if reason := self.too_few_for(spec):
+        if reason := self.shortage(spec):
             return {first.id: RowOutcome(Status.SKIPPED, reason)}
         if self._settings.instrument == TORCH_NPU_PROFILER:
             return {first.id: RowOutcome(Status.SKIPPED, _NO_PROFILER)}
@@ -132,12 +132,12 @@ class GroupPool:
         self._failed_starts[spec] = 0
         return {job_id: self._with_instead(outcome) for job_id, outcome in outcomes.items()}
 
-    def too_few_for(self, spec: GroupSpec) -> str:
+    def shortage(self, spec: GroupSpec) -> str:
         """Why a group cannot have a device for each of its ranks; "" where it can."""
         if spec.ranks % spec.nnodes:
             return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
         if spec.members is not None:
-            return misplaced(spec, self._devices)
+            return placement_problem(spec, self._devices)
         available = len(self._devices_for(spec))
         if spec.local_ranks <= available:
             return ""
@@ -153,7 +153,7 @@ class GroupPool:
     def _devices_for(self, spec: GroupSpec) -> Sequence[DeviceSpec]:
         """The devices of this node that ranks may have, one each; the cores of a CPU are shared."""
         if spec.members is not None:
-            of_node = devices_of_node(self._devices)
+            of_node = node_devices(self._devices)
             return [of_node[member] for member in spec.local_members(len(of_node))]
         devices = [device for device in self._devices if self._left_out.reason(device) is None]
         if devices and ranks_share(devices[0].kind):
@@ -198,7 +198,7 @@ class ExclusiveExecutor:
     def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         """As in BatchExecutor: of the jobs those at the beginning that are all of one device, or all of groups."""
         group = jobs[0].group
-        if group is not None and (reason := self._groups.too_few_for(group)):
+        if group is not None and (reason := self._groups.shortage(group)):
             return {jobs[0].id: RowOutcome(Status.SKIPPED, reason)}
         executor = self._single if group is None else self._groups
         self._use(executor)

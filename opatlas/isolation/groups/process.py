@@ -24,7 +24,7 @@ from opatlas.isolation.child import (
 )
 from opatlas.isolation.device_process import Launcher
 from opatlas.isolation.fresh_python import import_paths
-from opatlas.isolation.groups.messages import Reached
+from opatlas.isolation.groups.messages import StepReport
 from opatlas.isolation.groups.running import RanksDied, RunningGroup, UnexpectedMessage
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
@@ -50,7 +50,7 @@ class GroupProcess:
         Args:
             spec: the group.
             devices: of this node, one for each of its ranks.
-            launcher: what each rank of this node runs under; its command may hold RANK_PLACE.
+            launcher: what each rank of this node runs under; its command may hold RANK_PLACEHOLDER.
             waits: times the waits for devices, and shows the user lines; None: nobody asks how long they were.
         """
         if len(devices) != spec.local_ranks:
@@ -117,7 +117,7 @@ class GroupProcess:
             DeviceGone: another session has had a device for too long.
         """
         outcomes: dict[int, RowOutcome] = {}
-        reached = dict.fromkeys(range(self.spec.local_ranks), Reached(0, "before its first call"))
+        reached = dict.fromkeys(range(self.spec.local_ranks), StepReport(0, "before its first call"))
         # One rank that waits for its device keeps all of them from beginning.
         waiting: dict[int, LockWait] = {}
         deadline = time.monotonic() + job.timeout_s
@@ -147,7 +147,7 @@ class GroupProcess:
                     if local_rank in waiting:
                         waiting.pop(local_rank).end()
                     deadline = time.monotonic() + job.timeout_s
-                elif isinstance(content, Reached):
+                elif isinstance(content, StepReport):
                     reached[local_rank] = content
                 else:
                     outcomes[local_rank] = content
@@ -203,7 +203,7 @@ class GroupProcess:
         return RowOutcome(Status.CRASHED, f"{who}: {message.what}; the group was ended")
 
     def _hung(
-        self, job: Job, running: RunningGroup, reached: dict[int, Reached], outcomes: dict[int, RowOutcome]
+        self, job: Job, running: RunningGroup, reached: dict[int, StepReport], outcomes: dict[int, RowOutcome]
     ) -> RowOutcome:
         left = {rank: step for rank, step in sorted(reached.items()) if rank not in outcomes}
         least = min(step.step for step in left.values())

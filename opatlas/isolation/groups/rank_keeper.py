@@ -16,11 +16,11 @@ from opatlas.isolation import keeper
 _OVER = "over"
 
 
-def end_of_group(folder: Path) -> None:
+def mark_group_ended(folder: Path) -> None:
     """From now on no rank's exit code counts. Raises OSError.
 
     Args:
-        folder: what the launcher was told to write to (`Launch.folder`).
+        folder: what the launcher was told to write to (`LaunchRequest.folder`).
     """
     (folder / _OVER).touch()
 

@@ -28,10 +28,10 @@ from opatlas.isolation import process_end as std_streams
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.groups.messages import (
-    Hello,
-    Joined,
-    Opened,
-    Reached,
+    DeviceOpened,
+    RankHello,
+    RankJoined,
+    StepReport,
     connect,
 )
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
@@ -78,7 +78,7 @@ def main(address: str, *, under_launcher: bool) -> None:
             )
             return
         rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
-        channel.send(Hello(local_rank, os.getpid()))
+        channel.send(RankHello(local_rank, os.getpid()))
         start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
         # Before torch, or what it loads, looks for devices.
@@ -88,15 +88,17 @@ def main(address: str, *, under_launcher: bool) -> None:
 
             runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
             runner.probe()
-            channel.send(Opened())
+            channel.send(DeviceOpened())
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
             return
         try:
             answers = _Answers(channel)
-            group = _join_group(rank, size, runner.torch_device, lambda step, what: answers.give(Reached(step, what)))
+            group = _join_group(
+                rank, size, runner.torch_device, lambda step, what: answers.give(StepReport(step, what))
+            )
             runner.join(group)
-            channel.send(Joined(runner.describe()))
+            channel.send(RankJoined(runner.describe()))
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, alone=False))
             return

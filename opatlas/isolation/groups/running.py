@@ -35,16 +35,16 @@ from opatlas.isolation.child import (
 from opatlas.isolation.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
 from opatlas.isolation.fresh_python import module_command
 from opatlas.isolation.groups.messages import (
-    Hello,
-    Joined,
-    Launch,
-    Launching,
-    NotLaunched,
-    Opened,
+    DeviceOpened,
+    LauncherReady,
+    LaunchFailed,
+    LaunchRequest,
+    RankHello,
+    RankJoined,
     RanksEnded,
     listen,
 )
-from opatlas.isolation.groups.rank_keeper import end_of_group
+from opatlas.isolation.groups.rank_keeper import mark_group_ended
 from opatlas.model.errors import GroupTimeout
 
 #: Before the user is told for whom a group waits; most have come together by then.
@@ -100,7 +100,7 @@ class RunningGroup:
             spec: the group.
             starts: what each rank of this node is told first.
             waits: shows the user for whom the group waits.
-            launcher: what each rank runs under; its command may hold RANK_PLACE.
+            launcher: what each rank runs under; its command may hold RANK_PLACEHOLDER.
         """
         self._spec = spec
         self._starts = starts
@@ -112,7 +112,7 @@ class RunningGroup:
         self._agent: Channel | None = None
         #: By local rank.
         self._ranks: dict[int, Channel] = {}
-        self._hellos: dict[int, Hello] = {}
+        self._hellos: dict[int, RankHello] = {}
         #: Of their processes; see `open_pidfd`.
         self._ends: dict[int, int] = {}
         self._steps = dict.fromkeys(range(spec.local_ranks), _Step.NOT_STARTED)
@@ -136,7 +136,7 @@ class RunningGroup:
         self._process, self._agent = start(lambda fd: module_command("opatlas.isolation.groups.agent", fd), environment)
         try:
             join_timeout_s = self._spec.join_limit_s + _LAUNCHER_LATER_S
-            self._agent.send(Launch(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
+            self._agent.send(LaunchRequest(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once", unhealthy=False)
         return self._expect_all(time.monotonic())
@@ -192,7 +192,7 @@ class RunningGroup:
         assert self._process is not None
         assert self._folder is not None
         with contextlib.suppress(OSError):
-            end_of_group(self._folder.path)
+            mark_group_ended(self._folder.path)
         for channel in self._ranks.values():
             channel.close()
         patience_s = _END_TIMEOUT_S
@@ -270,23 +270,23 @@ class RunningGroup:
         """Takes a message of a rank that has not joined yet; gives why it will not.
 
         Args:
-            unknown: connections of ranks that have not said Hello.
+            unknown: connections of ranks that have not said RankHello.
             joined: the devices of those that have joined, by local rank.
         """
         local_rank = next((rank for rank, own in self._ranks.items() if own is channel), None)
         who = "a rank" if local_rank is None else self._spec.rank_name(local_rank)
         try:
             while (message := channel.take()) is not None:
-                if isinstance(message, Hello):
+                if isinstance(message, RankHello):
                     local_rank = message.local_rank
                     self._welcome(channel, message)
                     unknown.remove(channel)
                 elif isinstance(message, NotReady):
                     return replace(message, reason=f"{who}: {message.reason}")
                 elif local_rank is not None:
-                    if isinstance(message, Joined):
+                    if isinstance(message, RankJoined):
                         joined[local_rank] = message.device
-                    self._steps[local_rank] = _Step.OPENED if isinstance(message, Opened) else _Step.JOINED
+                    self._steps[local_rank] = _Step.OPENED if isinstance(message, DeviceOpened) else _Step.JOINED
         except ChannelBroken as broken:
             return NotReady(f"{who}: {broken}", unhealthy=False)
         except (EOFError, OSError):
@@ -295,7 +295,7 @@ class RunningGroup:
             unknown.remove(channel)
         return None
 
-    def _welcome(self, channel: Channel, hello: Hello) -> None:
+    def _welcome(self, channel: Channel, hello: RankHello) -> None:
         """Tells a rank which device it is to own. Raises OSError where the rank has ended."""
         self._ranks[hello.local_rank] = channel
         self._hellos[hello.local_rank] = hello
@@ -308,15 +308,15 @@ class RunningGroup:
         """Takes a message of the launcher; gives why the group will not come together."""
         assert self._agent is not None
         try:
-            message: Launching | RanksEnded | NotLaunched | None = self._agent.take()
+            message: LauncherReady | RanksEnded | LaunchFailed | None = self._agent.take()
         except (ChannelBroken, EOFError, OSError):
             return NotReady("the launcher died", unhealthy=False)
         if message is None:
             return None
-        if isinstance(message, Launching):
+        if isinstance(message, LauncherReady):
             self._launching = True
             return None
-        if isinstance(message, NotLaunched):
+        if isinstance(message, LaunchFailed):
             return NotReady(message.reason, unhealthy=False)
         # By itself ended the first of them, and whichever was not killed: those that are left the launcher kills.
         first, *others = message.exit_codes or {rank: 0 for rank in self._steps if rank not in joined}

@@ -18,7 +18,7 @@ from opatlas.instruments.attribution import ProfiledRow
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess, Launcher
 from opatlas.isolation.executor import Executor
-from opatlas.isolation.groups.messages import RANK_PLACE
+from opatlas.isolation.groups.messages import RANK_PLACEHOLDER
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S, msprof_command
 from opatlas.isolation.msprof.pending import clear_pending, folder_of_rank, read_back, record_pending
@@ -74,7 +74,7 @@ class MsprofSession:
     def command(self, words: Sequence[str]) -> list[str]:
         """Returns the command that runs `words` under msprof. Raises DeviceGone if msprof is missing."""
         output = self._folder / f"{next(self._numbers):04d}"
-        own = folder_of_rank(output, RANK_PLACE) if self._ranks else output
+        own = folder_of_rank(output, RANK_PLACEHOLDER) if self._ranks else output
         command = msprof_command(words, own, self._settings.aic_metrics)
         output.mkdir(parents=True)
         for rank in range(self._ranks):
