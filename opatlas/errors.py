@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from opatlas.text import shown
+from opatlas.text import printable_lines
 
 
 class OpAtlasError(Exception):
     """An error whose message is meant for the user: shown without a traceback, and printable whatever it quotes."""
 
     def __str__(self) -> str:
-        return shown(super().__str__())
+        return printable_lines(super().__str__())
 
 
-def described(error: Exception, place: Path | str, remedy: str) -> str:
+def describe_error(error: Exception, place: Path | str, remedy: str) -> str:
     """Tells a user about an error that costs one file and no other.
 
     Args:
@@ -56,7 +56,7 @@ class UsageError(OpAtlasError):
 
 
 @contextmanager
-def looking_at_usage() -> Iterator[None]:
+def usage_errors() -> Iterator[None]:
     """Makes a UsageError of the OpAtlasErrors of what looks at the arguments, before anything is done."""
     try:
         yield

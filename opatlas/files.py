@@ -48,7 +48,7 @@ class UnsafePath(OpAtlasError):
         super().__init__(f"{path}: {problem}: {remedy}")
 
 
-def own_folder(path: Path) -> Path:
+def safe_folder(path: Path) -> Path:
     """Returns the path of a folder of a database, which need not be there. Raises UnsafePath: the path is a link."""
     if path.is_symlink():
         raise UnsafePath(
@@ -57,7 +57,7 @@ def own_folder(path: Path) -> Path:
     return path
 
 
-def own_file(path: Path) -> Path:
+def safe_file(path: Path) -> Path:
     """Returns the path of a file, which need not be there, with links resolved.
 
     Raises:
@@ -81,18 +81,18 @@ def own_file(path: Path) -> Path:
     return found
 
 
-def open_own(path: Path) -> BinaryIO:
+def open_safely(path: Path) -> BinaryIO:
     """Opens a file for reading. Raises UnsafePath, as `own_file` does, and OSError."""
-    file = open(os.open(own_file(path), _OPEN_FLAGS), "rb", closefd=True)  # noqa: SIM115 - the caller closes it
+    file = open(os.open(safe_file(path), _OPEN_FLAGS), "rb", closefd=True)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise UnsafePath(path, "no regular file")
     return file
 
 
-def read_own(path: Path, most_bytes: int) -> bytes:
+def read_safely(path: Path, most_bytes: int) -> bytes:
     """Reads a whole file. Raises UnsafePath, as `own_file` does or if the file is larger; OSError."""
-    with open_own(path) as file:
+    with open_safely(path) as file:
         size = os.fstat(file.fileno()).st_size
         # To read more than there is would take the memory for that.
         content = file.read(size + 1) if size <= most_bytes else None
@@ -101,11 +101,11 @@ def read_own(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def own_lock(path: Path) -> FileLock:
+def safe_lock(path: Path) -> FileLock:
     """Returns the lock of a file, not yet taken. Raises UnsafePath: the file is a link, or no regular file."""
     if path.is_symlink():
         raise UnsafePath(path, f"a link to {os.readlink(path)}, which is not followed", "remove it")
-    return FileLock(own_file(path))
+    return FileLock(safe_file(path))
 
 
 #: What reading a gzip file raises that ends too early, or is damaged.
@@ -218,7 +218,7 @@ def _remove_abandoned() -> None:
 _DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
 
 
-def absolute(path: Path) -> Path:
+def absolute_path(path: Path) -> Path:
     """Returns the absolute path, in which no `..` is left; links keep their names unless a `..` follows."""
     return path.resolve() if ".." in path.parts else path.absolute()
 

@@ -15,8 +15,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
-from opatlas.text import closest, whole
-from opatlas.text import real as real_number
+from opatlas.text import parse_real as real_number
+from opatlas.text import parse_whole, suggest
 
 if TYPE_CHECKING:
     import pytest
@@ -32,7 +32,7 @@ def at_least(least: int) -> Callable[[str], int]:
     """Returns a reader of whole numbers from `least` on."""
 
     def read(text: str) -> int:
-        number = whole(text)
+        number = parse_whole(text)
         if number is None or number < least:
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} on")
         return number
@@ -44,7 +44,7 @@ def between(least: int, most: int) -> Callable[[str], int]:
     """Returns a reader of whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
-        number = whole(text)
+        number = parse_whole(text)
         if number is None or not least <= number <= most:
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
         return number
@@ -91,7 +91,7 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r}{closest(text, names)}: give one of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{text!r}{suggest(text, names)}: give one of {', '.join(names)}")
         return text
 
     return read

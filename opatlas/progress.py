@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-from opatlas.text import shortened
+from opatlas.text import shorten
 
 #: A terminal line is rewritten this often: fast enough to look alive, slow enough to cost nothing.
 _REWRITE_EVERY_S = 0.2
@@ -97,14 +97,14 @@ class Progress:
         if rate:
             parts.append(speed(rate, self.unit))
             if self.total:
-                parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
+                parts.append(f"{format_seconds(max(self.total - self.done, 0) / rate)} left")
         if note:
             parts.append(note)
         # One column less than there are: a full line would wrap, and a wrapped one cannot be rewritten.
         columns = self._columns() - 1
         line = "  ".join(parts)
         if (room := columns - len(f"{line}   {how_long}")) >= _LEAST_NAME and name:
-            line = f"{line}  {shortened(name, room)} {how_long}"
+            line = f"{line}  {shorten(name, room)} {how_long}"
         return line[:columns]
 
     def clear(self) -> None:
@@ -141,11 +141,11 @@ def speed(per_s: float, unit: str) -> str:
     if per_s >= 1:
         return f"{per_s:.3g} {unit}/s" if per_s < 100 else f"{per_s:.0f} {unit}/s"
     each_s = 1 / per_s
-    one = f"{each_s:.3g} s" if each_s < 60 else duration(each_s)
+    one = f"{each_s:.3g} s" if each_s < 60 else format_seconds(each_s)
     return f"{one} a {unit.removesuffix('s')}" if unit.endswith("s") else f"{one} for 1 {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """`42 s`, `3 min 05 s`, `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:

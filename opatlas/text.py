@@ -34,14 +34,14 @@ def printable(text: str, *, keeps: str = "") -> str:
     )
 
 
-def shown(text: str) -> str:
+def printable_lines(text: str) -> str:
     """Returns printable text that keeps its lines, for the terminal and for reports."""
     return printable(text, keeps="\n\t")
 
 
 def show(text: str) -> None:
     """Prints text on stdout, whoever it comes from."""
-    print(shown(text), flush=True)
+    print(printable_lines(text), flush=True)
 
 
 def print_problems(texts: Sequence[str], *, word: str = "error", total: int | None = None, what: str = "") -> None:
@@ -53,15 +53,15 @@ def print_problems(texts: Sequence[str], *, word: str = "error", total: int | No
         what: they are: `malformed lines`.
     """
     for text in texts[:_PROBLEMS_SHOWN]:
-        print(fitted(f"{word}: {text}"), file=sys.stderr)
+        print(wrap_for_stderr(f"{word}: {text}"), file=sys.stderr)
     more = (len(texts) if total is None else total) - len(texts[:_PROBLEMS_SHOWN])
     if more:
-        print(shown(f"{word}: and {more:,} more {what}").rstrip(), file=sys.stderr)
+        print(printable_lines(f"{word}: and {more:,} more {what}").rstrip(), file=sys.stderr)
 
 
-def fitted(text: str) -> str:
+def wrap_for_stderr(text: str) -> str:
     """Printable `text` for stderr: broken at blanks on a terminal, and one line, for a search, anywhere else."""
-    text = shown(text)
+    text = printable_lines(text)
     if not sys.stderr.isatty():
         return text
     width = shutil.get_terminal_size().columns
@@ -78,8 +78,8 @@ def unknown_dtype_lines(rows: Counter[str]) -> list[str]:
     """What is said of rows with dtypes that are none of ours, counted by dtype; nothing where there is none."""
     if not rows:
         return []
-    words = ", ".join(f"{word} ({counted(count, 'row')})" for word, count in rows.most_common(3))
-    return ["", folded(f"kept, with a dtype that OpAtlas does not know: {words}", indent=0)]
+    words = ", ".join(f"{word} ({pluralize(count, 'row')})" for word, count in rows.most_common(3))
+    return ["", wrap(f"kept, with a dtype that OpAtlas does not know: {words}", indent=0)]
 
 
 def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
@@ -123,24 +123,24 @@ def _output_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 1 << 20
 
 
-def columns() -> int:
+def terminal_columns() -> int:
     """The columns that pytest's reporter has: those of the terminal or of COLUMNS; 80 where there is none."""
     found = shutil.get_terminal_size(fallback=(_COLUMNS, 24)).columns
     # As pytest: a narrower terminal is taken for one that does not tell.
     return found if found >= 40 else _COLUMNS
 
 
-def counted(number: int, one: str, more: str = "") -> str:
+def pluralize(number: int, one: str, more: str = "") -> str:
     """`1 row`, `2,410 rows`; `more` is what several are called, where that is not `one` and an s."""
     return f"{number:,} {one if number == 1 else more or f'{one}s'}"
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """`text`, or its beginning and `..`, in `width` columns."""
     return text if len(text) <= width else text[: width - 2] + ".."
 
 
-def folded(text: str, indent: int) -> str:
+def wrap(text: str, indent: int) -> str:
     """`text` in indented lines, broken at blanks; further lines are indented twice as far."""
     return _broken(text, _COLUMNS, " " * indent, " " * (2 * indent))
 
@@ -161,7 +161,7 @@ def add_counts(total: Counts, part: Counts) -> None:
         setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
 
 
-def alike(name: str, known: Iterable[str], most: int, least: float) -> list[str]:
+def close_matches(name: str, known: Iterable[str], most: int, least: float) -> list[str]:
     """Those names that a name is like, upper or lower case, the likest first.
 
     Args:
@@ -172,13 +172,13 @@ def alike(name: str, known: Iterable[str], most: int, least: float) -> list[str]
     return [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, most, least)]
 
 
-def closest(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
+def suggest(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
     """` (did you mean ...?)` for a misspelt name; "" where nothing is like it.
 
     Args:
         least: how like it must be at least, from 0 to 1.
     """
-    found = alike(name, known, most=3, least=least)
+    found = close_matches(name, known, most=3, least=least)
     return f" (did you mean {', '.join(found)}?)" if found else ""
 
 
@@ -200,12 +200,12 @@ def last_line(text: str) -> str:
     return _lines(text)[-1]
 
 
-def in_a_line(error: BaseException) -> str:
+def exception_line(error: BaseException) -> str:
     """The type of an exception, and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(message_of(error))}"
+    return f"{type(error).__name__}: {first_line(exception_message(error))}"
 
 
-def message_of(error: BaseException) -> str:
+def exception_message(error: BaseException) -> str:
     """The message of an exception, even if its `__str__` raises."""
     try:
         return str(error)
@@ -213,20 +213,20 @@ def message_of(error: BaseException) -> str:
         return f"its message cannot be read: __str__ raised {type(unreadable).__name__}"
 
 
-def as_reason(text: str) -> str:
+def reason_text(text: str) -> str:
     """Printable text of one line and at most MOST_CHARACTERS, the last of which is an ellipsis if text is missing."""
     # The beginning alone first: a text of megabytes takes seconds to escape.
     text = printable(" ".join(text[: MOST_CHARACTERS + 1].splitlines()))
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
 
 
-def as_detail(text: str) -> str:
+def detail_text(text: str) -> str:
     """Printable text of several lines and at most MOST_CHARACTERS_OF_DETAIL; a longer text loses its middle."""
-    text = without_middle(text, MOST_CHARACTERS_OF_DETAIL)
-    return without_middle(shown(text), MOST_CHARACTERS_OF_DETAIL)
+    text = cut_middle(text, MOST_CHARACTERS_OF_DETAIL)
+    return cut_middle(printable_lines(text), MOST_CHARACTERS_OF_DETAIL)
 
 
-def without_middle(text: str, most: int) -> str:
+def cut_middle(text: str, most: int) -> str:
     """A text of at most `most` characters; of a longer one the beginning, the end, and how much was between them.
 
     Args:
@@ -247,12 +247,12 @@ def _lines(text: str) -> list[str]:
 MOST_DIGITS = 18
 
 
-def whole(text: str) -> int | None:
+def parse_whole(text: str) -> int | None:
     """The whole number, 0 or more, that a text is; None if it is something else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 
-def real(text: str) -> float | None:
+def parse_real(text: str) -> float | None:
     """The number that a text is, which may be infinite or NaN; None if it is something else."""
     if not text.isascii() or "_" in text:
         return None

@@ -35,7 +35,7 @@ _MARKS = {
 _ENOUGH_COLUMNS = 2
 
 
-def no_text(head: bytes) -> tuple[str, str] | None:
+def binary_format(head: bytes) -> tuple[str, str] | None:
     """Returns what a file is that holds no text, and what to do with it; None for one that may hold text.
 
     Args:

@@ -61,10 +61,10 @@ def json_line(values: Mapping[str, Any]) -> str:
         ValueError: a number is infinite, or none.
     """
     line = json.dumps(values, separators=(",", ":"), allow_nan=False)
-    return without_lone_surrogates(line) or line
+    return escape_lone_surrogates(line) or line
 
 
-def without_lone_surrogates(text: bytes | str) -> str | None:
+def escape_lone_surrogates(text: bytes | str) -> str | None:
     """The same JSON value with each lone surrogate as text (`\\udcff`, six characters).
 
     Returns:

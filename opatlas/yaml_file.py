@@ -12,7 +12,7 @@ _MOST_LEVELS = 50
 _MOST_NODES = 100_000
 
 
-class NotYaml(Exception):
+class YamlError(Exception):
     """Text that is not YAML, or means what no file of ours can mean; the message says where and why."""
 
 
@@ -74,7 +74,7 @@ def parse_yaml(text: bytes, *, strict: bool = False) -> Any:
     except Exception as error:
         # PyYAML's constructors raise anything for a word that is not what its form or tag says (a date of month 99,
         # a number of 5,000 digits, `!!bool maybe`).
-        raise NotYaml(" ".join(str(error).split()) or type(error).__name__) from None
+        raise YamlError(" ".join(str(error).split()) or type(error).__name__) from None
 
 
 def key_lines(text: bytes, under: str | None = None) -> dict[str, int]:

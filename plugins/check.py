@@ -23,7 +23,7 @@ from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.csv_files import write_text
-from opatlas.text import counted, folded, printable, shortened, shown
+from opatlas.text import pluralize, printable, printable_lines, shorten, wrap
 
 from .run_manifest import present_code
 
@@ -113,7 +113,7 @@ class Found(Exception):
     def __init__(self, findings: Sequence[Finding], known: Sequence[Finding]) -> None:
         self.findings = findings
         self.known = known
-        super().__init__(counted(len(findings), "finding"))
+        super().__init__(pluralize(len(findings), "finding"))
 
 
 class Cases:
@@ -172,9 +172,9 @@ class Cases:
             raise Found(fails, () if self.strict else known)
         if sorted_out.known:
             finding, entry = sorted_out.known[0]
-            pytest.xfail(printable(f"{counted(len(known), 'known finding')}, such as {finding.row}: {entry.reason}"))
+            pytest.xfail(printable(f"{pluralize(len(known), 'known finding')}, such as {finding.row}: {entry.reason}"))
         if sorted_out.new:
-            pytest.xfail(f"{counted(len(sorted_out.new), 'finding')} that tell but do not fail: {check.about}")
+            pytest.xfail(f"{pluralize(len(sorted_out.new), 'finding')} that tell but do not fail: {check.about}")
 
     def covering_nothing(self) -> list[KnownFinding]:
         """Returns the entries that no finding of this session matches, of those whose cases were all run."""
@@ -232,10 +232,10 @@ class CheckCase(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, OpAtlasError):
-            return shown(str(excinfo.value))
+            return printable_lines(str(excinfo.value))
         if not isinstance(excinfo.value, Found):
             return super().repr_failure(excinfo, style)
-        return _FindingsRepr([shown(line) for line in self._lines(excinfo.value)])
+        return _FindingsRepr([printable_lines(line) for line in self._lines(excinfo.value)])
 
     def _lines(self, found: Found) -> Iterator[str]:
         findings = found.findings
@@ -247,7 +247,7 @@ class CheckCase(pytest.Item):
         if len(findings) > len(listed):
             yield f"  and {len(findings) - len(listed):,} more: --all shows them"
         if found.known:
-            yield f"  besides {counted(len(found.known), 'finding')} that known_findings.yaml explains"
+            yield f"  besides {pluralize(len(found.known), 'finding')} that known_findings.yaml explains"
         yield f"to do: {self._check.remedy}"
 
 
@@ -264,8 +264,10 @@ class CheckReport:
         if terminal is not None and terminal.showheader:
             database = self._cases.database
             device = f" of {database.device}" if database.device else ""
-            types = counted(len(database.kernel_types), "kernel type")
-            terminal.write_line(shown(f"{database.path}: {counted(database.rows, 'row')} of {types}{device}"))
+            types = pluralize(len(database.kernel_types), "kernel type")
+            terminal.write_line(
+                printable_lines(f"{database.path}: {pluralize(database.rows, 'row')} of {types}{device}")
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -282,7 +284,7 @@ class CheckReport:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("=", "checks")
         for line in self._lines():
-            terminalreporter.write_line(shown(line))
+            terminalreporter.write_line(printable_lines(line))
 
     def _lines(self) -> Iterator[str]:
         told = [tally for tally in self._cases.tallies.values() if tally.cases or tally.skipped]
@@ -306,11 +308,11 @@ class CheckReport:
             yield ""
             yield f"known, by {KNOWN_FINDINGS}{'' if self._cases.show_all else ' (whole reasons: --all)'}:"
         for entry in entries:
-            yield f"  {_about(entry)}: {counted(covered[id(entry)], 'finding')}, {entry.date}"
+            yield f"  {_about(entry)}: {pluralize(covered[id(entry)], 'finding')}, {entry.date}"
             if self._cases.show_all:
-                yield folded(entry.reason, _INDENT)
+                yield wrap(entry.reason, _INDENT)
             else:
-                yield f"{'':{_INDENT}}{shortened(entry.reason, _COLUMNS - _INDENT)}"
+                yield f"{'':{_INDENT}}{shorten(entry.reason, _COLUMNS - _INDENT)}"
         for entry in self._cases.covering_nothing():
             yield f"{entry.place} covers nothing any more ({_about(entry)}): remove it"
 

@@ -12,7 +12,7 @@ import pytest
 
 from opatlas.engine.registry import replay_spec
 from opatlas.model.signature import case_id_in
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 from .collector import needs_group, row_of
 from .other_plugins import JUnit, LastFailed, NoBenchmarkHeader, benchmark_feed, benchmarks_only, junit_writer
@@ -197,7 +197,7 @@ class ControllerHooks:
         if workers <= devices:
             return []
         gain = "rows of one device take turns, and more workers than devices gain nothing"
-        return [f"opatlas: -n {workers} on {counted(devices, 'device')}: {gain}"]
+        return [f"opatlas: -n {workers} on {pluralize(devices, 'device')}: {gain}"]
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:

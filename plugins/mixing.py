@@ -21,7 +21,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import INSTRUMENTS, choose_group_instrument, choose_instrument
 from opatlas.model.location import UNNAMED_NPU
 from opatlas.store.write_back import UpdateMode
-from opatlas.text import counted, printable
+from opatlas.text import pluralize, printable
 
 from .plan import Plan
 from .settings import Settings
@@ -109,12 +109,12 @@ def check_replaced(
         lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
         refusal = f"{settings.database}: these durations would be replaced by durations that do not compare:{lines}\n"
         return ReplacedCheck(refusal + printable(_remedy(settings, _same_again(settings, mismatches))), ())
-    notes = [f"--mixed replaces durations of {counted(each.count, unit)}: {each}" for each in mismatches]
+    notes = [f"--mixed replaces durations of {pluralize(each.count, unit)}: {each}" for each in mismatches]
     fewer = [stored for stored, planned in rows if (stored.samples or 0) > (planned.samples or stored.samples or 0)]
     if fewer:
         most = max(stored.samples or 0 for stored in fewer)
         notes.append(
-            f"{counted(len(fewer), unit)} with up to {most} samples each will hold {settings.measure.repeat_count} "
+            f"{pluralize(len(fewer), unit)} with up to {most} samples each will hold {settings.measure.repeat_count} "
             f"(--repeat-count), such as {fewer[0].place}"
         )
     notes += _other_machine(provenance, settings, [stored for stored, _ in rows])

@@ -31,7 +31,7 @@ from opatlas.options import (
     versions,
 )
 from opatlas.store.write_back import UpdateMode
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 from . import newhooks
 from .selection import GIVEN_UP_AFTER, Shard
@@ -51,7 +51,7 @@ _INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in IN
 
 
 def _shard(text: str) -> Shard:
-    index, count = (whole(part) or 0 for part in text.partition("/")[::2])
+    index, count = (parse_whole(part) or 0 for part in text.partition("/")[::2])
     if not 1 <= index <= count:
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
     return Shard(index, count)

@@ -15,7 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import microseconds_text
-from opatlas.text import counted, real
+from opatlas.text import parse_real, pluralize
 
 from .collector import row_of
 from .report import Report
@@ -65,7 +65,7 @@ class BenchmarkFeed:
         except PerformanceRegression:
             assert self._pytest_session is not None
             self._pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            slower = counted(len(self._session.performance_regressions), "row")
+            slower = pluralize(len(self._session.performance_regressions), "row")
             terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -187,7 +187,7 @@ class JUnit:
         out = case.find("system-out")
         if out is None:
             out = SubElement(case, "system-out")
-        line, stored_us = figures.line(), real(properties.get("stored_us", ""))
+        line, stored_us = figures.line(), parse_real(properties.get("stored_us", ""))
         if stored_us:
             ratio = float(properties["duration_us"]) / stored_us
             line += f", stored {microseconds_text(stored_us)} ({ratio:.2f} x)"

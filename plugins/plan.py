@@ -24,7 +24,7 @@ from opatlas.model.signature import signature
 from opatlas.store.history import EditedRows
 from opatlas.store.op_mapping import WrittenMapping
 from opatlas.store.write_back import RecoveredJournal
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class TablePlan:
     def crashes(self, position: int) -> int:
         """Returns the number of consecutive sessions in which a row crashed or timed out."""
         cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
-        return whole(cell) or 0
+        return parse_whole(cell) or 0
 
     def stored(self, selected: Container[str]) -> Iterator[StoredDuration]:
         """Yields the replayed durations that new durations of the selected cases would replace."""
@@ -183,7 +183,7 @@ class TablePlan:
             for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
         )
         place = f"{self.path.name}:{position + 2}"
-        return StoredDuration(place, run_id, cache, instrument, whole(samples))
+        return StoredDuration(place, run_id, cache, instrument, parse_whole(samples))
 
     def rows(self) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
         """Yields the id of each case, its row, and its known failure."""

@@ -11,7 +11,7 @@ from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
 from opatlas.model.signature import make_case_id
 from opatlas.store.write_back import UpdateMode
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 from .plan import Plan
 from .requested_rows import RequestedRows
@@ -23,10 +23,10 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
     unit = settings.unit
     left_out = requested.left_out(plan)
     if left_out and settings.mode is UpdateMode.STALE:
-        yield f"nothing to do: none of {counted(left_out, unit)} is stale"
+        yield f"nothing to do: none of {pluralize(left_out, unit)} is stale"
     elif left_out:
         captured = requested.captured_only(plan)
-        have = counted(left_out, f"{unit} has", f"{unit}s have")
+        have = pluralize(left_out, f"{unit} has", f"{unit}s have")
         yield f"nothing to do: {have} {_duration(settings)} already{_kinds(left_out, captured)}"
         if captured:
             yield (
@@ -36,21 +36,21 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
         else:
             yield "--update-mode=all measures them again"
     elif elsewhere := requested.elsewhere(plan):
-        yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
+        yield f"nothing to do: {pluralize(elsewhere, unit)} in other shards, and none in this one"
     elif not_selected := requested.not_selected(plan):
         said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
-        yield f"{said}: {_selection(settings)} is true of none of {counted(not_selected, unit)}"
+        yield f"{said}: {_selection(settings)} is true of none of {pluralize(not_selected, unit)}"
 
 
 def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
     """Yields how many of the chosen rows are not selected, and how many the update mode leaves out."""
     if not_selected := requested.not_selected(plan):
-        yield f"{counted(not_selected, settings.unit)} not selected by {_selection(settings)}"
+        yield f"{pluralize(not_selected, settings.unit)} not selected by {_selection(settings)}"
     if settings.mode is UpdateMode.STALE:
         yield from _stale_lines(requested, plan, settings)
     elif left_out := requested.left_out(plan):
         kinds = _kinds(left_out, requested.captured_only(plan))
-        rows = counted(left_out, settings.unit)
+        rows = pluralize(left_out, settings.unit)
         yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
 
 
@@ -61,7 +61,7 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: s
         not_run: ids of these rows, at least one.
         run_id: the run of the session.
     """
-    rows = counted(len(not_run), settings.unit)
+    rows = pluralize(len(not_run), settings.unit)
     if settings.read_only:
         return f"{rows} not run"
     unreplayed = len(plan.unreplayed().intersection(not_run))
@@ -133,12 +133,12 @@ def _prepared(plan: Plan) -> Iterator[str]:
     if plan.taken_over:
         yield f"{plan.taken_over} was killed; took the database over from it"
     if plan.prepared.starter_rows:
-        yield f"there was no database yet; made a starter of {counted(plan.prepared.starter_rows, 'theory row')}"
+        yield f"there was no database yet; made a starter of {pluralize(plan.prepared.starter_rows, 'theory row')}"
     if plan.prepared.mapping is not None:
         yield str(plan.prepared.mapping)
     edited = plan.prepared.edited
     if edited.example is not None:
-        rows = counted(edited.count, "row was", "rows were")
+        rows = pluralize(edited.count, "row was", "rows were")
         example = make_case_id(edited.example.kernel_type, edited.example.signature)
         yield (
             f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
@@ -160,7 +160,7 @@ def _to_run(
     of_all = "" if selected == rows else f"{selected:,} of "
     what = settings.workload.verb
     unit = settings.unit
-    yield f"{of_all}{counted(rows, unit)} to {what}, database {settings.database}"
+    yield f"{of_all}{pluralize(rows, unit)} to {what}, database {settings.database}"
     if settings.collect_only and settings.workload.has_starter and plan.is_empty:
         yield "there is no database yet: without --co the session makes a starter of theory rows first"
     if settings.note:
@@ -173,7 +173,7 @@ def _to_run(
         missing = missing_replay_lines(requested.without_replay(plan), plan.captured_time_us(), replayable)
         yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
-        yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
+        yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
     for name, places in plan.invalid_durations().items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""

@@ -13,7 +13,7 @@ from opatlas.capture.profile_samples import read_profile
 from opatlas.capture.summary import captured_time_us
 from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.discovery import driver_version
-from opatlas.errors import OpAtlasError, described
+from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder
 from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.model.quality import valid_duration
@@ -40,7 +40,7 @@ from opatlas.store.header import misspelt_columns
 from opatlas.store.history import clear_edited, find_edited, without_measurement
 from opatlas.store.op_mapping import write_default_mapping
 from opatlas.store.write_back import RecoveredJournal, UpdateMode, has_duration, recover
-from opatlas.text import closest, printable
+from opatlas.text import printable, suggest
 
 from .mixing import captured_notes, origin_notes
 from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
@@ -201,7 +201,7 @@ def make_plan(
     names = database.kernel_types() if requested is None else list(requested)
     unknown = sorted(name for name in chosen.ops.difference(names) if name not in sampled)
     if unknown:
-        meant = "".join(closest(name, names) for name in unknown)
+        meant = "".join(suggest(name, names) for name in unknown)
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
     for name in names:
@@ -216,7 +216,7 @@ def make_plan(
         except Exception as error:
             # An error in one file does not keep the rows of other files from running.
             place = database.path / f"{name}.csv"
-            plan.problems.append(described(error, place, "its rows are left out; report this error with the file"))
+            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
     release_memory()
     if chosen.where is not None:
         columns = frozenset().union(*(table.columns_by_slug for table in plan.tables.values()))

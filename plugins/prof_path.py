@@ -13,7 +13,7 @@ from opatlas.isolation.executor import Executor
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import digest, make_case_id
-from opatlas.text import counted, shown
+from opatlas.text import pluralize, printable_lines
 
 from .collector import Collector
 from .plan import Plan
@@ -58,7 +58,7 @@ class ProfileRest:
         """Prints how many samples were used, left out and added."""
         if self._context.runs_rows:
             for line in self._lines():
-                terminal.write_line(shown(line))
+                terminal.write_line(printable_lines(line))
 
     def _take_rows_without_replay(
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor
@@ -120,13 +120,13 @@ class ProfileRest:
         account = profile.account
         signatures = sum(map(len, profile.cases.values()))
         yield (
-            f"samples: {counted(account.ingested, 'launch', 'launches')} of {counted(signatures, 'signature')} in "
-            f"{counted(len(profile.files), 'summary', 'summaries')}, "
-            f"{counted(account.left_out.total(), 'launch', 'launches')} left out"
+            f"samples: {pluralize(account.ingested, 'launch', 'launches')} of {pluralize(signatures, 'signature')} in "
+            f"{pluralize(len(profile.files), 'summary', 'summaries')}, "
+            f"{pluralize(account.left_out.total(), 'launch', 'launches')} left out"
         )
         yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
         if copies := profile.same_bytes:
-            others = counted(len(copies), "summary has", "summaries have")
+            others = pluralize(len(copies), "summary has", "summaries have")
             yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"
         yield "warm-up and set-up launches of the profiled programs look like others: they count as samples"
         if self._without_replay:
@@ -140,5 +140,5 @@ class ProfileRest:
 
 def _listed(counts: Counter[str]) -> str:
     shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(_SHOWN))
-    more = f" and {counted(len(counts) - _SHOWN, 'other kernel type')}" if len(counts) > _SHOWN else ""
+    more = f" and {pluralize(len(counts) - _SHOWN, 'other kernel type')}" if len(counts) > _SHOWN else ""
     return f"{counts.total()} ({shown}{more})"

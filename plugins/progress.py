@@ -14,7 +14,7 @@ import pytest
 
 from opatlas.model.schema import INPUT_SHAPES
 from opatlas.model.signature import case_id_in
-from opatlas.progress import Progress, duration
+from opatlas.progress import Progress, format_seconds
 
 from .collector import row_of
 from .report import RunningTime
@@ -129,7 +129,7 @@ class ReplayProgress:
                 return
             self._named_in_log.add(nodeid)
         wait = self._context.waits.current
-        how_long = duration(seconds) if wait is None else f"waiting {duration(wait.seconds)} for the device"
+        how_long = format_seconds(seconds) if wait is None else f"waiting {format_seconds(wait.seconds)} for the device"
         self._progress.show(self._names[case_id_in(nodeid)], f"({how_long})")
 
     @cached_property

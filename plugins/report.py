@@ -14,11 +14,11 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in, make_case_id
-from opatlas.progress import duration
+from opatlas.progress import format_seconds
 from opatlas.report.row_summary import RowSummary, quality_lines
 from opatlas.report.session_files import Cause, Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.store.csv_files import write_text
-from opatlas.text import shortened
+from opatlas.text import shorten
 
 from .collector import Collector
 from .mixing import captured_elsewhere
@@ -69,9 +69,11 @@ class RunningTime:
         others_s, own_s = self._waited_s[FOR_OTHERS], self._waited_s[FOR_OWN]
         if others_s >= _REPORTED_FROM_S:
             who = "" if len(self._workers) < 2 else f"{len(self._workers)} workers "
-            yield f"{who}waited {duration(others_s)} for rows of another session on the same device, not counted above"
+            waited = format_seconds(others_s)
+            yield f"{who}waited {waited} for rows of another session on the same device, not counted above"
         if own_s >= _REPORTED_FROM_S:
-            yield f"workers of this session waited {duration(own_s)} for each other: rows of one device take turns"
+            waited = format_seconds(own_s)
+            yield f"workers of this session waited {waited} for each other: rows of one device take turns"
 
 
 class OutcomeTally:
@@ -109,7 +111,7 @@ class OutcomeTally:
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = record["kernel_type"], assumptions
         if record["status"] != Status.MEASURED.value:
-            reason = shortened(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
+            reason = shorten(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
             error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
             self._error_of[report.nodeid] = error
             self._reasons.setdefault(error, (f"{record['status']}: {reason}", case_id))

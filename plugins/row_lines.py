@@ -9,7 +9,7 @@ import pytest
 
 from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import RowSummary, shapes_of
-from opatlas.text import columns, shortened, shown
+from opatlas.text import printable_lines, shorten, terminal_columns
 
 from .plan import CaseRow
 from .row_note import note_of
@@ -113,13 +113,13 @@ class RowLines:
         else:
             terminal.write_ensure_prefix(name, "")
         # The word of another plugin may be long.
-        room = min(_figures_width(), columns() - len(name) - len(word) - _PROGRESS - 2)
-        text = shortened(shown(reason).partition("\n")[0], room) if figures is None else figures.text(room)
+        room = min(_figures_width(), terminal_columns() - len(name) - len(word) - _PROGRESS - 2)
+        text = shorten(printable_lines(reason).partition("\n")[0], room) if figures is None else figures.text(room)
         text = f"{text:{room}}" if room >= _LEAST_FIGURES else ""
         terminal.write(f"{text} ")
         terminal.write(word, **markup)
         percent = f"[{100 * len(self._done) // max(self._total, 1):3d}%]"
-        fill = columns() - len(name) - len(text) - len(word) - 2
+        fill = terminal_columns() - len(name) - len(text) - len(word) - 2
         terminal.write(percent.rjust(max(fill, len(percent) + 1)), flush=True, cyan=True)
         # The terminal has an unfinished line that is not of pytest.
         terminal.currentfspath = -2
@@ -139,9 +139,9 @@ class RowLines:
         return self._rows.get(case_id_in(nodeid))
 
     def _name(self, row: CaseRow, worker: str = "") -> str:
-        width = columns() - _figures_width() - _LONGEST_WORD - _PROGRESS - 4
-        name = shown(f"{worker}{row.kernel_type} {shapes_of(row.kernel_type, row.cells)}")
-        return f"{shortened(name, width):{width}}  "
+        width = terminal_columns() - _figures_width() - _LONGEST_WORD - _PROGRESS - 4
+        name = printable_lines(f"{worker}{row.kernel_type} {shapes_of(row.kernel_type, row.cells)}")
+        return f"{shorten(name, width):{width}}  "
 
 
 def _markup(report: pytest.TestReport) -> dict[str, bool]:
@@ -151,4 +151,4 @@ def _markup(report: pytest.TestReport) -> dict[str, bool]:
 
 
 def _figures_width() -> int:
-    return _MORE_FIGURES if columns() >= _WIDE else _FIGURES
+    return _MORE_FIGURES if terminal_columns() >= _WIDE else _FIGURES

@@ -10,7 +10,7 @@ import pytest
 from opatlas.devices.device_lock import DeviceWaits
 from opatlas.model.record import Record
 from opatlas.store.cells import helpers_cell, stored_us
-from opatlas.text import without_middle
+from opatlas.text import cut_middle
 
 #: Properties of a measured row's report, which JUnit shows too.
 STORED_US, DURATION_US = "stored_us", "duration_us"
@@ -112,9 +112,7 @@ def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """
     is_kept = call.when != "call" or call.excinfo is not None or _shows_passed(item.config)
     sections = item._report_sections
-    sections[:] = (
-        [(when, name, without_middle(text, _MOST_PRINTED)) for when, name, text in sections] if is_kept else []
-    )
+    sections[:] = [(when, name, cut_middle(text, _MOST_PRINTED)) for when, name, text in sections] if is_kept else []
 
 
 def _shows_passed(config: pytest.Config) -> bool:

@@ -31,7 +31,7 @@ from opatlas.isolation.msprof import executor as msprof
 from opatlas.isolation.msprof.command import accepts_profiles
 from opatlas.model.errors import DeviceGone, ReplayError
 from opatlas.model.schema import Status
-from opatlas.text import in_a_line
+from opatlas.text import exception_line
 
 from .collector import needs_group, row_of
 from .session_context import SessionContext
@@ -106,7 +106,7 @@ class RowRunner:
             if context.settings.in_process or batch_executor is not None or context.waits.interrupted:
                 raise
             return RowOutcome(
-                Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {in_a_line(error)}"
+                Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {exception_line(error)}"
             )
         except ReplayError as error:
             # A body in this process refused its row, or a cell does not say which group the row needs. A debugger stops

@@ -30,7 +30,7 @@ from opatlas.model.schema import (
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.cells import duration_columns
 from opatlas.store.manifest import run_id_time
-from opatlas.text import real
+from opatlas.text import parse_real
 
 _DAY_S = 86400.0
 
@@ -109,7 +109,7 @@ class TableVariables:
     def by_slug(self, slug: str, position: int) -> float | str | None:
         """Returns a cell by the slug of its column, a number if it is one; None where it is empty or missing."""
         cell = self.cell(self._by_slug.get(slug, ""), position)
-        number = real(cell)
+        number = parse_real(cell)
         return number if number is not None else cell or None
 
 
@@ -216,7 +216,7 @@ class RowVariables:
 
     @property
     def _noise(self) -> float | None:
-        mean, deviation = self._duration, real(self._cell(MICROBENCH_STD))
+        mean, deviation = self._duration, parse_real(self._cell(MICROBENCH_STD))
         return deviation / mean if mean and deviation is not None else None
 
     @property

@@ -11,7 +11,7 @@ from _pytest.mark.expression import Expression
 
 from opatlas.combine.provenance import Staleness
 from opatlas.store.write_back import UpdateMode
-from opatlas.text import closest
+from opatlas.text import suggest
 
 from .row_variables import RowVariables
 from .where import Where
@@ -100,4 +100,4 @@ def meant(expression: str, names: Iterable[str]) -> str:
     """Returns ` (did you mean ...?)` for the words of -k that are part of no name; "" where no name is similar."""
     known = list(names)
     words = [word for word in re.findall(r"[^\s()]+", expression) if word not in ("and", "or", "not")]
-    return "".join(closest(word, known) for word in words if not any(word.lower() in name.lower() for name in known))
+    return "".join(suggest(word, known) for word in words if not any(word.lower() in name.lower() for name in known))

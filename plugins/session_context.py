@@ -33,7 +33,7 @@ from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
-from opatlas.text import shown
+from opatlas.text import printable_lines
 
 from .plan import Plan
 from .run_manifest import Surroundings, new_manifest
@@ -251,7 +251,7 @@ class SessionContext:
     def tell(self, text: str) -> None:
         """Shows the user a line at once."""
         with self.past_capture():
-            print(shown(f"\nopatlas: {text}"), file=sys.stderr, flush=True)
+            print(printable_lines(f"\nopatlas: {text}"), file=sys.stderr, flush=True)
 
     def tell_once(self, text: str) -> None:
         """Shows the user a line at once, unless another process of the session has shown the line."""

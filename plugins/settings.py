@@ -15,7 +15,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.engine.job import LEAST_SAMPLES
-from opatlas.files import absolute
+from opatlas.files import absolute_path
 from opatlas.instruments.attribution import MOST_ROWS
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
 from opatlas.options import at_least, changed
@@ -137,7 +137,7 @@ def settings_of(config: pytest.Config) -> Settings:
     workload = make_workload(kind, option, devices)
     database, note = database_of(config, devices, workload)
     return Settings(
-        database=absolute(database),
+        database=absolute_path(database),
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
@@ -146,7 +146,7 @@ def settings_of(config: pytest.Config) -> Settings:
         # A look-up of a row that crashed on a device is safe. All nodes must run the same rows, whatever statuses
         # each of them has stored.
         retry_failed=option.retry_failed or option.prof_path is not None or option.nnodes > 1,
-        prof_path=absolute(option.prof_path) if option.prof_path is not None else None,
+        prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
         measure=_measure_settings(option, workload.cache),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,

@@ -16,7 +16,7 @@ from opatlas.model.signature import case_id_in
 from opatlas.progress import speed
 from opatlas.report.row_summary import microseconds_text, terminal_tables
 from opatlas.store.journal import count_run_records
-from opatlas.text import columns, counted, folded, shown
+from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 
 from .plan import Plan
 from .plan_lines import after_success, going_on, nothing_to_do, plan_lines
@@ -65,7 +65,7 @@ class SessionSummary:
             found = disturbances(settings.devices, *self._context.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
             lines += [f"opatlas: {note}" for note in flush_notes(settings)]
-        return list(map(shown, lines))
+        return list(map(printable_lines, lines))
 
     def judge(self, session: pytest.Session) -> None:
         """Decides the exit status of a session that ran no row, or that could not read a file or merge a journal."""
@@ -95,14 +95,14 @@ class SessionSummary:
         terminal.ensure_newline()
         if self._tally.figures and not is_quiet:
             terminal.section("durations", sep="=")
-            for line in terminal_tables(self._tally.figures.values(), columns()):
-                terminal.write_line(shown(line))
+            for line in terminal_tables(self._tally.figures.values(), terminal_columns()):
+                terminal.write_line(printable_lines(line))
         terminal.section("OpAtlas", sep="=")
         for line in self._summary(plan):
-            terminal.write_line(shown(line), red=isinstance(line, _Failure))
+            terminal.write_line(printable_lines(line), red=isinstance(line, _Failure))
         if status == pytest.ExitCode.OK and terminal.isatty and not is_quiet:
             for line in after_success(self._context.settings, measured=self._tally.outcomes["passed"]):
-                terminal.write_line(shown(line))
+                terminal.write_line(printable_lines(line))
 
     def _asked_for(self) -> RequestedRows:
         return RequestedRows(self._context.config, self._collector)
@@ -127,7 +127,7 @@ class SessionSummary:
         rows, unit = sum(facts.statuses.values()), self._context.settings.unit
         if rows:
             run = "run" if self._context.settings.prof_path is None else "looked up"
-            yield f"{counted(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
+            yield f"{pluralize(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
             yield from self._tally.running_time.waiting_lines()
         if self._context.stop_reason not in ("", STOPPED):
             yield _Failure(f"stopped: {self._context.stop_reason}")
@@ -145,14 +145,14 @@ class SessionSummary:
             if merged.unmatched:
                 yield self._context.settings.workload.unmatched(len(merged.unmatched))
             if merged.of_siblings:
-                kernels = counted(
+                kernels = pluralize(
                     len(merged.of_siblings),
                     "kernel that ran for a row of a sibling type has",
                     "kernels that ran for rows of sibling types have",
                 )
                 yield f"{kernels} no row: --update-mode=all adds it"
             if merged.repeated:
-                rows_again = counted(merged.repeated, "repeated row")
+                rows_again = pluralize(merged.repeated, "repeated row")
                 yield f"{rows_again}: given the duration of the earlier row of the same signature"
         yield from self._not_replayable_lines(plan)
         yield from self._error_lines()
@@ -177,9 +177,9 @@ class SessionSummary:
         elif lines := list(nothing_to_do(requested, plan, settings)):
             yield from lines
         elif example := next((case for table in replayable.values() for case in table.cases.values()), None):
-            cases = counted(plan.cases_of(known), unit)
+            cases = pluralize(plan.cases_of(known), unit)
             near = meant(self._keyword, plan.tables)
-            yield folded(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
+            yield wrap(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
 
     def _stopped_at_once_lines(self) -> Iterator[str]:
         yield self._ledger.line()
@@ -187,7 +187,7 @@ class SessionSummary:
             return
         database = self._context.database
         try:
-            kept = counted(count_run_records(database, self._context.run_id), "record stays", "records stay")
+            kept = pluralize(count_run_records(database, self._context.run_id), "record stays", "records stay")
         except OSError as error:
             kept = f"the records stay ({error.strerror})"
         yield f"stopped at once: {kept} in {database.journal_dir}; the next session on this database merges them"
@@ -200,7 +200,8 @@ class SessionSummary:
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
         if plan.problems:
             # The reasons are printed before the rows.
-            yield f"{counted(len(plan.problems), 'file was', 'files were')} not read, as the lines before the rows say"
+            files = pluralize(len(plan.problems), "file was", "files were")
+            yield f"{files} not read, as the lines before the rows say"
         for problem in self._results.problems:
             yield _Failure(f"not read or written: {problem}")
 
@@ -208,11 +209,11 @@ class SessionSummary:
         """Yields what became of the rows that earlier sessions failed to measure."""
         passed = self._tally.outcomes["xpassed"]
         if passed:
-            yield f"{counted(passed, self._context.settings.unit)} measured that had failed before"
+            yield f"{pluralize(passed, self._context.settings.unit)} measured that had failed before"
         accounts = self._ledger.counts()
         given_up = accounts[GIVEN_UP] + accounts[XFAILED] - self._tally.outcomes["xfailed"]
         if given_up:
-            rows = counted(given_up, self._context.settings.unit)
+            rows = pluralize(given_up, self._context.settings.unit)
             yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"
         unresolved = self._ledger.unresolved()
         if unresolved:
@@ -224,22 +225,22 @@ class SessionSummary:
         if causes:
             yield _Failure("not measured, by kernel type and cause:")
             for cause in causes[:_SHOWN]:
-                yield folded(f"{cause.rows:5d}  {cause.kernel_type}: {cause.reason}", indent=2)
+                yield wrap(f"{cause.rows:5d}  {cause.kernel_type}: {cause.reason}", indent=2)
             if len(causes) > _SHOWN:
-                yield f"         and {counted(len(causes) - _SHOWN, 'other cause')}, see the report"
+                yield f"         and {pluralize(len(causes) - _SHOWN, 'other cause')}, see the report"
 
     def _gap_lines(self) -> Iterator[str]:
         outside = [gap for gap in self._results.gaps if gap.outside]
         if self._results.gaps and self._results.not_comparable:
-            yield f"{counted(len(self._results.gaps), 'row')} with both durations, {self._results.not_comparable}"
+            yield f"{pluralize(len(self._results.gaps), 'row')} with both durations, {self._results.not_comparable}"
         elif outside:
             device = self._write_back.device_name
-            of_all = counted(len(self._results.gaps), "duration")
+            of_all = pluralize(len(self._results.gaps), "duration")
             are = "is" if len(outside) == 1 else "are"
             yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
             for gap in outside[:_SHOWN]:
                 captured = f"; captured: {gap.populations}" if gap.populations else ""
-                yield folded(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}{captured}", indent=2)
+                yield wrap(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}{captured}", indent=2)
 
     def _not_replayable_lines(self, plan: Plan) -> Iterator[str]:
         missing = self._results.not_replayable()
@@ -303,14 +304,14 @@ class StoredComparison:
     def _lines(self) -> Iterator[str]:
         unit = self._context.settings.unit
         if self._compared:
-            yield f"{counted(len(self._compared), unit)} beside their stored durations, the furthest apart first:"
+            yield f"{pluralize(len(self._compared), unit)} beside their stored durations, the furthest apart first:"
             most = None if self._verbosity > 0 else _MOST_COMPARED
             for compared in sorted(self._compared.values(), key=lambda each: -abs(math.log(each.ratio)))[:most]:
                 yield f"{compared}  {compared.case_id}"
             if most is not None and len(self._compared) > most:
-                yield f"and {counted(len(self._compared) - most, 'more', 'more')} (-v shows all)"
+                yield f"and {pluralize(len(self._compared) - most, 'more', 'more')} (-v shows all)"
         if self._without:
-            yield f"{counted(len(self._without), unit)} measured without a stored duration"
+            yield f"{pluralize(len(self._without), unit)} measured without a stored duration"
         yield "--read-only: nothing was written into the database"
 
 

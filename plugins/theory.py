@@ -14,7 +14,7 @@ import pytest
 
 from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError
-from opatlas.files import absolute, expect_folder
+from opatlas.files import absolute_path, expect_folder
 from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, moved, names, positive
@@ -22,7 +22,7 @@ from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.text import counted, shown, whole
+from opatlas.text import parse_whole, pluralize, printable_lines
 from opatlas.theory.report import (
     KernelResult,
     Pace,
@@ -51,7 +51,7 @@ _PROPERTY = "theory_rows"
 
 
 def _sizes(text: str) -> Sequence[int]:
-    sizes = [whole(word.strip()) for word in text.split(",")]
+    sizes = [parse_whole(word.strip()) for word in text.split(",")]
     if not all(sizes):
         raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
     return tuple(sorted({size for size in sizes if size}))
@@ -227,10 +227,10 @@ class Theory:
         if self._is_worker or not items or option.collectonly or not option.rows or not self._is_asked_for():
             return []
         most = option.rows * len(items)
-        rows = f"at most {counted(most, 'theory row')} of {counted(len(items), 'kernel type')}"
+        rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
         told = [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
         told += [str(self._mapping)] if self._mapping is not None else []
-        return [shown(f"opatlas: {line}") for line in told]
+        return [printable_lines(f"opatlas: {line}") for line in told]
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
@@ -266,7 +266,7 @@ class Theory:
         try:
             if added:
                 self._manifest(added).write(database)
-            page = coverage_page(self._results, f"run {self._run_id}, {counted(added, 'row')} added")
+            page = coverage_page(self._results, f"run {self._run_id}, {pluralize(added, 'row')} added")
             write_text(self._coverage_path, page)
         except OpAtlasError as error:
             self._problem = str(error)
@@ -313,15 +313,15 @@ class Theory:
         terminalreporter.section("theory rows")
         plan_only = self._config.option.read_only
         for line in summary_lines(self._results, self._pace(), plan_only=plan_only):
-            terminalreporter.write_line(shown(line))
+            terminalreporter.write_line(printable_lines(line))
         for warning in self.plan.database.misspelt_columns():
-            terminalreporter.write_line(shown(f"warning: {warning}"))
+            terminalreporter.write_line(printable_lines(f"warning: {warning}"))
         made = " (a new one)" if self._is_new and not plan_only else ""
-        terminalreporter.write_line(shown(f"database: {self.plan.database.path}{made}"))
+        terminalreporter.write_line(printable_lines(f"database: {self.plan.database.path}{made}"))
         if self._problem:
-            terminalreporter.write_line(shown(f"error: {self._problem}"))
+            terminalreporter.write_line(printable_lines(f"error: {self._problem}"))
         elif not plan_only:
-            terminalreporter.write_line(shown(f"coverage: {self._coverage_path}"))
+            terminalreporter.write_line(printable_lines(f"coverage: {self._coverage_path}"))
 
 
 def database_path(config: pytest.Config) -> Path:
@@ -329,7 +329,7 @@ def database_path(config: pytest.Config) -> Path:
     option = config.option
     refuse_useless_versions(config)
     if option.database_path:
-        path = absolute(Path(option.database_path))
+        path = absolute_path(Path(option.database_path))
         expect_folder(path, "", option="--database-path", may_be_made=True)
         return path
     versions = detect(option.versions)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opatlas.model.slots import dtype_name, format_name, known_dtype
-from opatlas.text import closest, real
+from opatlas.text import parse_real, suggest
 from opatlas.theory.patterns import ExpressionError, parse_tree
 
 from .row_variables import STATUSES, VARIABLES, VariableKind
@@ -71,7 +71,7 @@ class Where:
         for name, place in self.names.items():
             if name not in known:
                 return (
-                    f"column {place}: there is no variable {name!r}{closest(name, known)}; the variables are "
+                    f"column {place}: there is no variable {name!r}{suggest(name, known)}; the variables are "
                     f"{', '.join(VARIABLES)}, and the columns of the CSVs (average_duration_us); put a text with "
                     f"other characters than letters in quotes"
                 )
@@ -153,7 +153,7 @@ def _status(node: ast.Name | ast.Constant) -> _Of:
     text = node.id if isinstance(node, ast.Name) else str(node.value)
     if text.lower() not in STATUSES:
         raise ExpressionError(
-            f"column {node.col_offset + 1}: {text!r} is no status{closest(text, STATUSES)}: "
+            f"column {node.col_offset + 1}: {text!r} is no status{suggest(text, STATUSES)}: "
             f"there are {', '.join(STATUSES)}"
         )
     return lambda row: text
@@ -202,7 +202,7 @@ def _plain(value: Value) -> Value:
         return tuple(map(_plain, value))
     if not isinstance(value, str):
         return value
-    number = real(value)
+    number = parse_real(value)
     if number is not None:
         return number
     dtype = known_dtype(value)

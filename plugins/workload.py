@@ -24,7 +24,7 @@ from opatlas.model.location import (
 from opatlas.model.versions import TORCH, Component, Versions
 from opatlas.options import Scope
 from opatlas.store.write_back import UpdateMode
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Workload:
 
     def unmatched(self, count: int) -> str:
         """Returns a line on records without a row in the database."""
-        return f"{counted(count, 'record matches', 'records match')} no row of the database: not added"
+        return f"{pluralize(count, 'record matches', 'records match')} no row of the database: not added"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class CollectiveWorkload(Workload):
         return groups
 
     def unmatched(self, count: int) -> str:
-        return f"{counted(count, 'message')} not measured, and so without a row"
+        return f"{pluralize(count, 'message')} not measured, and so without a row"
 
 
 def workload_type(config: pytest.Config) -> type[Workload]:

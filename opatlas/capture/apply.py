@@ -45,7 +45,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import signatures
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, Table
-from opatlas.text import add_counts, counted
+from opatlas.text import add_counts, pluralize
 
 #: Separates the run ids of a cell.
 _SEPARATOR = ";"
@@ -128,7 +128,7 @@ def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Col
         try:
             _apply_to_table(database, kernel_type, of_type, known, outcome)
         except OpAtlasError as error:
-            outcome.problems.append(f"{error} (its {counted(len(of_type), 'case')} left out)")
+            outcome.problems.append(f"{error} (its {pluralize(len(of_type), 'case')} left out)")
     return outcome
 
 

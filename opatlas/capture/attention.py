@@ -52,7 +52,7 @@ from opatlas.model.slots import split_cell
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, Table
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
-from opatlas.text import add_counts, printable, real
+from opatlas.text import add_counts, parse_real, printable
 
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
 COMPLETENESS = RUNTIME_PREFIX + "metadata_completeness"
@@ -345,7 +345,7 @@ class _Call:
 
 
 def _whole(average: str) -> str:
-    number = real(_plain(average)) or 0.0
+    number = parse_real(_plain(average)) or 0.0
     return str(round(number)) if 0 < number < math.inf else ""
 
 

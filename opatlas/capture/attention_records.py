@@ -25,8 +25,8 @@ from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.model.quality import number_cell
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.model.slots import split_cell
-from opatlas.text import MOST_DIGITS, shortened
-from opatlas.text_format import no_text, wide_encoding
+from opatlas.text import MOST_DIGITS, shorten
+from opatlas.text_format import binary_format, wide_encoding
 
 Shape = tuple[int, ...]
 _RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
@@ -212,7 +212,7 @@ class DistinctRecords:
 
 def _no_records(begin: bytes) -> str:
     """Returns what a file holds instead of one JSON object a line, and the remedy; "" for a valid file."""
-    if packed := no_text(begin):
+    if packed := binary_format(begin):
         return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
     if encoding := wide_encoding(begin, ("query_shape",)):
         return f"this is {encoding}, not UTF-8: save it as UTF-8"
@@ -404,8 +404,7 @@ def _numbers(record: dict[str, Any], name: str) -> Shape | None:
         return None
     if not isinstance(numbers, list) or not all(map(_is_size, numbers)):
         raise RecordError(
-            f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0, "
-            f"below 10^18",
+            f"{name} is {shorten(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0, below 10^18",
             name,
         )
     return tuple(numbers)
@@ -415,7 +414,7 @@ def _number(record: dict[str, Any], name: str) -> int | None:
     number = record.get(name)
     if number is not None and not _is_size(number):
         raise RecordError(
-            f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18", name
+            f"{name} is {shorten(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18", name
         )
     return number
 

@@ -30,7 +30,7 @@ from opatlas.model.schema import (
     REQUIRED,
 )
 from opatlas.store.header import read_header
-from opatlas.text import alike, real
+from opatlas.text import close_matches, parse_real
 
 TYPE = "Type"
 DURATION = "Duration(us)"
@@ -134,7 +134,9 @@ def _known_names(names: Sequence[str]) -> list[str]:
 def _no_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
     said, remedy = [], "Correct the header, or leave the file out"
     for name in missing:
-        near = [other for other in names if _key(other) == _key(name)] or alike(name, names, most=1, least=_ALIKE)
+        near = [other for other in names if _key(other) == _key(name)] or close_matches(
+            name, names, most=1, least=_ALIKE
+        )
         said.append(f"{name!r}" + (f" (is {' or '.join(map(repr, near))} it?)" if near else ""))
         if near and (unit := _UNIT.search(near[0])):
             remedy = f"Convert its values from {unit[1]} to microseconds, and name the column {name!r}"
@@ -386,5 +388,5 @@ def _numbers(column: pa.Array) -> np.ndarray:
 
 
 def _number(word: str) -> float:
-    number = real(word.strip().replace(",", "") if _THOUSANDS.fullmatch(word.strip()) else word)
+    number = parse_real(word.strip().replace(",", "") if _THOUSANDS.fullmatch(word.strip()) else word)
     return float("nan") if number is None else number

@@ -68,7 +68,7 @@ from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.text import counted, printable
+from opatlas.text import pluralize, printable
 
 HEADER = (
     *("Kernel Type", *IDENTIFYING_COLUMNS),
@@ -332,7 +332,7 @@ def _refusal(database: Database, rows: Sequence[UnexplainedRow]) -> str:
         f"{first.profiling[PROFILING_AVERAGE]} us"
     )
     return (
-        f"{database.path}: the captured durations of {counted(len(rows), 'row')} of {shown} have no samples in "
+        f"{database.path}: the captured durations of {pluralize(len(rows), 'row')} of {shown} have no samples in "
         f"{database.runs_dir}, so no samples can be added (an older OpAtlas or another tool wrote them; the first: "
         f"{example}). Nothing was ingested: use --replace to replace them; the old cells are kept beside the new "
         f"samples"

@@ -31,7 +31,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import EMPTY_WORDS, slot_words, split_cell, strip_quotes, unknown_dtypes
-from opatlas.text import real, whole
+from opatlas.text import parse_real, parse_whole
 
 #: Characters of an invalid cell in a message.
 _SHOWN = 200
@@ -159,7 +159,7 @@ class CaptureLaunches:
         self.account.left_out[SkipReason.INVALID_DURATION] += len(rows)
         for row in rows.tolist():
             text = chunk.duration_text(row)
-            if text.upper() not in EMPTY_WORDS and real(text) != 0:
+            if text.upper() not in EMPTY_WORDS and parse_real(text) != 0:
                 self._bad_durations += 1
                 if self._bad_durations <= _DURATIONS_NAMED:
                     self._report(chunk.line_of(row), _no_duration(self._header.duration, text[:_SHOWN]), _CORRECT)
@@ -273,7 +273,7 @@ def _no_dimension(shapes: str) -> str | None:
     """Returns the first invalid dimension of a cell; None where there is none."""
     for shape in split_cell(shapes):
         for dimension in shape.split(",") if shape else ():
-            if whole(dimension) is None:
+            if parse_whole(dimension) is None:
                 return dimension
     return None
 

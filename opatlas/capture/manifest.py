@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import open_own, read_own
+from opatlas.files import open_safely, read_safely
 from opatlas.model.location import public_version
 from opatlas.model.signature import signature
 from opatlas.store.csv_files import write_atomically, write_text
@@ -191,7 +191,7 @@ def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str
 def read_manifest(path: Path) -> IngestManifest:
     """Reads a manifest. Raises OpAtlasError where the file cannot be read, or is not the manifest of an ingest."""
     try:
-        text = read_own(path, LARGEST_BYTES)
+        text = read_safely(path, LARGEST_BYTES)
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
     return decode_manifest(text, path)
@@ -277,7 +277,7 @@ def read_samples(path: Path) -> Iterator[SampleLine]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with open_own(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+        with open_safely(path) as packed, gzip.GzipFile(fileobj=packed) as file:
             while line := file.readline(_LINE_BYTES):
                 if not line.endswith(b"\n"):
                     raise OpAtlasError(

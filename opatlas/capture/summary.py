@@ -22,7 +22,7 @@ from opatlas.model.quality import valid_duration
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, RUNTIME_PREFIX
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.text import closest, count_lines, counted, folded, shortened, unknown_dtype_lines, whole
+from opatlas.text import count_lines, parse_whole, pluralize, shorten, suggest, unknown_dtype_lines, wrap
 
 _TYPES_SHOWN = 8
 #: Least similarity of two names of a kernel in different versions, such as MatMul and MatMulV2.
@@ -64,7 +64,7 @@ def ingest_summary(
     if done.manifest is not None or done.already or done.completed:
         command = shlex.join(["pytest", "bench/", "--database-path", str(database.path), "--update-mode=unreplayed"])
         lines += ["", "database:", f"  {database.path}"]
-        lines += [folded(str(done.mapping), indent=2)] if done.mapping is not None else []
+        lines += [wrap(str(done.mapping), indent=2)] if done.mapping is not None else []
         lines += ["next, measure its rows:", f"  {command}"]
         lines += _replayable(database, replayed_types) if replayed_types is not None else []
     return "\n".join(lines)
@@ -117,12 +117,10 @@ def _attention(attention: Sequence[Bundle]) -> list[str]:
         return []
     details = sum(bundle.operator_details is not None for bundle in attention)
     traces = sum(bundle.trace_view is not None for bundle in attention)
-    came = f"attention rows came from {counted(len(attention), 'capture')}, without the lengths of sequences"
+    came = f"attention rows came from {pluralize(len(attention), 'capture')}, without the lengths of sequences"
     return [
         "",
-        folded(
-            f"{came}: fill {_LENGTHS} with opatlas ingest --attention-records (docs/attention-runtime.md)", indent=0
-        ),
+        wrap(f"{came}: fill {_LENGTHS} with opatlas ingest --attention-records (docs/attention-runtime.md)", indent=0),
         f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
     ]
 
@@ -149,13 +147,13 @@ def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
     if not rows:
         return []
     furthest = sorted(rows, key=lambda row: row.modes.low_us - row.modes.high_us)[:CHANGES_SHOWN]
-    have = counted(len(rows), "row has", "rows have")
+    have = pluralize(len(rows), "row has", "rows have")
     lines = [
         "",
-        folded(f"two populations: {have} launches with two typical durations, so the mean describes neither", indent=0),
+        wrap(f"two populations: {have} launches with two typical durations, so the mean describes neither", indent=0),
     ]
     for row in furthest:
-        lines.append(folded(f"{row.kernel_type} {row.shapes}: {row.modes.text('launches')}", indent=2))
+        lines.append(wrap(f"{row.kernel_type} {row.shapes}: {row.modes.text('launches')}", indent=2))
     more = len(rows) - len(furthest)
     return [*lines, f"  and {more:,} more; see the column {PROFILING_POPULATIONS!r}"] if more else lines
 
@@ -170,7 +168,7 @@ def _changes(changes: Sequence[DurationChange]) -> list[str]:
     for change in worst:
         percent = (change.after_us / change.before_us - 1) * 100
         lines.append(
-            f"  {shortened(change.kernel_type, 20):20} {shortened(change.shapes, 26):26} "
+            f"  {shorten(change.kernel_type, 20):20} {shorten(change.shapes, 26):26} "
             f"{change.before_us:>9.2f} ->{change.after_us:>9.2f} {percent:>+7.1f}%"
         )
     return lines
@@ -240,9 +238,9 @@ def fill_summary(
         (
             "records",
             records.count,
-            counted(records.malformed_count, "malformed line") if records.malformed_count else "",
+            pluralize(records.malformed_count, "malformed line") if records.malformed_count else "",
         ),
-        ("  unmatched", unmatched, f"{counted(len(records.unmatched), 'key')} without a row" if unmatched else ""),
+        ("  unmatched", unmatched, f"{pluralize(len(records.unmatched), 'key')} without a row" if unmatched else ""),
         ("rows", outcome.rows, "attention rows of the database before"),
         ("  filled", outcome.filled, ""),
         ("  added", outcome.added, "for further records of the same shapes" if outcome.added else ""),
@@ -252,14 +250,12 @@ def fill_summary(
     lines = count_lines(counts)
     if outcome.pruned:
         lines.append(
-            f"{counted(outcome.pruned, 'measurement')} with assumed lengths moved to pruned/: measure these rows again"
+            f"{pluralize(outcome.pruned, 'measurement')} with assumed lengths moved to pruned/: measure them again"
         )
     if outcome.added:
         lines.append("profiling columns of added rows: the average over all calls with their shapes")
     if outcome.left_out:
-        lines.append(
-            f"{counted(outcome.left_out, 'record')} left out: a captured row becomes at most {limit} rows (--max-rows)"
-        )
+        lines.append(f"{pluralize(outcome.left_out, 'record')} left out: a captured row becomes {limit} rows at most")
     for what, title in (("record", "records without a matching row"), ("row", "rows without a matching record")):
         lines += _shown([one for one in alone if one.what == what], title)
     return "\n".join([*lines, "", "database:", f"  {database}"])
@@ -270,8 +266,8 @@ def _shown(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
         yield f"\n{title}:"
     for one in alone[:SHOWN]:
         yield f"  {one.place}" + (f" (and {one.count - 1:,} more)" if one.count > 1 else "")
-        yield folded(one.key or "no key", indent=4)
-        yield folded(f"nearest {one.nearest}: {one.reason}" if one.nearest else one.reason, indent=4)
+        yield wrap(one.key or "no key", indent=4)
+        yield wrap(f"nearest {one.nearest}: {one.reason}" if one.nearest else one.reason, indent=4)
     if len(alone) > SHOWN:
         yield f"  and {len(alone) - SHOWN:,} more"
 
@@ -298,7 +294,7 @@ def captured_time_us(frame: pd.DataFrame) -> float | None:
     for cell, count in zip(frame[PROFILING_AVERAGE], counts, strict=True):
         average_us = valid_duration(cell)
         if average_us is not None:
-            launches = whole(count)
+            launches = parse_whole(count)
             if launches is None:
                 return None
             total += average_us * launches
@@ -328,13 +324,13 @@ def missing_replay_lines(
 
     order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
     named = [
-        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{closest(name, replayed, least=_SAME_KERNEL)}"
+        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{suggest(name, replayed, least=_SAME_KERNEL)}"
         for name in order[:_TYPES_SHOWN]
     ]
     more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []
     of_time = f", {share(order)} of the captured device time" if total else ""
-    count = f"{counted(sum(rows.values()), 'row')} of {counted(len(rows), 'kernel type')}{of_time}"
+    count = f"{pluralize(sum(rows.values()), 'row')} of {pluralize(len(rows), 'kernel type')}{of_time}"
     return [
-        folded(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
+        wrap(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
         " " * indent + "docs/adding-a-kernel.md shows how to add a replay",
     ]

@@ -32,7 +32,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.slots import slot_words
 from opatlas.report.row_summary import microseconds_text, share_text
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 _M = "M"
 
@@ -80,7 +80,7 @@ def _family(rows: dict[int, int], durations: Durations) -> Family:
 def _of_messages(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     others = zip(*(table.cells(column) for column in (NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
     for key, cell in zip(others, table.cells(MESSAGE_BYTES), strict=True):
-        yield key, whole(cell.strip()) or None
+        yield key, parse_whole(cell.strip()) or None
 
 
 def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
@@ -99,7 +99,7 @@ def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int |
         fixed = inputs[1:2] if is_product else ()
         scaled = (*inputs[:1], *inputs[1 + len(fixed) :], *outputs)
         key = (len(inputs), fixed, tuple(_without_m(slot, leading) for slot in scaled), more)
-        yield key, (whole(leading) or None) if others else None
+        yield key, (parse_whole(leading) or None) if others else None
 
 
 def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:

@@ -17,9 +17,9 @@ from msgspec import Meta
 
 from opatlas.checks.check import Check, Finding
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_own
-from opatlas.text import closest
-from opatlas.yaml_file import NotYaml, parse_yaml
+from opatlas.files import read_safely
+from opatlas.text import suggest
+from opatlas.yaml_file import YamlError, parse_yaml
 
 KNOWN_FINDINGS = "known_findings.yaml"
 #: The pattern that every kernel type and every row matches.
@@ -109,12 +109,12 @@ def read_known(folder: Path, checks: Sequence[Check]) -> list[KnownFinding]:
     """
     path = folder / KNOWN_FINDINGS
     try:
-        content = parse_yaml(read_own(path, _LARGEST_BYTES), strict=True)
+        content = parse_yaml(read_safely(path, _LARGEST_BYTES), strict=True)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): make it readable, or remove it") from None
-    except NotYaml as error:
+    except YamlError as error:
         raise OpAtlasError(f"{path}: not YAML ({error}): correct it") from None
     if content is None:
         return []
@@ -134,7 +134,7 @@ def _known(place: str, content: Any, checks: Sequence[Check]) -> KnownFinding:
     for name in entry.checks:
         if name not in names:
             raise OpAtlasError(
-                f"{place}: there is no check {name!r}{closest(name, names)}: give some of {', '.join(names)}"
+                f"{place}: there is no check {name!r}{suggest(name, names)}: give some of {', '.join(names)}"
             )
     return KnownFinding(
         place.rpartition("/")[2], entry.checks, entry.kernel_type, entry.row, entry.most, entry.reason, entry.date

@@ -26,7 +26,7 @@ from opatlas.store.op_mapping import (
     OpMapping,
     read_mapping,
 )
-from opatlas.text import alike, closest
+from opatlas.text import close_matches, suggest
 
 #: The fields of an operator that msmodeling reads, with the types of their values.
 _FIELDS: dict[str, type[Any]] = {
@@ -139,21 +139,21 @@ def _of_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Fin
         for name in operator.kernel_types:
             meant = _misspelt(name, known)
             if meant:
-                yield _finding(database, operator, name, f"no such kernel type{closest(name, [meant])}")
+                yield _finding(database, operator, name, f"no such kernel type{suggest(name, [meant])}")
 
 
 def _wrong_field(field: str, value: Any) -> str:
     """Returns what is wrong with a field; "" if nothing is, or OpAtlas does not know the field."""
     expected = _FIELDS.get(field)
     if expected is None:
-        return f"no such field{closest(field, _FIELDS, least=0.8)}" if alike(field, _FIELDS, 1, 0.8) else ""
+        return f"no such field{suggest(field, _FIELDS, least=0.8)}" if close_matches(field, _FIELDS, 1, 0.8) else ""
     if not isinstance(value, expected) or (expected is int and (isinstance(value, bool) or value < 1)):
         what = {str: "text", list: "a list", bool: "true or false", int: "a whole number from 1"}[expected]
         return f"{field} must be {what}"
     if expected is list and not all(isinstance(name, str) for name in value):
         return f"{field} must be a list of kernel types"
     words = _WORDS.get(field, ())
-    return f"{field} must be one of {', '.join(words)}{closest(value, words)}" if words and value not in words else ""
+    return f"{field} must be one of {', '.join(words)}{suggest(value, words)}" if words and value not in words else ""
 
 
 def _misspelt(name: str, known: set[str]) -> str:
@@ -164,7 +164,7 @@ def _misspelt(name: str, known: set[str]) -> str:
     """
     if name in known:
         return ""
-    for other in alike(name, known, 3, 0.8):
+    for other in close_matches(name, known, 3, 0.8):
         if name.lower() == other.lower():
             return other
         edits = max(len(name), len(other)) - sum(

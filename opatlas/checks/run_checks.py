@@ -12,7 +12,7 @@ from opatlas.model.quality import NOISE_LIMIT
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT, RUN_ID
 from opatlas.report.row_summary import microseconds_text
 from opatlas.store.manifest import Manifest
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 #: Facts of a device that affect durations.
 _FACTS = ("driver", "cuda", "cudnn", "nccl", "cann_toolkit", "cann", "firmware", "torch_npu", "vllm_ascend", "threads")
@@ -52,7 +52,7 @@ def _unlike_runs(
         for value, count in others:
             for run_id in sorted(run_id for run_id, facts in told.items() if facts.get(name) == value):
                 path = str(database.database.runs_dir / f"{run_id}.json")
-                reason = f"{name} {value} of {counted(rows[run_id], 'row')}, where {most:,} rows have {usual}"
+                reason = f"{name} {value} of {pluralize(rows[run_id], 'row')}, where {most:,} rows have {usual}"
                 yield Finding(path, None, "", run_id, f"{name} {value}", reason, count)
 
 
@@ -68,7 +68,7 @@ def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
         for word, _ in counts.most_common()[1:]:
             (usual, most), *_ = counts.most_common()
             for kernel_type, of_type in places[word].items():
-                reason = f"{column} {word} of {counted(len(of_type), 'row')}, where {most:,} rows have {usual}"
+                reason = f"{column} {word} of {pluralize(len(of_type), 'row')}, where {most:,} rows have {usual}"
                 yield database.table(kernel_type).finding(of_type[0], f"{column} {word}", reason, len(of_type))
 
 
@@ -93,7 +93,7 @@ def _stale_runs(database: CheckedDatabase) -> list[Finding]:
     found = []
     for run_id, manifest in database.manifests.items():
         if rows[run_id] and manifest.code != database.code:
-            reason = f"{counted(rows[run_id], 'row')} of code {manifest.code[:_DIGITS]}, the code is {code} now"
+            reason = f"{pluralize(rows[run_id], 'row')} of code {manifest.code[:_DIGITS]}, the code is {code} now"
             path = str(database.database.runs_dir / f"{run_id}.json")
             found.append(Finding(path, None, "", run_id, manifest.code[:_DIGITS], reason, rows[run_id]))
     return found

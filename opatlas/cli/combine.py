@@ -14,7 +14,7 @@ from opatlas.combine.apply import COMBINE, combine, kernel_types_of
 from opatlas.combine.pool import pool
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.summary import summary, write_conflicts
-from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
+from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.sources and not arguments.pool:
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
     with TemporaryFolder("combine") as scratch:
-        with looking_at_usage(), Progress(0, "journals", label="read") as progress:
+        with usage_errors(), Progress(0, "journals", label="read") as progress:
             opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
             if not arguments.mixed:
                 refuse_mixed(target, opened)

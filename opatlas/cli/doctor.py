@@ -22,7 +22,7 @@ from opatlas.doctor.probes import PROBES
 from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
 from opatlas.options import moved
-from opatlas.progress import Progress, duration
+from opatlas.progress import Progress, format_seconds
 from opatlas.text import printable, show
 
 _FORMAT = 2
@@ -141,7 +141,7 @@ def _show_progress(progress: Progress, probe: Probe, took_s: float, last_line: s
     """Shows that a probe is still running, and its last line; less often where stderr is no terminal."""
     if took_s >= _TOLD_AFTER_S and (progress.on_terminal or int(took_s) % _LOGGED_EVERY_S == 0):
         name = f"{probe.name}: {printable(last_line)}" if last_line else probe.name
-        progress.show(name, f"{duration(took_s)} of {duration(probe.deadline_s)}")
+        progress.show(name, f"{format_seconds(took_s)} of {format_seconds(probe.deadline_s)}")
 
 
 def _fails(probe: Probe, result: ProbeResult, target: Target) -> bool:

@@ -27,7 +27,7 @@ from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.pruned import unprune
 from opatlas.store.row_history import RowRun, row_histories
 from opatlas.store.write_back import recover
-from opatlas.text import counted, print_problems, show, table_lines
+from opatlas.text import pluralize, print_problems, show, table_lines
 
 _HEADER = (
     "  run",
@@ -149,9 +149,9 @@ def _unprune(database: Database, chosen: RowChoice) -> int:
         unpruned = unprune(database, chosen)
     if not unpruned.problems:
         chosen.expect(len(unpruned.back) + len(unpruned.there), str(database.pruned_dir))
-    show(f"{counted(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs")
+    show(f"{pluralize(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs")
     if unpruned.there:
-        stay = counted(len(unpruned.there), "row stays", "rows stay")
+        stay = pluralize(len(unpruned.there), "row stays", "rows stay")
         show(f"{stay} there: the CSV has a row of the same signature")
     print_problems(unpruned.problems)
     return 1 if unpruned.problems else 0
@@ -199,12 +199,14 @@ def _rebuilt(database: Database) -> tuple[list[str], list[str]]:
     problems += rebuilt.problems
     of_captures = captured.outcome.updated + captured.outcome.new
     lines.append(
-        f"{database.path}: {counted(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added from "
-        f"the histories of {counted(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
+        f"{database.path}: {pluralize(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added "
+        f"from the histories of {pluralize(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
     )
     edited = sum(map(len, captured.edited.values()))
     if edited:
-        lines.append(f"  {counted(edited, 'row')} edited since the capture: captured durations are with the old shape")
+        lines.append(
+            f"  {pluralize(edited, 'row')} edited since the capture: captured durations are with the old shape"
+        )
     for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
         lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")
     return lines, problems

@@ -19,7 +19,7 @@ from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.summary import fill_summary, find_unmatched, ingest_summary, write_unmatched
 from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
+from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.profiling_path is None and not arguments.attention_records:
         raise UsageError("nothing to ingest: name a capture with --profiling-path, or --attention-records")
     device, given = arguments.device, _given_versions(arguments)
-    with looking_at_usage():
+    with usage_errors():
         if arguments.database_path is not None:
             path: Path = arguments.database_path
             expect_folder(path, "", option="--database-path", may_be_made=arguments.profiling_path is not None)
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ingest(database: Database, arguments: argparse.Namespace, device: str | None, given: CaptureVersions) -> int:
     root: Path = arguments.profiling_path
-    with looking_at_usage():
+    with usage_errors():
         captures = find_captures(root)
         not_read, not_parsed = skipped_files(root, captures), unparsed_beside(root, captures)
     options = {name: value for name, value in vars(arguments).items() if name not in _OF_RECORDS}
@@ -147,7 +147,7 @@ def _ingest(database: Database, arguments: argparse.Namespace, device: str | Non
 
 
 def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int) -> int:
-    with looking_at_usage():
+    with usage_errors():
         expect_folder(database.path, "`opatlas ingest --profiling-path` makes a database")
     # A session writes rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")

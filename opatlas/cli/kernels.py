@@ -19,7 +19,7 @@ from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, re
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import UsageError
 from opatlas.store.csv_files import write_text
-from opatlas.text import closest, counted, show, table_lines
+from opatlas.text import pluralize, show, suggest, table_lines
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def as_text(kernels: Sequence[Kernel], without_replay: Mapping[str, str] = WITHO
     if kernels:
         counts = Counter(kernel.proven_by for kernel in kernels)
         proven = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-        lines += ["", counted(len(kernels), "kernel type"), f"NPU calls proven by: {proven}"]
+        lines += ["", pluralize(len(kernels), "kernel type"), f"NPU calls proven by: {proven}"]
     if without_replay:
         lines += [*([""] if lines else []), "without a replay:", *table_lines(list(without_replay.items()))]
     return "\n".join(lines)
@@ -96,7 +96,7 @@ def show_kernels(names: Sequence[str], json_path: Path | None) -> None:
     chosen = [kernel for kernel in known if _has_name(names, kernel.kernel_type, kernel.family)]
     without = {name: reason for name, reason in WITHOUT_REPLAY.items() if _has_name(names, name)}
     if not chosen and not without:
-        like = closest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
+        like = suggest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
         raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
     if json_path is not None:
         contents = {"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without}

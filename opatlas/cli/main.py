@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 
 from opatlas.cli.sessions import run_session
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.text import closest, fitted
+from opatlas.text import suggest, wrap_for_stderr
 
 #: The exit status of argparse after wrong usage.
 USAGE = 2
@@ -85,7 +85,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if name in SUCCESSORS:
         raise UsageError(f"the command {name!r} is gone: use `{SUCCESSORS[name]}`")
     if name not in COMMANDS:
-        raise UsageError(f"there is no command {name!r}{closest(name, COMMANDS)}: opatlas --help lists them")
+        raise UsageError(f"there is no command {name!r}{suggest(name, COMMANDS)}: opatlas --help lists them")
     command = COMMANDS[name]
     if command.tests:
         return run_session(name, command.tests, command.about, arguments)
@@ -117,7 +117,7 @@ def run_guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except OpAtlasError as error:
-        print(fitted(f"error: {error}"), file=sys.stderr)
+        print(wrap_for_stderr(f"error: {error}"), file=sys.stderr)
         return USAGE if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # The reader (`| head`) has closed the pipe. Python flushes stdout again when it exits.

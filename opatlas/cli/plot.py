@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
+from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import STAND_IN
@@ -31,7 +31,7 @@ from opatlas.report.plots.figure import FORMATS, Plot, expect_plot_file, save
 from opatlas.report.plots.roofline import BANDWIDTH, ROOFLINE, bandwidth_plots, roofline_plots
 from opatlas.report.plots.timed_rows import TimedRow, database_device, expect_tables, on_device, read_timed_rows
 from opatlas.store.database import Database
-from opatlas.text import closest, counted, print_problems, show, whole
+from opatlas.text import parse_whole, pluralize, print_problems, show, suggest
 
 _WAYS_SHOWN = 3
 _PRODUCTS_TYPE = "MatMulV2"
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     if bool(arguments.weights) != (arguments.kind == "products"):
         raise UsageError("--kind products and --weights N,K belong together: give both, or none")
     if arguments.kind != "all":
-        with looking_at_usage():
+        with usage_errors():
             expect_plot_file(arguments.output)
             for folder in folders:
                 expect_tables(folder, of_collectives=arguments.kind == "collectives")
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _plot_collectives(folders: Sequence[Path], names: Sequence[str], output: Path) -> int:
     known = {name: each for each in COLLECTIVES for name in (each.name, each.kernel_type)}
     if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"--ops {unknown[0]}: no such collective{closest(unknown[0], known)}")
+        raise UsageError(f"--ops {unknown[0]}: no such collective{suggest(unknown[0], known)}")
     made = communication_plots(folders, list(dict.fromkeys(known[name] for name in names)) or COLLECTIVES)
     if not made:
         raise OpAtlasError(
@@ -153,12 +153,12 @@ def _plot_products(
         )
     devices = {folder: database_device(folder) or folder.name for folder in folders}
     save(products_figure(lines, kernel_type, devices), output)
-    show(f"{output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
+    show(f"{output}: {pluralize(sum(map(len, lines.values())), 'product')} in {pluralize(len(lines), 'line')}")
     return 0
 
 
 def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Namespace) -> int:
-    with looking_at_usage():
+    with usage_errors():
         timed = read_timed_rows(folder, kernel_types)
     problems = list(timed.problems)
     device = arguments.device or timed.device or _most_replayed(timed.rows)
@@ -193,7 +193,7 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     if others:
         show(f"replays on {', '.join(others)} are only in {COMPARISON.name} (--device plots another device)")
     if stand_ins := len(of_one) - len(own_kernels):
-        show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {ROOFLINE.name} and {BANDWIDTH.name}")
+        show(f"{pluralize(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {ROOFLINE.name} and {BANDWIDTH.name}")
     print_problems(problems)
     print_problems(Database(folder).misspelt_columns(), word="warning")
     return 1 if problems or not any(made.values()) else 0
@@ -257,7 +257,7 @@ def _peak_of_dtype(text: str) -> tuple[str, float]:
 
 def _weight(text: str) -> tuple[int, int]:
     n, _, k = text.partition(",")
-    sizes = whole(n), whole(k)
+    sizes = parse_whole(n), parse_whole(k)
     if sizes[0] is None or sizes[1] is None:
         raise argparse.ArgumentTypeError(f"{text!r}: give N,K, such as 6400,5120")
     return sizes[0], sizes[1]

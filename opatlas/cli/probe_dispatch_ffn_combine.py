@@ -21,7 +21,7 @@ from opatlas.model.errors import DeviceGone
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
 from opatlas.options import at_least, positive
-from opatlas.text import show, whole
+from opatlas.text import parse_whole, show
 from opatlas.theory.refused_probe import BLOCKS, ShapeProbe
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints
 
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shape(text: str) -> MoeShape:
-    sizes = [size for word in text.split(",") if (size := whole(word))]
+    sizes = [size for word in text.split(",") if (size := parse_whole(word))]
     if not len(sizes) == len(AXES) == text.count(",") + 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give {','.join(AXES)}, five whole numbers above 0")
     return MoeShape(*sizes)

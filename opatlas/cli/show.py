@@ -37,7 +37,7 @@ from opatlas.store import journal
 from opatlas.store.csv_files import read_frame, write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
-from opatlas.text import counted, print_problems, show
+from opatlas.text import pluralize, print_problems, show
 
 _COLUMNS = 80
 _DAY_S = 86400.0
@@ -236,9 +236,9 @@ def _page(found: Overview) -> Iterable[str]:
         ("shipped", found.shipped),
         (
             "runs",
-            ", ".join(filter(None, [counted(found.runs, "replay"), counted(found.ingests, "ingest"), _age(found)])),
+            ", ".join(filter(None, [pluralize(found.runs, "replay"), pluralize(found.ingests, "ingest"), _age(found)])),
         ),
-        ("unmerged", counted(found.unmerged, "journal") if found.unmerged else ""),
+        ("unmerged", pluralize(found.unmerged, "journal") if found.unmerged else ""),
         ("cache", _counts(found.counts("cache"))),
         ("instrument", _counts(found.counts("instrument"))),
         ("quality", _counts(found.counts("quality"))),
@@ -256,7 +256,7 @@ def _page(found: Overview) -> Iterable[str]:
     total = [f"{found.total(what):,}" for what in _NUMBERS]
     noise = [each.noise for each in found.kernel_types if each.noise is not None]
     middle = _percent(median(noise) if noise else None)
-    rows.append((counted(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
+    rows.append((pluralize(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
     yield from _aligned([header, *rows])
     yield ""
     yield "noise: standard deviation / mean of a measured row, the median of all"
@@ -304,7 +304,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _counts(counts: Mapping[str, int], unit: str = "") -> str:
     return ", ".join(
-        f"{name} ({counted(count, unit)})" if unit else f"{name} {count:,}" for name, count in counts.items()
+        f"{name} ({pluralize(count, unit)})" if unit else f"{name} {count:,}" for name, count in counts.items()
     )
 
 
@@ -317,4 +317,4 @@ def _age(found: Overview) -> str:
         return ""
     day = time.strftime("%Y-%m-%d", time.gmtime(found.last_run_at))
     days = int((time.time() - found.last_run_at) // _DAY_S)
-    return f"{day} ({counted(days, 'day')} ago)" if days > 0 else f"{day} (today)"
+    return f"{day} ({pluralize(days, 'day')} ago)" if days > 0 else f"{day} (today)"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from opatlas.capture.traces import TableWriter, TraceCounts, TruncatedTraceError, read_events
 from opatlas.cli.main import run_tool
-from opatlas.errors import OpAtlasError, looking_at_usage
+from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import Progress
 from opatlas.store.csv_files import write_atomically
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Flattens; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     trace: Path = arguments.trace
     output: Path = arguments.output or _beside(trace)
-    with looking_at_usage():
+    with usage_errors():
         total_mb = size_mb(trace)
         if output.exists() and output.samefile(trace):
             raise OpAtlasError(f"{output}: is the trace itself: name another file with --output")

@@ -37,7 +37,7 @@ from opatlas.options import (
     one_of,
 )
 from opatlas.store.write_back import UpdateMode
-from opatlas.text import closest
+from opatlas.text import suggest
 
 if TYPE_CHECKING:
     import pytest
@@ -164,7 +164,7 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     known = {name: collective for each in BY_NAME.values() for name, collective in _names_of(each)}
     if unknown := [name for name in ops if name not in known]:
         raise _usage_error(
-            f"--ops {','.join(unknown)}: no such collective{closest(unknown[0], known)}; give one or several of "
+            f"--ops {','.join(unknown)}: no such collective{suggest(unknown[0], known)}; give one or several of "
             f"{', '.join(BY_NAME)}"
         )
     return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())

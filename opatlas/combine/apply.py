@@ -18,7 +18,7 @@ from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.manifest import manifest_path
 from opatlas.combine.table import CombineTally, Conflict, combine_tables, final_conflicts
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.files import read_own
+from opatlas.files import read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import RowName
@@ -58,7 +58,7 @@ def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[s
         if path.exists():
             continue
         with _collect_errors(problems):
-            write_text(path, read_own(manifest, LARGEST_BYTES).decode())
+            write_text(path, read_safely(manifest, LARGEST_BYTES).decode())
             copied += 1
     return copied
 
@@ -105,7 +105,7 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
                 )
                 continue
             for path in (ingest.samples, manifest_path(source, run_id)):
-                content = read_own(path, _LARGEST_SAMPLES_BYTES)
+                content = read_safely(path, _LARGEST_SAMPLES_BYTES)
                 write_bytes(target.runs_dir / path.name, content)
             known |= {file.sha256: run_id for file in files}
             copied += 1

@@ -39,7 +39,7 @@ from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 #: Software in the paths of databases, and where a manifest has its version: facts of the device, then packages.
 _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
@@ -76,7 +76,7 @@ class MeasurementOrigin:
     def __str__(self) -> str:
         """Returns `NVIDIA_H200 with torch 2.11.0, CUDA (of torch) 13.0`."""
         device = self.device or (f"an unnamed device of kind {self.kind}" if self.kind else "an unknown device")
-        device += f" ({counted(self.threads, 'thread')})" if self.threads else ""
+        device += f" ({pluralize(self.threads, 'thread')})" if self.threads else ""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{device} with {versions}" if versions else device
 

@@ -19,7 +19,7 @@ from opatlas.store.cells import TableEdit
 from opatlas.store.database import Database, Table
 from opatlas.store.manifest import Manifest, manifest_paths
 from opatlas.store.write_back import UpdateMode, write_back
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 
 @dataclass
@@ -159,7 +159,7 @@ def _add_journal(
     merged = write_back(database, contents.records, UpdateMode.ALL, prune=False)
     opened.problems += merged.problems
     if merged.unmatched:
-        opened.problems.append(f"{path}: {counted(len(merged.unmatched), 'record')} of rows with another signature")
+        opened.problems.append(f"{path}: {pluralize(len(merged.unmatched), 'record')} of rows with another signature")
     opened.sources.append(CombineSource(str(path), database, manifests, contents))
 
 

@@ -17,10 +17,10 @@ from opatlas.store.database import Database
 from opatlas.store.write_back import RecoveredJournal
 from opatlas.text import (
     count_lines,
-    counted,
-    folded,
-    shortened,
+    pluralize,
+    shorten,
     unknown_dtype_lines,
+    wrap,
 )
 
 CONFLICTS_SHOWN = 10
@@ -89,7 +89,7 @@ def summary(
     if conflict_report is not None:
         lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
     lines += ["", "database:", f"  {target}"]
-    lines += [folded(str(result.mapping), indent=2)] if result.mapping is not None else []
+    lines += [wrap(str(result.mapping), indent=2)] if result.mapping is not None else []
     return "\n".join(lines)
 
 
@@ -117,7 +117,7 @@ def _cells(conflict: Conflict) -> tuple[str, ...]:
 
 def _sources(opened: CombineSources) -> str:
     kinds = (("database", opened.databases), ("journal", opened.journals))
-    return ", ".join(counted(count, kind) for kind, count in kinds if count)
+    return ", ".join(pluralize(count, kind) for kind, count in kinds if count)
 
 
 def _once_a_row(conflicts: Iterable[Conflict]) -> list[Conflict]:
@@ -144,7 +144,7 @@ def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
     lines = ["", f"durations that disagree: {len(durations):,} ({which}; kept, dropped, microseconds)"]
     for conflict, ratio in durations[:CONFLICTS_SHOWN]:
         lines.append(
-            f"  {shortened(conflict.kernel_type, 18):18} {shortened(conflict.input_shapes, 24):24} "
+            f"  {shorten(conflict.kernel_type, 18):18} {shorten(conflict.input_shapes, 24):24} "
             f"{float(conflict.kept):>10.2f} {float(conflict.dropped):>10.2f} {_ratio(ratio):>7} x"
         )
     return lines
@@ -155,7 +155,7 @@ def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
     lines = ["", "runs of each row, pooled:"]
     kinds = Counter((row.runs, row.machines) for row in pooled)
     lines += [
-        f"  {counted(count, 'row')}: {counted(runs, 'run')} on {counted(machines, 'machine')}"
+        f"  {pluralize(count, 'row')}: {pluralize(runs, 'run')} on {pluralize(machines, 'machine')}"
         for (runs, machines), count in sorted(kinds.items(), reverse=True)
     ]
     spread = sorted((row for row in pooled if row.spread is not None), key=lambda row: -(row.spread or 0))
@@ -164,7 +164,7 @@ def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
         lines.append(f"  spread between machines: {middle:.1%} in the median, {spread[0].spread:.1%} at most; widest:")
     for row in spread[:POOLED_SHOWN]:
         lines.append(
-            f"  {shortened(row.kernel_type, 18):18} {shortened(row.input_shapes, 24):24} "
+            f"  {shorten(row.kernel_type, 18):18} {shorten(row.input_shapes, 24):24} "
             f"{row.median_us:>10.2f} us {row.spread:>8.1%}"
         )
     return lines

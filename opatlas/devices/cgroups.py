@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from opatlas.devices.system import read_text
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 ROOT = Path("/")
 #: Page cache and kernel caches that the kernel reclaims before it kills a process. Version 1 has sums over child
@@ -71,7 +71,7 @@ def available_memory(root: Path = ROOT) -> int | None:
 def _quota(group: Path) -> float | None:
     words = read_text(group / "cpu.max").split()
     if len(words) == 2:
-        quota, period = whole(words[0]), whole(words[1])
+        quota, period = parse_whole(words[0]), parse_whole(words[1])
     else:
         quota, period = _first_number(group, "cpu.cfs_quota_us"), _first_number(group, "cpu.cfs_period_us")
     # "max" and -1 mean that there is no quota.
@@ -134,7 +134,7 @@ def _mounts(version: int, controller: str, root: Path) -> Iterator[_Mount]:
 
 def _first_number(group: Path, *names: str) -> int | None:
     """Returns the number in the first of the files that holds a number."""
-    numbers = (whole(read_text(group / name).strip()) for name in names)
+    numbers = (parse_whole(read_text(group / name).strip()) for name in names)
     return next((number for number in numbers if number is not None), None)
 
 
@@ -142,7 +142,7 @@ def _counts(path: Path) -> dict[str, int]:
     counts = {}
     for line in read_text(path).splitlines():
         name, _, text = line.partition(" ")
-        number = whole(text.strip())
+        number = parse_whole(text.strip())
         if number is not None:
             counts[name] = number
     return counts

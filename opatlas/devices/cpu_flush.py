@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.devices.cgroups import ROOT
 from opatlas.devices.system import read_text
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
     for core in cores:
         sizes: dict[int, tuple[int, str]] = {}
         for folder in (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
-            level, size = whole(_word(folder / "level")), _bytes(_word(folder / "size"))
+            level, size = parse_whole(_word(folder / "level")), _bytes(_word(folder / "size"))
             if level is not None and size is not None and _word(folder / "type") != "Instruction":
                 sizes[level] = size, _word(folder / "shared_cpu_list")
         if max(sizes, default=0) >= _LEAST_LEVEL:
@@ -78,7 +78,7 @@ def least_flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
 
 def _bytes(text: str) -> int | None:
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:])
-    size = whole(text[:-1])
+    size = parse_whole(text[:-1])
     return size * unit if unit and size is not None else None
 
 

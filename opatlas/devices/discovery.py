@@ -18,7 +18,7 @@ from opatlas.devices.system import read_text
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, cpu_device_name, device_kind
 from opatlas.model.versions import cuda_version
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 #: The variable that lists the visible devices, by kind. A process numbers the listed devices from 0.
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
@@ -180,7 +180,7 @@ def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
     Raises:
         OpAtlasError: the entry names no GPU.
     """
-    index = whole(entry)
+    index = parse_whole(entry)
     if index is not None:
         return present[index]
     for gpu in present:

@@ -22,7 +22,7 @@ from opatlas.devices.cgroups import (
 )
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.system import read_text
-from opatlas.text import real, whole
+from opatlas.text import parse_real, parse_whole
 
 #: With more runnable threads of other processes than this, a thread of a row probably has to wait for a core.
 LOAD_LIMIT = 0.5
@@ -149,7 +149,7 @@ class MachineWatch:
             window_s=window_s,
             machine_cores=max(len(now.of_cpus), len(usable)),
             cores=len(usable),
-            load_1min=real(_word(root / "proc/loadavg")),
+            load_1min=parse_real(_word(root / "proc/loadavg")),
             own_cores=own_cores,
             other_cores=other_cores,
             steal_percent=100 * steal / total if total else None,
@@ -207,9 +207,9 @@ def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
     ticks = {}
     for line in _lines(root / "proc/stat"):
         name, *words = line.split()
-        cpu = whole(name.removeprefix("cpu"))
+        cpu = parse_whole(name.removeprefix("cpu"))
         # user and nice include the time of guests.
-        counts = [whole(word) or 0 for word in words[:8]]
+        counts = [parse_whole(word) or 0 for word in words[:8]]
         if name.startswith("cpu") and cpu is not None and len(counts) == 8:
             user, nice, system, idle, iowait, irq, softirq, steal = counts
             busy = user + nice + system + irq + softirq
@@ -225,10 +225,10 @@ def _own_seconds(own_pid: int, root: Path) -> dict[int, float]:
     for folder in (root / "proc").glob("[0-9]*"):
         # Only the name may hold blanks and parentheses. After it: state, parent, ..., utime, stime, cutime, cstime.
         words = " ".join(_lines(folder / "stat")).rpartition(")")[2].split()
-        pid = whole(folder.name)
+        pid = parse_whole(folder.name)
         if pid is not None and len(words) > 14:
-            parents[pid] = whole(words[1]) or 0
-            seconds[pid] = sum(whole(word) or 0 for word in words[11:15])
+            parents[pid] = parse_whole(words[1]) or 0
+            seconds[pid] = sum(parse_whole(word) or 0 for word in words[11:15])
     own = {own_pid} & parents.keys()
     while more := {pid for pid, parent in parents.items() if parent in own} - own:
         own |= more

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.model.errors import MissingPrecondition, ReplayError, Unsupported
-from opatlas.text import in_a_line
+from opatlas.text import exception_line
 
 #: Separates alternative names of a call; the first existing one is used.
 OR = " or "
@@ -251,7 +251,7 @@ def _imported(module: str) -> str:
     try:
         import_module(module)
     except Exception as error:  # a package with many dependencies may raise anything
-        return f"import {module}: {in_a_line(error)}"
+        return f"import {module}: {exception_line(error)}"
     return ""
 
 
@@ -262,7 +262,7 @@ def _called(module: str, function: str) -> str:
     try:
         getattr(import_module(module), function, lambda: None)()
     except Exception as error:  # vllm-ascend may raise anything
-        return f"{module}.{function}(): {in_a_line(error)}"
+        return f"{module}.{function}(): {exception_line(error)}"
     return ""
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from opatlas.devices.system import run_tool
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, slug
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 #: npu-smi takes a second or two, and never returns if the driver is stuck.
 _TIMEOUT_S = 30
@@ -110,14 +110,14 @@ def parse_chips(text: str) -> tuple[Chip, ...]:
     found: list[Chip] = []
     for line in lines[header + 1 :]:
         cells = dict(zip(titles, line.split(None, len(titles) - 1), strict=False))
-        npu, name = whole(cells.get("NPU ID", "")), cells.get("Chip Name", "")
+        npu, name = parse_whole(cells.get("NPU ID", "")), cells.get("Chip Name", "")
         # A chip that cannot be used has the number -1, or none.
-        logic = whole(cells.get("Chip Logic ID", str(len(found))))
+        logic = parse_whole(cells.get("Chip Logic ID", str(len(found))))
         if npu is None or logic is None or not name or name.lower() == _NOT_A_CHIP:
             continue
-        physical = whole(cells.get("Chip Phy-ID", ""))
+        physical = parse_whole(cells.get("Chip Phy-ID", ""))
         found.append(
-            Chip(npu, whole(cells.get("Chip ID", "")) or 0, logic, logic if physical is None else physical, name)
+            Chip(npu, parse_whole(cells.get("Chip ID", "")) or 0, logic, logic if physical is None else physical, name)
         )
     return tuple(sorted(found, key=lambda chip: chip.logic))
 
@@ -173,13 +173,13 @@ def candidate_names(chip: Chip) -> tuple[str, ...]:
     if a2:
         power = _A2_POWER.get(a2[1].upper())
         names = [name for name in _names_of_generation("A2") if power is None or f"_{power}_" in name]
-        megabytes = whole(query_usages(chip).get("HBM Capacity(MB)", ""))
+        megabytes = parse_whole(query_usages(chip).get("HBM Capacity(MB)", ""))
         if megabytes is None:
             return tuple(names)
         memory = "32G" if megabytes <= _MB_OF_A2_32G else "64G"
         return tuple(name for name in names if memory in name.split("_"))
     if re.fullmatch(r"910(_93\w\w)?", plain):
-        cores = whole(query_common(chip).get("Aicore Count", ""))
+        cores = parse_whole(query_common(chip).get("Aicore Count", ""))
         if cores is None:
             return _names_of_generation("A3")
         power = _A3_POWERS[cores > _CORES_OF_560T]

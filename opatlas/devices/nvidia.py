@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.system import run_tool
 from opatlas.model.location import slug
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 Facts = Mapping[str, str | int | float]
 
@@ -82,7 +82,7 @@ def open_nvml(name: str) -> Nvml:
 
 def _handle(library: Any, name: str) -> Any:
     """Returns NVML's handle of a GPU. Raises the library's NVMLError if there is no such GPU."""
-    index = whole(name)
+    index = parse_whole(name)
     if index is not None:
         return library.nvmlDeviceGetHandleByIndex(index)
     for index in range(library.nvmlDeviceGetCount()):
@@ -266,7 +266,7 @@ def group_islands(count: int, joined: Callable[[int, int], bool]) -> NvlinkIslan
 
 def _nvlink_handle(library: Any, device: DeviceSpec) -> Any:
     name = device.pinned[1] if device.pinned is not None else str(device.index)
-    index = whole(name)
+    index = parse_whole(name)
     if index is not None:
         return library.nvmlDeviceGetHandleByIndex(index)
     return library.nvmlDeviceGetHandleByUUID(name)

@@ -31,7 +31,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.command import msprof_executable
 from opatlas.model.errors import ReplayError
 from opatlas.model.versions import cann_version
-from opatlas.text import first_line, in_a_line, last_line
+from opatlas.text import exception_line, first_line, last_line
 
 _DEVICE_FILES = Path("/dev")
 _ASCEND = Path("/usr/local/Ascend")
@@ -244,7 +244,7 @@ def atb(target: Target) -> Verdict:
     except OSError as error:
         loader = f"{error} {error.__cause__ or ''}"
         # The explanation ends with the remedy.
-        why = npu_operators.missing_kernel(loader) or in_a_line(error)
+        why = npu_operators.missing_kernel(loader) or exception_line(error)
         return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
     missing = _missing(calls)
     return failed(_told(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
@@ -255,7 +255,7 @@ def _load_failure(library: Path) -> str:
     try:
         ctypes.CDLL(str(library))
     except OSError as error:
-        return in_a_line(error)
+        return exception_line(error)
     return ""
 
 

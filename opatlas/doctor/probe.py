@@ -25,7 +25,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.isolation.fresh_python import import_environment, module_command
 from opatlas.isolation.process_end import die_with_parent
-from opatlas.text import in_a_line
+from opatlas.text import exception_line
 
 Fact = str | int | float | bool | None | list[str] | dict[str, str]
 #: Deadline of a probe that prints a version or looks at files.
@@ -223,7 +223,7 @@ def main(module: str, name: str, target: str, verdict_file: str) -> None:
         # The message ends with the remedy.
         verdict = failed(str(error))
     except Exception as error:  # an error of a library is what the probe is there to find
-        verdict = failed(in_a_line(error), traceback=traceback.format_exc())
+        verdict = failed(exception_line(error), traceback=traceback.format_exc())
     Path(verdict_file).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import UnsafePath, read_own
+from opatlas.files import UnsafePath, read_safely
 from opatlas.store import history
 from opatlas.store.csv_files import write_atomically
 from opatlas.store.database import Database
@@ -69,7 +69,7 @@ def write_report(
                     if size > min(_MOST_BYTES, room):
                         left_out.append(f"{source} ({size >> 20:,} MiB)")
                         continue
-                    content = read_own(source, _MOST_BYTES)
+                    content = read_safely(source, _MOST_BYTES)
                 except (UnsafePath, OSError) as error:
                     left_out.append(f"{source} ({error})")
                     continue

@@ -19,7 +19,7 @@ from opatlas.devices.npu_operators import missing_kernel
 from opatlas.engine.job import RowOutcome
 from opatlas.model.errors import MissingPrecondition, ReplayError
 from opatlas.model.schema import Status
-from opatlas.text import in_a_line, message_of, without_middle
+from opatlas.text import cut_middle, exception_line, exception_message
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def error_text(error: BaseException) -> str:
             continue
         seen.add(id(link))
         text = "".join(traceback.format_exception_only(type(link), link))
-        texts.append(without_middle(text, _MOST_CHARACTERS))
+        texts.append(cut_middle(text, _MOST_CHARACTERS))
         links.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
         # By attribute, because Python 3.10 has no type ExceptionGroup.
         members = getattr(link, "exceptions", ())
@@ -284,8 +284,8 @@ def outcome_from_error(error: BaseException) -> RowOutcome:
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     if isinstance(error, ReplayError):
-        return RowOutcome(error.status, message_of(error))
-    reason = in_a_line(error)
+        return RowOutcome(error.status, exception_message(error))
+    reason = exception_line(error)
     text = error_text(error)
     if is_out_of_memory(text):
         return RowOutcome(Status.OOM, reason)
@@ -313,10 +313,10 @@ def translated_pytest_exceptions() -> Iterator[None]:
         # If pytest is not imported, the exception is not one of pytest's.
         pytest = sys.modules.get("pytest")
         if isinstance(error, unittest.SkipTest) or (pytest and isinstance(error, pytest.skip.Exception)):
-            raise MissingPrecondition(message_of(error) or "skipped by the replay, without a reason") from error
+            raise MissingPrecondition(exception_message(error) or "skipped by the replay, without a reason") from error
         if pytest and isinstance(error, pytest.xfail.Exception):
             raise ReplayError(
-                f"pytest.xfail({message_of(error)!r}): a replay cannot expect to fail; call pytest.skip where the row "
-                "cannot run, and raise an exception where it should"
+                f"pytest.xfail({exception_message(error)!r}): a replay cannot expect to fail; call pytest.skip where "
+                "the row cannot run, and raise an exception where it should"
             ) from error
         raise

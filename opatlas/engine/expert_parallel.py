@@ -11,7 +11,7 @@ from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_pr
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import EP_SIZE
 from opatlas.options import Scope, add_all, at_least, declare, moved
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
     import pytest
@@ -74,7 +74,7 @@ def ep_size(cells: Mapping[str, str]) -> int | None:
     text = cells.get(EP_SIZE, "").strip()
     if not text:
         return None
-    size = whole(text)
+    size = parse_whole(text)
     if not size:
         raise InvalidRow(
             f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"

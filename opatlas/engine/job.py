@@ -12,7 +12,7 @@ from opatlas.instruments.attribution import AnotherCase, NoSamples, PendingSampl
 from opatlas.model.quality import relative_noise
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
-from opatlas.text import as_detail, as_reason
+from opatlas.text import detail_text, reason_text
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class RowOutcome:
     @property
     def explanation(self) -> str:
         """The reason and the changes, for the row's Status Reason."""
-        return as_reason("; ".join(filter(None, (self.reason, *self.changed))))
+        return reason_text("; ".join(filter(None, (self.reason, *self.changed))))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", as_reason(self.reason))
-        object.__setattr__(self, "detail", as_detail(self.detail))
+        object.__setattr__(self, "reason", reason_text(self.reason))
+        object.__setattr__(self, "detail", detail_text(self.detail))
 
 
 #: Stands for operators that could not be counted.

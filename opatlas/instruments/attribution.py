@@ -23,7 +23,7 @@ from opatlas.model.same_case import LaunchComparison, base_type, compare_launch,
 from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import split_cell
-from opatlas.text import whole
+from opatlas.text import parse_whole
 from opatlas.typed_json import Count
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def parse_row_mark(dimensions: str) -> int | None:
     if len(sizes) != 3 or sizes[0] != str(_ROW):
         return None
     # Sizes of a mark are at least 1, so 0 can stand for an invalid size.
-    high, low = ((whole(size) or 0) - 1 for size in sizes[1:])
+    high, low = ((parse_whole(size) or 0) - 1 for size in sizes[1:])
     return high * _BASE + low if 0 <= high < _BASE and 0 <= low < _BASE else None
 
 

@@ -19,7 +19,7 @@ from opatlas.model.errors import DeviceGone
 from opatlas.model.location import UNNAMED_NPU
 from opatlas.model.schema import Status
 from opatlas.store.csv_files import write_text
-from opatlas.text import in_a_line
+from opatlas.text import exception_line
 
 
 class Executor(Protocol):
@@ -83,7 +83,7 @@ class InProcessExecutor:
             raise DeviceGone(str(error)) from None
         except Exception as error:
             # torch is missing, or its runtime refuses the device.
-            raise DeviceGone(f"{spec} cannot be opened: {in_a_line(error)}") from error
+            raise DeviceGone(f"{spec} cannot be opened: {exception_line(error)}") from error
         self._description = self._runner.describe()
 
     def describe(self) -> DeviceDescription:

@@ -12,7 +12,7 @@ from opatlas.model.schema import (
     TOPOLOGY_TIER,
 )
 from opatlas.model.slots import dtype_name, known_dtype
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 _PREFIX = "hcom_"
 
@@ -100,4 +100,4 @@ def _whole(cell: str) -> str:
     """Returns a whole number without its decimals: pandas writes a column with gaps as `1024.0`."""
     text = cell.strip().strip("\"'")
     number, _, fraction = text.partition(".")
-    return number if whole(number) is not None and not fraction.strip("0") else text
+    return number if parse_whole(number) is not None and not fraction.strip("0") else text

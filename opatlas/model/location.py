@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_own
+from opatlas.files import read_safely
 from opatlas.installation import databases_root
 from opatlas.model.versions import (
     CANN,
@@ -31,7 +31,7 @@ from opatlas.model.versions import (
     version_key,
     versions_option,
 )
-from opatlas.text import closest, shortened
+from opatlas.text import shorten, suggest
 
 Kind = Literal["npu", "cuda", "cpu"]
 #: A device, and the versions by the name of the software.
@@ -89,7 +89,7 @@ def expect_npu(device: str) -> None:
     """
     if device in NPU_DEVICES or is_chip(device) or (device_kind(device) == "npu" and (ROOT / device).is_dir()):
         return
-    meant = closest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
+    meant = suggest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
     raise OpAtlasError(f"--device {device}: not an NPU{meant}: name an NPU, or the folder with --database-path")
 
 
@@ -166,13 +166,13 @@ def default_path(device: str, versions: Versions) -> Path:
 def shipped_note(database: Path) -> str:
     """Returns what a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
     try:
-        text = read_own(database / SHIPPED, _LARGEST_MARKER_BYTES)
+        text = read_safely(database / SHIPPED, _LARGEST_MARKER_BYTES)
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise OpAtlasError(f"{database / SHIPPED}: cannot be read ({error.strerror}): remove it") from None
     line = text.decode("utf-8", errors="replace").strip().partition("\n")[0]
-    return shortened(line, _LONGEST_MARKER)
+    return shorten(line, _LONGEST_MARKER)
 
 
 def communication_path(device: str, version: str) -> Path:

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.text import counted, real
+from opatlas.text import parse_real, pluralize
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def standard_deviation(samples: Sequence[float], mean: float) -> float:
 
 def valid_duration(cell: str) -> float | None:
     """Returns the duration in a cell, in microseconds; None unless the cell is a finite number above zero."""
-    value = real(cell)
+    value = parse_real(cell)
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
@@ -158,7 +158,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     if throttled:
         return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
     if len(samples_us) < _LEAST_SAMPLES:
-        return QualityVerdict(Quality.UNKNOWN, f"{counted(len(samples_us), 'sample')} are too few to judge noise")
+        return QualityVerdict(Quality.UNKNOWN, f"{pluralize(len(samples_us), 'sample')} are too few to judge noise")
     if modes := find_modes(samples_us):
         return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
     if drift := _drift(samples_us, middle):

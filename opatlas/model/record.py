@@ -24,8 +24,8 @@ from opatlas.typed_json import (
     Count,
     DecodeError,
     decode,
+    escape_lone_surrogates,
     json_line,
-    without_lone_surrogates,
 )
 
 #: Bounds of the values in a record that is read: 10^15 us are 31 years, and the sum of samples stays finite.
@@ -198,7 +198,7 @@ class Record:
         try:
             record = decode(line, cls, place)
         except DecodeError:
-            whole = without_lone_surrogates(line)
+            whole = escape_lone_surrogates(line)
             if whole is None:
                 raise
             record = decode(whole, cls, place)

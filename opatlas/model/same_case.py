@@ -29,7 +29,7 @@ from opatlas.model.communication import is_communication
 from opatlas.model.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.model.signature import reads_first_input, signature
 from opatlas.model.slots import known_dtype, slot_words
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 _Words = tuple[str, str, str]
 _NOTHING: _Words = ("", "", "")
@@ -141,7 +141,7 @@ def _text(words: _Words) -> str:
 def _are_lists(*slots: _Words) -> bool:
     """Returns whether slots are lists that describe a call: few whole numbers, such as axes or sizes."""
     return all(
-        dtype in _OF_LISTS and "," not in shape and (whole(shape or "1") or 0) <= _LONGEST_LIST
+        dtype in _OF_LISTS and "," not in shape and (parse_whole(shape or "1") or 0) <= _LONGEST_LIST
         for shape, dtype, _ in slots
     )
 
@@ -190,7 +190,7 @@ def _is_blocked(blocks: Sequence[int], matrix: Sequence[int]) -> bool:
 
 
 def _sizes(shape: str) -> list[int] | None:
-    sizes = [whole(word) for word in shape.split(",")] if shape else []
+    sizes = [parse_whole(word) for word in shape.split(",")] if shape else []
     return None if None in sizes else [size for size in sizes if size is not None]
 
 
@@ -228,7 +228,7 @@ def canonical_form(row: Mapping[str, str]) -> str | None:
 
 def _matrix(shape: str, form: str) -> tuple[int, int] | None:
     """Returns rows and columns of a matrix; FRACTAL_NZ with shape (a, b, c, d) has b*c and a*d."""
-    sizes = [size for word in shape.split(",") if (size := whole(word)) is not None]
+    sizes = [size for word in shape.split(",") if (size := parse_whole(word)) is not None]
     if len(sizes) != shape.count(",") + 1:
         return None
     if form == _NZ and len(sizes) == 4:

@@ -30,7 +30,7 @@ from opatlas.model.slots import (
     slot_words,
     split_cell,
 )
-from opatlas.text import real
+from opatlas.text import parse_real
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,7 +227,7 @@ _KV_VALUES = 1
 
 def _average(cell: str) -> str:
     """Returns the mean number of keys as replays use it; "" if unknown (older tools write -1)."""
-    number = real(_plain(cell)) or 0.0
+    number = parse_real(_plain(cell)) or 0.0
     return str(round(number)) if math.isfinite(number) and number > 0 else ""
 
 

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 
 from opatlas.errors import CellError
 from opatlas.model.schema import INPUT_DTYPES, OUTPUT_DTYPES
-from opatlas.text import whole
+from opatlas.text import parse_whole
 
 #: Words that mean "nothing" in a shape, dtype or format cell.
 EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
@@ -119,7 +119,7 @@ def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str,
 
 
 def _dimension(text: str, column: str, cell: str) -> int:
-    size = whole(text)
+    size = parse_whole(text)
     if size is None:
         raise CellError(column, cell[:_SHOWN], f"{text[:_SHOWN]!r} is not a dimension (a whole number below 10^18)")
     return size

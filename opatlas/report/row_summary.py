@@ -25,7 +25,7 @@ from opatlas.model.schema import (
     MESSAGE_BYTES,
     NUM_DEVICES,
 )
-from opatlas.text import counted, shortened
+from opatlas.text import pluralize, shorten
 
 #: Significant digits of durations and rates.
 _DIGITS = 3
@@ -297,7 +297,7 @@ def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
         numbers = [row.text(44) for row in found]
         widest = max(map(len, numbers))
         for row, text in zip(found, numbers, strict=True):
-            yield shortened(f"  {text:{widest}}  {row.name}", width)
+            yield shorten(f"  {text:{widest}}  {row.name}", width)
 
 
 def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
@@ -325,7 +325,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> l
 def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
     """Yields lines with the numbers of rows that are not quiet; `cause` is what may have caused noise."""
     counts = Counter(row.quality for row in rows)
-    all_rows = counted(len(rows), "row")
+    all_rows = pluralize(len(rows), "row")
     if noisy := counts.pop(Quality.NOISY, 0):
         why = f": {cause}" if cause else ""
         yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {100 * NOISE_LIMIT:.0f} %{why}"
@@ -386,4 +386,4 @@ def _of_types(types: Sequence[TypeSummary], width: int) -> Iterator[str]:
     for line in cells:
         name, *others = (line[column] for column in columns)
         aligned = [f"{cell:>{widths[column]}}" for column, cell in zip(columns[1:], others, strict=True)]
-        yield _BETWEEN.join([f"{shortened(name, widths[0]):{widths[0]}}", *aligned]).rstrip()
+        yield _BETWEEN.join([f"{shorten(name, widths[0]):{widths[0]}}", *aligned]).rstrip()

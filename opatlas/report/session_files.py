@@ -32,7 +32,7 @@ from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import WriteBackResult
-from opatlas.text import counted, shown
+from opatlas.text import pluralize, printable_lines
 
 #: A replay within 20 % of the capture agrees with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
@@ -260,7 +260,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
                 [(cause.kernel_type, cause.rows, cause.reason, f"`{cause.case_id}`") for cause in causes],
             )
     lines += _gaps(gaps, facts.not_comparable)
-    return shown("\n".join(lines) + "\n")
+    return printable_lines("\n".join(lines) + "\n")
 
 
 def _what_ran(facts: SessionFacts) -> Iterator[str]:
@@ -274,7 +274,7 @@ def _what_ran(facts: SessionFacts) -> Iterator[str]:
     yield f"- Versions: {_listed({'python': manifest.python, **manifest.packages})}"
     taken = Counter(f"{row.cache}, {row.instrument}" for row in facts.figures)
     if taken:
-        yield "- Cache and instrument: " + "; ".join(f"{how} ({counted(n, 'row')})" for how, n in taken.most_common())
+        yield "- Cache and instrument: " + "; ".join(f"{how} ({pluralize(n, 'row')})" for how, n in taken.most_common())
     # Options that are off or not given are omitted.
     given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], ())}
     yield f"- Options: {_listed(given)}"
@@ -297,7 +297,7 @@ def _gaps(gaps: Sequence[Gap], not_comparable: str) -> Iterator[str]:
         return
     yield from ("", "## Gap hot spots", "")
     if not_comparable:
-        yield f"{counted(len(gaps), 'row')} with both durations, {not_comparable}."
+        yield f"{pluralize(len(gaps), 'row')} with both durations, {not_comparable}."
         return
     outside = [gap for gap in gaps if gap.outside]
     yield (

@@ -26,12 +26,12 @@ import pyarrow.csv
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
-    open_own,
-    own_file,
+    open_safely,
+    safe_file,
 )
 from opatlas.model.communication import is_communication
 from opatlas.store.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
-from opatlas.text import shown
+from opatlas.text import printable_lines
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
 
 #: Arrow reads blocks of this size; a record must fit into a block.
@@ -132,7 +132,7 @@ def _arrow_table(
 
 def _what_is_wrong(path: Path, header: CsvHeader, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
     """Returns the error of the first line that cannot be read."""
-    with open_own(path) as file:
+    with open_safely(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
@@ -242,7 +242,7 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     # Terminals must not obey control characters.
-    writer.writerows([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows([printable_lines(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     write_text(path, text.getvalue())
 
 
@@ -264,7 +264,7 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
         OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
     """
     # A link within the folder is followed, and its target is replaced.
-    path = own_file(path)
+    path = safe_file(path)
     handle, temporary = -1, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

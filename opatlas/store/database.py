@@ -18,9 +18,9 @@ from filelock import Timeout
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
-    own_folder,
-    own_lock,
-    read_own,
+    read_safely,
+    safe_folder,
+    safe_lock,
 )
 from opatlas.model.record import SessionHolder
 from opatlas.model.schema import is_file_name
@@ -48,27 +48,27 @@ class Database:
     @property
     def journal_dir(self) -> Path:
         """Records that are not yet in the CSVs. Raises UnsafePath if the folder is a link, as all folders here do."""
-        return own_folder(self.path / "journal")
+        return safe_folder(self.path / "journal")
 
     @property
     def runs_dir(self) -> Path:
         """The manifest and the history of each run and ingest."""
-        return own_folder(self.path / "runs")
+        return safe_folder(self.path / "runs")
 
     @property
     def reports_dir(self) -> Path:
         """Reports of sessions and commands."""
-        return own_folder(self.path / "reports")
+        return safe_folder(self.path / "reports")
 
     @property
     def pruned_dir(self) -> Path:
         """Rows that were moved out of the CSVs."""
-        return own_folder(self.path / "pruned")
+        return safe_folder(self.path / "pruned")
 
     @property
     def profiles_dir(self) -> Path:
         """Output of profilers for rows that are not yet in the CSVs."""
-        return own_folder(self.path / "profiles")
+        return safe_folder(self.path / "profiles")
 
     def folders(self) -> tuple[Path, ...]:
         """Returns the five folders, whether or not they exist. Raises UnsafePath."""
@@ -146,7 +146,7 @@ class Database:
                 or a folder of the database is a link.
         """
         journal_dir, *_ = self.folders()
-        lock = own_lock(journal_dir / "database.lock")
+        lock = safe_lock(journal_dir / "database.lock")
         try:
             journal_dir.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=timeout_s, poll_interval=0.05)
@@ -183,7 +183,7 @@ class SessionLock:
         """`remedy` ends the error that another user of the database gets."""
         self._database = database
         self._remedy = remedy
-        self._lock = own_lock(database.journal_dir / "session.lock")
+        self._lock = safe_lock(database.journal_dir / "session.lock")
         self._holder_file = database.journal_dir / "session.json"
         self._holder = SessionHolder(run_id, command, os.getpid(), platform.node(), time.time())
         self.stale: SessionHolder | None = None
@@ -236,7 +236,7 @@ class SessionLock:
 def _read(path: Path) -> SessionHolder | None:
     """Returns the holder that a file names; None if there is no file, or it is cut off. Raises UnsafePath."""
     try:
-        return decode(read_own(path, _LARGEST_BYTES), SessionHolder, str(path))
+        return decode(read_safely(path, _LARGEST_BYTES), SessionHolder, str(path))
     except (OSError, DecodeError):
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from opatlas.errors import TableError
-from opatlas.files import UnsafePath, open_own
+from opatlas.files import UnsafePath, open_safely
 from opatlas.model.communication import is_communication
 from opatlas.model.schema import (
     AVERAGE,
@@ -37,12 +37,12 @@ from opatlas.model.schema import (
     is_microbench_column,
     profiling_counter,
 )
-from opatlas.text import alike
+from opatlas.text import close_matches
 from opatlas.text_format import (
     SAVE_AS_UTF8,
     SAVE_OR_RESTORE,
     SAVE_WITH_COMMAS,
-    no_text,
+    binary_format,
     other_separator,
     undecodable_cell,
     wide_encoding,
@@ -90,7 +90,7 @@ def read_header(path: Path) -> CsvHeader:
         TableError: the file is missing, links out of its folder, or has no header (see `parse_header`).
     """
     try:
-        with open_own(path) as file:
+        with open_safely(path) as file:
             return parse_header(file, path)
     except UnsafePath as error:
         raise TableError(path, error.problem, error.remedy.capitalize()) from None
@@ -114,7 +114,7 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
         raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
     if not head.removeprefix(_BOM).strip():
         raise TableError(path, "an empty file", "Remove it, or restore it")
-    if packed := no_text(head):
+    if packed := binary_format(head):
         raise TableError(path, f"this is {packed[0]}, not CSV", packed[1])
     if encoding := wide_encoding(head, _NAMES):
         raise TableError(path, f"this is {encoding}, not UTF-8", SAVE_AS_UTF8)
@@ -221,7 +221,7 @@ def _unknown_and_like(names: tuple[str, ...], of_messages: bool) -> tuple[tuple[
 
 def _like(name: str, others: Sequence[str]) -> str:
     """Returns the name most similar to another name; "" if none is similar."""
-    return next(iter(alike(name, others, most=1, least=_ALIKE)), "")
+    return next(iter(close_matches(name, others, most=1, least=_ALIKE)), "")
 
 
 def _no_header(path: Path) -> TableError:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.files import open_own
+from opatlas.files import open_safely
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName, is_run_id
@@ -195,7 +195,7 @@ def _lines(path: Path) -> list[bytes]:
     """Reads the lines of a history, with line ends. Raises OpAtlasError."""
     remedy = "move it away, or restore it"
     try:
-        with open_own(path) as packed, gzip.open(packed) as file:
+        with open_safely(path) as packed, gzip.open(packed) as file:
             # Read in pieces: a single read would allocate the limit at once.
             pieces: list[bytes] = []
             while (piece := file.read(_PIECE_BYTES)) and len(pieces) * _PIECE_BYTES <= _MOST_BYTES:

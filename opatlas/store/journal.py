@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import open_own, own_lock, read_own
+from opatlas.files import open_safely, read_safely, safe_lock
 from opatlas.gc_pause import gc_paused
 from opatlas.model.record import Record
 from opatlas.store.csv_files import not_writable, write_text
@@ -174,7 +174,7 @@ class EndedJournals:
         """Opens journals. Raises OSError if one cannot be read."""
         for path in paths:
             if path not in self._files:
-                self._files[path] = open_own(path)
+                self._files[path] = open_safely(path)
 
     def give_up(self) -> list[str]:
         """Closes the journals, and writes removed ones again, as `Journal.close` does.
@@ -236,7 +236,7 @@ def run_journals(database: Database, run_id: str) -> list[Path]:
 
 def count_run_records(database: Database, run_id: str) -> int:
     """Returns the number of complete records in the journals of a session. Raises OSError."""
-    return sum(max(read_own(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in run_journals(database, run_id))
+    return sum(max(read_safely(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in run_journals(database, run_id))
 
 
 @contextmanager
@@ -270,7 +270,7 @@ def read(path: Path) -> JournalContents:
         NotAJournal: the file has neither a header nor a record.
         OSError: the file cannot be read.
     """
-    return parse(read_own(path, _LARGEST_BYTES), path)
+    return parse(read_safely(path, _LARGEST_BYTES), path)
 
 
 def parse(content: bytes, path: Path) -> JournalContents:
@@ -340,7 +340,7 @@ def _put_back(content: bytes, path: Path) -> None:
 
 
 def _owner_lock(path: Path) -> FileLock:
-    return own_lock(path.with_suffix(".lock"))
+    return safe_lock(path.with_suffix(".lock"))
 
 
 def _give_up(lock: FileLock) -> None:

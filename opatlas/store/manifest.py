@@ -21,11 +21,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_own
+from opatlas.files import read_safely
 from opatlas.model.location import public_version
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
-from opatlas.typed_json import DecodeError, decode, without_lone_surrogates
+from opatlas.typed_json import DecodeError, decode, escape_lone_surrogates
 
 VERSION = 1
 #: Prefix of an ingest's files in `runs/` (opatlas/capture/manifest.py).
@@ -91,7 +91,7 @@ class Manifest:
             OpAtlasError: the file cannot be read, or is not a manifest.
         """
         try:
-            text = read_own(path, LARGEST_BYTES)
+            text = read_safely(path, LARGEST_BYTES)
         except OSError as error:
             raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
         try:
@@ -112,7 +112,7 @@ class Manifest:
         """Writes the manifest, and replaces an existing one. Raises OpAtlasError."""
         path = self.path(database, self.run_id)
         text = json.dumps(asdict(self), indent=2, default=str)
-        write_text(path, (without_lone_surrogates(text) or text) + "\n")
+        write_text(path, (escape_lone_surrogates(text) or text) + "\n")
         return path
 
 

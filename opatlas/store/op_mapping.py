@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_own
+from opatlas.files import read_safely
 from opatlas.model.communication import is_communication
 from opatlas.model.location import Place, communication_reference, npu_place
 from opatlas.model.versions import CANN, TORCH, VLLM
 from opatlas.store.csv_files import write_text
-from opatlas.yaml_file import NotYaml, key_lines, parse_yaml
+from opatlas.yaml_file import YamlError, key_lines, parse_yaml
 
 MAPPING = "op_mapping.yaml"
 OPERATORS = "operator_mappings"
@@ -108,14 +108,14 @@ def read_mapping(folder: Path) -> OpMapping | None:
         return None
     try:
         return parse_mapping(read_text(path).encode())
-    except NotYaml as error:
+    except YamlError as error:
         raise _unreadable(path, error) from None
 
 
 def read_text(path: Path) -> str:
     """Reads the text of a mapping. Raises OpAtlasError."""
     try:
-        return read_own(path, _LARGEST_BYTES).decode()
+        return read_safely(path, _LARGEST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
 
@@ -131,7 +131,7 @@ def parse_mapping(text: bytes) -> OpMapping:
     content = parse_yaml(text)
     operators = content.get(OPERATORS) if isinstance(content, dict) else None
     if not isinstance(operators, dict):
-        raise NotYaml(f"no mapping {OPERATORS!r}")
+        raise YamlError(f"no mapping {OPERATORS!r}")
     lines = key_lines(text, OPERATORS)
     return OpMapping(
         [
@@ -255,7 +255,7 @@ def _copied(source: Path, settings: Mapping[str, str]) -> str | None:
         text = read_text(source)
         copy = _with_settings(text, settings)
         there = parse_mapping(copy.encode()).settings
-    except (OpAtlasError, NotYaml):
+    except (OpAtlasError, YamlError):
         return None
     return copy if {key: there[key] for key in (*settings, REFERENCE) if key in there} == settings else None
 

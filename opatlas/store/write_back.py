@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.errors import OpAtlasError, described
+from opatlas.errors import OpAtlasError, describe_error
 from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
@@ -31,7 +31,7 @@ from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import RunOrder
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 
 class UpdateMode(str, Enum):
@@ -113,7 +113,7 @@ def write_back(
                 _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
             except Exception as error:
                 place = database.path / f"{kernel_type}.csv"
-                result.problems.append(described(error, place, "not merged; report this error with the file"))
+                result.problems.append(describe_error(error, place, "not merged; report this error with the file"))
     return result
 
 
@@ -208,7 +208,7 @@ class RecoveredJournal:
     def __str__(self) -> str:
         """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
         what = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
-        merged = f"merged {counted(self.statuses.total(), 'record')} that session {self.run_id} left behind"
+        merged = f"merged {pluralize(self.statuses.total(), 'record')} that session {self.run_id} left behind"
         stayed = f"; ignored {self.stayed:,}, because a later run measured their rows" if self.stayed else ""
         return f"{merged}{what and f' ({what})'}{stayed}"
 
@@ -246,7 +246,7 @@ def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
                     found.append(_recovered(database, path))
         except Exception as error:
             remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
-            problem = described(error, path, remedy)
+            problem = describe_error(error, path, remedy)
             found.append(RecoveredJournal(path.stem, problems=(problem,), incomplete=True))
     return found
 
@@ -304,7 +304,7 @@ def write_back_run(
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
                 read.append((path, journal.read(path)))
         except Exception as error:
-            problems.append(described(error, path, f"{_REMEDY}; the next session merges it"))
+            problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
     unsaved = list(unsaved)
     unsaved_records = list(_decoded(unsaved, problems))
     records = [record for _, contents in read for record in contents.records] + unsaved_records
@@ -316,7 +316,7 @@ def write_back_run(
         if all_kept and records:
             history.add(database, header, records)
     except Exception as error:
-        problems.append(described(error, database.path, "the records stay in their journals"))
+        problems.append(describe_error(error, database.path, "the records stay in their journals"))
         all_kept = False
     for path, contents in read:
         if all_kept or not (contents.records or contents.unreadable):
@@ -325,7 +325,9 @@ def write_back_run(
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}: its records are in the CSVs, remove it")
         else:
-            problems.append(f"{counted(len(contents.records), 'record')} stay in {path}: the next session merges them")
+            problems.append(
+                f"{pluralize(len(contents.records), 'record')} stay in {path}: the next session merges them"
+            )
     if unsaved and not (all_kept and len(unsaved_records) == len(unsaved)):
         problems.append(_rescue(database, header, unsaved))
     return RunWriteBack(result, records, problems)
@@ -343,7 +345,7 @@ def _put_away(path: Path, contents: JournalContents) -> list[str]:
     """Removes a journal after write-back; renames it if lines could not be read. Raises OSError."""
     problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
     if more := contents.unreadable[_LINES_TOLD:]:
-        problems.append(f"{path}: {counted(len(more), 'more line')} that cannot be read")
+        problems.append(f"{path}: {pluralize(len(more), 'more line')} that cannot be read")
     if problems:
         problems.append(f"the unreadable lines are kept in {_set_aside(path)}")
     else:
@@ -378,14 +380,14 @@ def _keep_unmatched(
     path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
     journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
     where = f"kept in {path}, to be added by `{journal.combine_command(database.path, path)}`"
-    are = counted(len(lost), "measured row is", "measured rows are")
+    are = pluralize(len(lost), "measured row is", "measured rows are")
     return [f"{are} not in the CSVs any more: {where}"]
 
 
 def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
     """Saves records that are in no journal; returns a sentence with the path."""
     path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
-    what = f"no room in the journal for {counted(len(records), 'record')}"
+    what = f"no room in the journal for {pluralize(len(records), 'record')}"
     with suppress(OpAtlasError):
         journal.write(path, header, records)
         return f"{what}, kept in {path}: the next session merges them"

@@ -15,7 +15,7 @@ from opatlas.model.signature import normalized_kernel_type
 from opatlas.model.slots import known_dtype
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import read_mapping
-from opatlas.text import closest
+from opatlas.text import suggest
 from opatlas.theory.patterns import (
     Axis,
     Expression,
@@ -27,7 +27,7 @@ from opatlas.theory.patterns import (
     parse_expression,
 )
 from opatlas.theory.sources import SOURCES
-from opatlas.yaml_file import NotYaml, parse_yaml
+from opatlas.yaml_file import YamlError, parse_yaml
 
 PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
 #: The patterns of shapes/patterns.py, whose slots belong together in ways that are easier to write in Python.
@@ -81,7 +81,7 @@ class Catalog:
         """Returns a kernel type. Raises OpAtlasError with the closest names where the catalog lacks the kernel type."""
         if kernel_type not in self.kernels:
             raise OpAtlasError(
-                f"the catalog has no kernel type {kernel_type!r}{closest(kernel_type, self.kernels)}: "
+                f"the catalog has no kernel type {kernel_type!r}{suggest(kernel_type, self.kernels)}: "
                 f"name one of its own, or add an entry to {PATH}"
             )
         return self.kernels[kernel_type]
@@ -104,7 +104,7 @@ def read_catalog(path: Path) -> Catalog:
     except OSError as error:
         problem = f"cannot be read ({error.strerror}): check the path and its permissions"
         raise CatalogError(path, [CatalogMistake("", problem)]) from None
-    except NotYaml as error:
+    except YamlError as error:
         raise CatalogError(path, [CatalogMistake("", f"not YAML: {error}")]) from None
     reader = _CatalogReader()
     catalog = reader.catalog(content)
@@ -174,7 +174,7 @@ class _CatalogReader:
                 if pattern_name not in named:
                     self.problem(
                         f"{place}, key 'pattern'",
-                        f"there is no pattern {pattern_name!r}{closest(str(pattern_name), named)}",
+                        f"there is no pattern {pattern_name!r}{suggest(str(pattern_name), named)}",
                     )
                 continue
             own = self.forms(f"{place}, key 'forms'", forms[pattern_name]) if pattern_name in forms else pattern.forms
@@ -236,7 +236,7 @@ class _CatalogReader:
         if not isinstance(source, str) or source not in SOURCES:
             known = [*self.grids, *SOURCES]
             self.problem(
-                place, f"{source!r} is neither a grid nor a source of models' sizes{closest(str(source), known)}"
+                place, f"{source!r} is neither a grid nor a source of models' sizes{suggest(str(source), known)}"
             )
             return Axis(name, (1,))
         generic = value.get("generic", {}) if isinstance(value, dict) else {}
@@ -279,7 +279,7 @@ class _CatalogReader:
         for name in sorted(expression.names - known):
             self.problem(
                 f"{place}, expression {expression.text!r}",
-                f"there is no variable {name!r}{closest(name, known)}; there are {', '.join(sorted(known)) or 'none'}",
+                f"there is no variable {name!r}{suggest(name, known)}; there are {', '.join(sorted(known)) or 'none'}",
             )
 
     def forms(self, place: str, texts: Any) -> tuple[Form, ...]:
@@ -329,7 +329,7 @@ class _CatalogReader:
     def keys(self, place: str, spec: Mapping[str, Any], known: Sequence[str]) -> None:
         for key in spec:
             if key not in known:
-                self.problem(place, f"there is no key {key!r}{closest(str(key), known)}; there are {', '.join(known)}")
+                self.problem(place, f"there is no key {key!r}{suggest(str(key), known)}; there are {', '.join(known)}")
 
 
 def _pattern_names(spec: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from opatlas.model.quality import valid_duration
 from opatlas.model.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.model.slots import known_dtype, slot_words
 from opatlas.store.database import Table
-from opatlas.text import whole
+from opatlas.text import parse_whole
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.models import built_in_models
 from opatlas.theory.patterns import NZ, Axis, Form, Pattern, Template
@@ -171,7 +171,7 @@ def _words(shapes: str, dtypes: str, formats: str) -> tuple[Word, ...]:
 
 
 def _dimension(text: str) -> int:
-    size = whole(text)
+    size = parse_whole(text)
     if size is None:
         raise ValueError(text)
     return size

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import own_folder
+from opatlas.files import safe_folder
 from opatlas.model.schema import Status
 from opatlas.store.csv_files import read_text_csv, write_rows
 
@@ -164,7 +164,7 @@ class Constraints:
 
 def constraints_file(database: Path) -> Path:
     """Where the table of a database is."""
-    return own_folder(database / "constraints") / _FILE
+    return safe_folder(database / "constraints") / _FILE
 
 
 def load_constraints(database: Path) -> Constraints:

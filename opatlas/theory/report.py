@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opatlas.progress import duration as duration_words
+from opatlas.progress import format_seconds as duration_words
 from opatlas.store.manifest import Manifest
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 #: Missing shapes of a model on the terminal; the report has all.
 _MISSING_NAMED = 3
@@ -59,14 +59,14 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
             f"{_size(result.largest_bytes):>8}  {_size(result.total_bytes):>8}"
         )
         if result.refused:
-            yield f"  {counted(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
+            yield f"  {pluralize(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
         if result.unknown_dtypes:
             yield f"  rows with unknown dtypes give no forms: {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)
     there = sum(result.there for result in ordered)
     some = sum(result.added > 0 for result in ordered)
-    to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{counted(len(ordered), 'kernel type')}"
-    added = f"{counted(total, 'row')} {'would be ' if plan_only else ''}added to {to}"
+    to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{pluralize(len(ordered), 'kernel type')}"
+    added = f"{pluralize(total, 'row')} {'would be ' if plan_only else ''}added to {to}"
     yield f"{added}, {there:,} {'was' if there == 1 else 'were'} there"
     if total:
         yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"
@@ -78,11 +78,11 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
         shapes, present = sum(part.shapes for part in parts), sum(part.present for part in parts)
         has = "has" if present == 1 else "have"
         sizes = [axis for part in parts for axis in part.sizes]
-        line = f"{model}: {present:,} of {counted(shapes, 'shape')} {has} rows"
+        line = f"{model}: {present:,} of {pluralize(shapes, 'shape')} {has} rows"
         if wanted := sum(axis.wanted * axis.shapes for axis in sizes):
-            line += f", of {sum(axis.found for axis in sizes):,} of {counted(wanted, 'size')}"
+            line += f", of {sum(axis.found for axis in sizes):,} of {pluralize(wanted, 'size')}"
         if alone := sum(len(axis.at_one_size) for axis in sizes):
-            line += f" ({counted(alone, 'shape')} of one size only)"
+            line += f" ({pluralize(alone, 'shape')} of one size only)"
         yield f"{line}{'; missing:' if present < shapes else ''}"
         missing = [f"  {part.kernel_type} {name}" for part in parts for name in part.missing]
         yield from missing[:_MISSING_NAMED]

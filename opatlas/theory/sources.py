@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from opatlas.text import closest
+from opatlas.text import suggest
 from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, TargetError, built_in_models, models_by_name
 from opatlas.theory.patterns import Axis, Pattern
 
@@ -317,4 +317,4 @@ def resolve_model(name: str) -> ModelFacts:
         else "give one of the built-in names, or install transformers, which knows more architectures and reads "
         "config.json files: pip install 'opatlas[models]'"
     )
-    raise TargetError("--target-models", name, f"no such model{closest(name, others)}: {remedy}")
+    raise TargetError("--target-models", name, f"no such model{suggest(name, others)}: {remedy}")

@@ -13,7 +13,7 @@ from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import replays
 from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import Status
-from opatlas.text import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, without_middle
+from opatlas.text import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, cut_middle
 
 POISON = "CUDA error: an illegal memory access was encountered"
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
@@ -58,7 +58,7 @@ def test_an_outcome_that_was_cleaned_stays_as_it_is() -> None:
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
-    cut = without_middle("begin" + "x" * 1000 + "end", 200)
+    cut = cut_middle("begin" + "x" * 1000 + "end", 200)
     assert cut.startswith("begin")
     assert cut.endswith("end")
     assert len(cut) <= 200

@@ -18,7 +18,7 @@ import pytest
 from moods import Mood
 from sessions import ROOT, Running, Sessions, row
 
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 #: While row 40 waits, row 1 is in the journal; row 2 comes after it.
 SIZES = (1, 40, 2)
@@ -182,7 +182,7 @@ def test_a_killed_holder_is_recognized_and_its_journal_merged(
     assert (second.code, second.ledger()) == (0, {"measured": len(sizes) - measured})
     process = f"process {holder.process.pid} on {platform.node()}"
     assert re.search(rf"session \S+ \({process}, .*\) was killed; took the database over", second.output)
-    assert f"opatlas: merged {counted(measured, 'record')} that session" in second
+    assert f"opatlas: merged {pluralize(measured, 'record')} that session" in second
     assert sessions.statuses("Moody") == dict.fromkeys(sizes, "measured")
     assert journals(sessions) == LOCKS
 

@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.cli.main import main
 from opatlas.errors import UsageError
-from opatlas.files import absolute, expect_folder
+from opatlas.files import absolute_path, expect_folder
 
 WINDOWS = ["C:\\Users\\me\\db", "d:\\db", "C:/Users/me/db"]
 
@@ -17,9 +17,9 @@ def test_no_absolute_path_goes_up_again(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "there" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
-    assert absolute(Path("link")) == tmp_path / "link"
-    assert absolute(Path("there/deep/../db")) == tmp_path / "there" / "db"
-    assert absolute(tmp_path / "link" / ".." / "db") == tmp_path / "db"
+    assert absolute_path(Path("link")) == tmp_path / "link"
+    assert absolute_path(Path("there/deep/../db")) == tmp_path / "there" / "db"
+    assert absolute_path(tmp_path / "link" / ".." / "db") == tmp_path / "db"
 
 
 @pytest.mark.parametrize("name", WINDOWS)

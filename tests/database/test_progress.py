@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from opatlas.progress import Progress, duration, speed
+from opatlas.progress import Progress, format_seconds, speed
 
 
 class Clock:
@@ -130,4 +130,4 @@ def test_a_line_fits_the_terminal(clock):
 
 @pytest.mark.parametrize(("seconds", "text"), [(42.4, "42 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert format_seconds(seconds) == text

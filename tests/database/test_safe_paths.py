@@ -15,9 +15,9 @@ from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
     UnsafePath,
-    own_file,
-    own_folder,
-    read_own,
+    read_safely,
+    safe_file,
+    safe_folder,
 )
 from opatlas.model.location import shipped_note
 from opatlas.store import journal
@@ -131,7 +131,7 @@ def test_a_pipe_in_place_of_a_file_makes_nobody_wait(database, name):
     path = database.path / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path)
-    for use in (lambda: read_own(path, 100), lambda: write_text(path, "x")):
+    for use in (lambda: read_safely(path, 100), lambda: write_text(path, "x")):
         with pytest.raises(UnsafePath):
             use()
     with pytest.raises(OpAtlasError):
@@ -235,8 +235,8 @@ def test_a_folder_in_place_of_a_file_is_an_error_for_the_user(database, name):
 
 def test_paths_that_are_not_there_are_fine(tmp_path):
     for path in (tmp_path / "a", tmp_path / "b" / "c"):
-        assert own_file(path) == path
-        assert own_folder(path) == path
+        assert safe_file(path) == path
+        assert safe_folder(path) == path
 
 
 @pytest.mark.parametrize("name", ["journal", "runs", "pruned"])

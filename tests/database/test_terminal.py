@@ -11,8 +11,8 @@ from opatlas.errors import CellError, OpAtlasError
 from opatlas.text import (
     print_problems,
     printable,
+    printable_lines,
     show,
-    shown,
     table_lines,
 )
 
@@ -49,7 +49,12 @@ def test_a_terminal_gets_lines_that_fit_it(monkeypatch: pytest.MonkeyPatch, caps
     "text", ["\x1b[31m", "\x07", "\r", "\x00", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\ufeff", "\udcff", "\x08"]
 )
 def test_what_a_terminal_would_obey_is_escaped(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for told in (shown(f"a {text} b"), str(OpAtlasError(text)), str(CellError("Format", text, text)), printable(text)):
+    for told in (
+        printable_lines(f"a {text} b"),
+        str(OpAtlasError(text)),
+        str(CellError("Format", text, text)),
+        printable(text),
+    ):
         assert told.isprintable()
     show(f"a\n\tb{text}")
     print_problems([text], what=text, total=2)
@@ -59,7 +64,7 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, capsys: pytest.Capture
 
 
 def test_letters_of_all_languages_are_shown_as_they_are() -> None:
-    assert shown("größe 模型 \U0001f600 a\n\tb") == "größe 模型 \U0001f600 a\n\tb"
+    assert printable_lines("größe 模型 \U0001f600 a\n\tb") == "größe 模型 \U0001f600 a\n\tb"
 
 
 def test_a_table_keeps_its_columns_in_lines_that_fit() -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from opatlas.progress import Progress
-from opatlas.progress import duration as words_of
+from opatlas.progress import Progress, format_seconds
 
 ROOT = Path(__file__).parents[2]
 #: Where inputs that find something are saved, unless told otherwise.
@@ -120,7 +119,7 @@ def _followed(command: list[str], outcome: Outcome, end: float, progress: Progre
                 new, before = told["inputs"] - before, told["inputs"]
                 outcome.inputs += new
                 found = f", {len(outcome.findings)} found" if outcome.findings else ""
-                progress.advance(new, f"{words_of(max(end - time.monotonic(), 0))} left{found}")
+                progress.advance(new, f"{format_seconds(max(end - time.monotonic(), 0))} left{found}")
             else:
                 path = save(outcome.target, bytes.fromhex(told["input"]), findings)
                 outcome.findings.append(Finding(outcome.target, told["kind"], told["text"], path))

@@ -21,7 +21,7 @@ from opatlas.model.schema import (
     OUTPUT_SLOTS,
 )
 from opatlas.model.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
-from opatlas.text import closest
+from opatlas.text import suggest
 
 #: msmodeling's shape grid gives these types five shapes (offsets, sizes, axes, steps) and three dtypes.
 _GRID_OF_FIVE = frozenset({"Slice", "SliceAiCore"})
@@ -202,7 +202,7 @@ class RowSlots:
     def _dtype(self, slot: Slot, column: str) -> Dtype:
         dtype = known_dtype(slot.dtype)
         if dtype is None:
-            near = closest(slot.dtype, DTYPE_NAMES)
+            near = suggest(slot.dtype, DTYPE_NAMES)
             raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed{near}", "correct the cell")
         return dtype
 

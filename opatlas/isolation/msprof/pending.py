@@ -20,8 +20,8 @@ from msgspec import Meta
 from opatlas.capture.captures import Launch, op_summaries, profile_folders, read_launches
 from opatlas.engine.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome, add_profiled_samples
-from opatlas.errors import OpAtlasError, TableError, described
-from opatlas.files import UnsafePath, own_file, read_own
+from opatlas.errors import OpAtlasError, TableError, describe_error
+from opatlas.files import UnsafePath, read_safely, safe_file
 from opatlas.instruments.attribution import (
     NoSamples,
     PendingSamples,
@@ -259,7 +259,7 @@ def recover_profiles(database: Database) -> list[str]:
                 shutil.rmtree(output)
                 _remove_empty(output, profiles)
         except Exception as error:
-            text = described(error, output, "it stays as it is; report this error with the profile")
+            text = describe_error(error, output, "it stays as it is; report this error with the profile")
             problems.append(f"the profile {output} that session {run} left behind cannot be read yet: {text}")
     return problems
 
@@ -277,7 +277,7 @@ def _expect_plain(output: Path) -> None:
     """Raises UnsafePath if a folder holds links, which may lead to files of others."""
     for folder, folders, files in os.walk(output):
         for path in (Path(folder, name) for name in (*folders, *files)):
-            if own_file(path) != path:
+            if safe_file(path) != path:
                 raise UnsafePath(path, "a link, which msprof does not make")
 
 
@@ -287,7 +287,7 @@ def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
     Rows after a damaged line are not read, because without marks samples are assigned by the order of all rows.
     """
     rows: list[_PendingRow] = []
-    *lines, last = read_own(noted, _LARGEST_BYTES).split(b"\n")
+    *lines, last = read_safely(noted, _LARGEST_BYTES).split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(decode(line, _PendingRow, f"{noted}:{number}"))

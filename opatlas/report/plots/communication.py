@@ -28,7 +28,7 @@ from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_fig
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 #: Libraries by the name of the folder.
 _LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
@@ -114,7 +114,7 @@ def communication_plots(folders: Sequence[Path], collectives: Sequence[Collectiv
     count = sum(len(points) for lines in measured.values() for points in lines.values())
     names = [collective.name for collective in measured]
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"
-    return [Plot(COMMUNICATION.name, figure, f"{counted(count, 'message')} of {what}")]
+    return [Plot(COMMUNICATION.name, figure, f"{pluralize(count, 'message')} of {what}")]
 
 
 def _panel(

@@ -35,7 +35,7 @@ from opatlas.report.plots.figure import (
 from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
 from opatlas.store.database import Database
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 DURATIONS = PlotKind("durations", needs="rows with a duration and with dtypes that are known")
 
@@ -96,7 +96,7 @@ def durations_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Pl
         Plot(
             DURATIONS.name if count == 1 else f"{DURATIONS.name}_{page + 1}",
             _durations_page(shown, f"{title}, page {page + 1} of {count}" if count > 1 else title, peak),
-            f"{counted(sum(map(len, shown.values())), 'duration')} of {counted(len(shown), 'kernel type')}",
+            f"{pluralize(sum(map(len, shown.values())), 'duration')} of {pluralize(len(shown), 'kernel type')}",
         )
         for page in range(count)
         for shown in [{name: points[name] for name in types[page * size : (page + 1) * size]}]
@@ -264,7 +264,7 @@ def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[P
         Plot(
             COMPARISON.name,
             figure,
-            f"{counted(found.rows, 'row')}, {found.within:,} within 20 %, median {found.p50:,.2f} x",
+            f"{pluralize(found.rows, 'row')}, {found.within:,} within 20 %, median {found.p50:,.2f} x",
         )
     ]
 

@@ -33,7 +33,7 @@ from opatlas.report.plots.figure import (
     whole_decades,
 )
 from opatlas.report.plots.timed_rows import TimedRow
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 ROOFLINE = PlotKind("roofline", needs="matrix products or arithmetic with a duration")
 
@@ -97,7 +97,7 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
     axis.set_ylabel(unit_of({point.dtype for point in points}))
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
-    return [Plot(ROOFLINE.name, figure, f"{counted(len(points), 'row')} of {counted(len(types), 'kernel type')}")]
+    return [Plot(ROOFLINE.name, figure, f"{pluralize(len(points), 'row')} of {pluralize(len(types), 'kernel type')}")]
 
 
 def unit_of(dtypes: Collection[str]) -> str:
@@ -204,4 +204,6 @@ def bandwidth_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Pl
     bar.ax.yaxis.set_major_locator(LogLocator(base=2**_POWERS_BETWEEN_TICKS))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(lambda size, _: bytes_text(size))
-    return [Plot(BANDWIDTH.name, figure, f"{counted(len(everything), 'row')} of {counted(len(types), 'kernel type')}")]
+    return [
+        Plot(BANDWIDTH.name, figure, f"{pluralize(len(everything), 'row')} of {pluralize(len(types), 'kernel type')}")
+    ]

@@ -28,7 +28,7 @@ from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
 from opatlas.store.manifest import read_manifests
-from opatlas.text import counted
+from opatlas.text import pluralize
 
 #: Patterns for databases below a folder: version, software, device.
 _BELOW = ("*", "*/*", "*/*/*")
@@ -215,4 +215,4 @@ def _rows_of(
             bool(microbench_us and stand_in),
         )
     if unread:
-        problems.append(f"{table.path}: {counted(unread, 'row')} left out: {example}; correct the cell")
+        problems.append(f"{table.path}: {pluralize(unread, 'row')} left out: {example}; correct the cell")
