@@ -188,7 +188,10 @@ class Ahead:
         self._folder = folder
         self._order = order
         self._executor = ThreadPoolExecutor(AT_ONCE)
-        self._lives = {n: self._executor.submit(Life, folder / f"undisturbed-{n}", n) for n in (2, 1)}
+        self._lives = {
+            n: self._executor.submit(Life, folder / f"undisturbed-{n}", n)
+            for n in sorted({run.devices for run in order}, reverse=True)
+        }
         self._begun: dict[Run, Future[str]] = {}
 
     def result(self, run: Run) -> str:

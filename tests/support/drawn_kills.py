@@ -78,19 +78,32 @@ def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
     )
 
 
+#: Kills that every `make test` tries; the others are slow.
+_FAST: tuple[tuple[tuple[Role, Phase], ...], ...] = (
+    ((Role.PYTEST, Phase.PLANNING),),
+    ((Role.PYTEST, Phase.RUNNING),),
+    ((Role.PYTEST, Phase.MERGING),),
+    ((Role.PYTEST, Phase.LEAVING),),
+    ((Role.KEEPER, Phase.RUNNING),),
+    ((Role.DEVICE, Phase.RUNNING),),
+    # The second kill finds the database taken over, and the journals of the first being merged.
+    ((Role.PYTEST, Phase.RUNNING), (Role.PYTEST, Phase.PLANNING)),
+)
+
+
 def runs() -> tuple[list[Run], list[Run]]:
-    """Two draws of each, every role in every phase of its life: the first of those of one device, and all others."""
+    """Returns the fast runs and the slow runs: each role in each phase of its life, on one and two devices, twice."""
     whole = [(Role.PYTEST, phase) for phase in PHASES]
     # Other processes end before the report is written, or a moment after.
     keeper, device, worker = (
         [(role, phase) for phase in PHASES[2:-1]] for role in (Role.KEEPER, Role.DEVICE, Role.WORKER)
     )
-    # The second kill finds the database taken over, and the journals of the first being merged.
     twice = [((Role.PYTEST, phase), (Role.PYTEST, Phase.PLANNING)) for phase in (Phase.RUNNING, Phase.MERGING)]
     one = [*((kill,) for kill in whole + keeper + device), *twice]
     # Before there are workers, and after, it is as with one device; a device process does not know of others.
     two = [*((kill,) for kill in whole[2:5] + worker + keeper[1:2] + device[1:2]), twice[0]]
     kills = [(1, each) for each in one] + [(2, each) for each in two]
     first = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
-    drawn = [draw(seed, devices, *each) for seed, (devices, each) in enumerate(2 * kills, start=first)]
-    return drawn[: len(one)], drawn[len(one) :]
+    drawn = [(each, draw(seed, devices, *each)) for seed, (devices, each) in enumerate(2 * kills, start=first)]
+    fast = [run for kill, run in drawn[: len(one)] if kill in _FAST]
+    return fast, [run for _, run in drawn if run not in fast]
