@@ -1,4 +1,4 @@
-"""Several devices that are one CPU, each of which can be told to break. No torch here.
+"""Simulates several devices on one CPU, which can be made to fail. Imports no torch.
 
 Copied, with simulated_device.py, beside the replays of a test's folder.
 """
@@ -20,29 +20,29 @@ _poisoned: list[bool] = []
 
 
 def devices(present: int) -> Sequence[DeviceSpec]:
-    """Those that the caller made visible of the devices that are there."""
+    """Returns a spec for each visible device."""
     spec = DeviceSpec("simulated", opener="simulated_device:SimulatedDevice")
     return pin_devices(spec, VISIBLE, visible_ids(VISIBLE, present))
 
 
 def own_id() -> str:
-    """The device that this process was shown, as the caller calls it."""
+    """Returns the name of the device that this process sees."""
     return os.environ[VISIBLE]
 
 
 def poison() -> None:
-    """What a bad kernel does: it fails, and so does every later call in its process."""
+    """Fails like a kernel with a fatal device error; every later call in this process fails, too."""
     _poisoned.append(True)
     raise RuntimeError(f"{POISON}\nCUDA kernel errors might be asynchronously reported at some other API call")
 
 
 def break_for_good(device_id: str) -> None:
-    """From now on every process of a device finds it poisoned."""
+    """Makes a device fail in every process from now on."""
     _broken(device_id).touch()
 
 
 def expect_well() -> None:
-    """Raises what a poisoned device answers to every call."""
+    """Raises the fatal device error, if this device has failed."""
     if _poisoned or _broken(own_id()).exists():
         raise RuntimeError(POISON)
 

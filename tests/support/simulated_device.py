@@ -14,7 +14,7 @@ from opatlas.instruments.instrument import MeasureSettings
 
 
 class SimulatedDevice(CpuDevice):
-    """Rows of different devices run at the same time; those of one take turns."""
+    """A CPU as one of several devices. Rows of different devices run at the same time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         super().__init__(spec, settings)
