@@ -1,4 +1,4 @@
-"""`pytest shapes/`: a case for each kernel type, which adds its theory rows to the database."""
+"""`pytest shapes/`: a test for each kernel type, which adds its theory rows to the database."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class TheoryPlan:
-    """What a session has decided before it writes anything."""
+    """The database, the request and the kernel types of a session."""
 
     database: Database
     request: Request
@@ -135,22 +135,22 @@ class TheoryPlan:
 
 
 class Theory:
-    """The state of a session, in each of its processes."""
+    """The part of a session that adds theory rows, in each of its processes."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._started_at = time.time()
         self._results: list[KernelResult] = []
-        #: Why there is no manifest or report.
+        #: Why the manifest or the report could not be written.
         self._problem = ""
-        #: Whether there was no such database: a mistyped path is one, too.
+        #: Whether the database is new, which a mistyped path causes too.
         self._is_new = False
         self._mapping: WrittenMapping | None = None
         self._is_worker = hasattr(config, "workerinput")
 
     @cached_property
     def plan(self) -> TheoryPlan:
-        """Raises OpAtlasError, pytest.UsageError."""
+        """The plan of the session. Raises OpAtlasError, pytest.UsageError."""
         from opatlas.shapes.strategies import sample_rows
 
         from opatlas.theory.catalog import built_in_catalog, database_kernels
@@ -163,8 +163,8 @@ class Theory:
         budget_bytes = int(option.max_hbm_gb * GB)
         if budget_bytes <= FLUSH_BUFFER_BYTES:
             raise OpAtlasError(
-                f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, since {FLUSH_BUFFER_BYTES / GB:g} GB are needed to "
-                f"flush the cache between samples: give more"
+                f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, because the buffer that flushes the cache takes "
+                f"{FLUSH_BUFFER_BYTES / GB:g} GB: give more"
             )
         targets = resolve_targets(option.target_models, option.tp_sizes, option.ep_sizes)
         database = Database(database_path(self._config))
@@ -177,11 +177,11 @@ class Theory:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Whatever is wrong is found before workers start, and before a file is touched."""
+        """Refuses invalid options and unreadable files before workers start and before a file changes."""
         if self._is_worker:
             return
         option, replays = self._config.option, replays_are_asked_for(self._config)
-        if not self._is_asked_for():
+        if not self._is_requested():
             if replays:
                 refuse(self._config, OPTIONS, "theory rows are added by `pytest shapes/`")
             return
@@ -196,12 +196,12 @@ class Theory:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()
             if not (option.read_only or option.collectonly):
-                # One that cannot be written is better told of once than by every kernel type.
+                # Locked here, so that a folder that cannot be written is reported once, not for every kernel type.
                 with self.plan.database.lock():
                     is_npu = bool(option.device) and device_kind(option.device) == "npu"
                     self._mapping = write_default_mapping(self.plan.database.path, is_npu=is_npu)
                 if self._mapping is not None:
-                    # A copy may name more kernel types.
+                    # The mapping may name more kernel types.
                     del self.plan
         except OpAtlasError as error:
             raise pytest.UsageError(str(error)) from None
@@ -217,14 +217,14 @@ class Theory:
                 for _ in read_rows(read_table(self.plan.database, name)):
                     pass
 
-    def _is_asked_for(self) -> bool:
+    def _is_requested(self) -> bool:
         files = (getattr(plugin, "__file__", None) for plugin in self._config.pluginmanager.get_plugins())
         return any(file is not None and Path(file) == _SHAPES / "conftest.py" for file in files)
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        """Tells how many rows there may be, and how long a replay of as many takes, before any is added."""
+        """Reports the largest number of theory rows, and the time to replay as many, before any is added."""
         option = self._config.option
-        if self._is_worker or not items or option.collectonly or not option.rows or not self._is_asked_for():
+        if self._is_worker or not items or option.collectonly or not option.rows or not self._is_requested():
             return []
         most = option.rows * len(items)
         rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
@@ -233,7 +233,7 @@ class Theory:
         return [printable_lines(f"opatlas: {line}") for line in told]
 
     def add(self, kernel_type: str) -> KernelResult:
-        """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
+        """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
         from opatlas.theory.known_rows import model_coverage
         from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
@@ -253,12 +253,12 @@ class Theory:
             if name == _PROPERTY and isinstance(value, dict):
                 if report.when == "call":
                     self._results.append(KernelResult.read(value))
-                # In a JUnit file a number says enough.
+                # The JUnit file gets the number of rows.
                 report.user_properties[place] = (name, value["added"])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A manifest for rows that were added, and the report of what the models' shapes have now."""
+        """Writes a manifest of the added rows, and the report of the coverage of models."""
         if self._is_worker or not self._results or self._config.option.read_only:
             return
         database = self.plan.database
@@ -299,7 +299,7 @@ class Theory:
         return self._config.stash[SESSION].context.run_id
 
     def _pace(self) -> Pace:
-        # A manifest that cannot be read is told of by the replay.
+        # The replay reports manifests that cannot be read.
         return replay_pace(read_manifests(self.plan.database, []).values())
 
     @property
@@ -325,7 +325,7 @@ class Theory:
 
 
 def database_path(config: pytest.Config) -> Path:
-    """Where rows are added. Raises OpAtlasError, pytest.UsageError."""
+    """Returns the path of the database that rows are added to. Raises OpAtlasError, pytest.UsageError."""
     option = config.option
     refuse_useless_versions(config)
     if option.database_path:
@@ -334,7 +334,7 @@ def database_path(config: pytest.Config) -> Path:
         return path
     versions = detect(option.versions)
     if option.device and device_kind(option.device) != "cpu":
-        # An NPU or a GPU by its name: its database can be filled where it is not.
+        # The database of an NPU or a GPU can be filled on any machine.
         if device_kind(option.device) == "npu":
             expect_npu(option.device)
         return default_path(option.device, versions)

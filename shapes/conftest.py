@@ -1,4 +1,4 @@
-"""`pytest shapes/` adds theory rows: a case for each kernel type."""
+"""`pytest shapes/` adds theory rows: a test for each kernel type."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def theory(request: pytest.FixtureRequest) -> Any:
-    """The session that adds rows; see plugins/theory.py."""
+    """The part of the session that adds rows; see plugins/theory.py."""
     return request.config.pluginmanager.get_plugin("opatlas-theory")

@@ -1,4 +1,4 @@
-"""The cases of `pytest shapes/`. Tests of this package are in tests/shapes."""
+"""The tests of `pytest shapes/`, which add theory rows. The tests of the code are in tests/shapes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_theory_rows(kernel_type: str, theory: Any, record_property: Any) -> Non
             pytrace=False,
         )
     if result.refused:
-        pytest.skip(f"the {kernel_type} of this device was found to refuse all {result.refused} rows (constraints/)")
+        pytest.skip(f"the {kernel_type} of this device refuses all {result.refused} rows (constraints/)")
     if result.missing:
-        pytest.skip(f"none of the models has what {kernel_type} is about ({', '.join(result.missing)})")
+        pytest.skip(f"none of the models has the parts of {kernel_type} ({', '.join(result.missing)})")
