@@ -1,4 +1,4 @@
-"""The command-line options of `pytest bench/`, each defined once."""
+"""The options of `pytest bench/`: each is declared once, with its scope, help and default."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from .where import parse_where
 #: The older tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
 
-#: Long enough for the largest rows of real captures on a slow CPU (tens of seconds a call).
+#: The largest rows of real captures take tens of seconds a call on a slow CPU.
 CASE_TIMEOUT_S = 300.0
-#: A kernel may be compiled when it is first called with a shape, and caches keep the result.
+#: The first call with a shape may compile the kernel; caches keep the result for later sessions.
 FIRST_CASE_TIMEOUT_S = 900.0
-#: A profile of so many rows is parsed in seconds; starting the next process costs some twenty.
+#: A profile of so many rows is parsed in seconds, and the start of the next process takes some twenty.
 _MSPROF_ROWS = 200
-#: What each kind of device offers, the best one first.
+#: The instruments of each kind of device, the best one first.
 _INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in INSTRUMENTS.items())
 
 
@@ -68,22 +68,22 @@ DATABASE = (
         "--device",
         Scope.ANY,
         metavar="NAME",
-        help="a device by the name of its database folder, or 'npu', 'cuda' or 'cpu' "
+        help="a device by the name of its database folder, or by its kind: npu, cuda or cpu "
         "(default: the device at hand: NPUs, else GPUs, else the CPU)",
     ),
     declare(
         "--mixed",
         Scope.REPLAYS,
         action="store_true",
-        help="let durations join or replace those of another device, other versions, another cache state or another "
-        "instrument (default: refused, before anything runs)",
+        help="mix durations with those of another device, other versions, another cache state or another instrument "
+        "(default: refused, before anything runs)",
     ),
     declare(
         "--read-only",
         Scope.ANY,
         action="store_true",
-        help="write nothing into the database's folder: measure and compare with its durations, or tell which theory "
-        "rows would be added (default: durations and theory rows are written)",
+        help="write nothing into the database's folder: only measure and compare with its durations, or print which "
+        "theory rows would be added (default: durations and theory rows are written)",
     ),
     declare(
         "--versions",
@@ -110,8 +110,8 @@ ROWS = (
         Scope.REPLAYS,
         type=_shard,
         metavar="I/N",
-        help="run part I of N of the rows, the same part on every machine, whatever other rows come and go; "
-        "opatlas combine puts the parts together (default: all rows)",
+        help="run part I of N of the rows; the part of a row depends on the row alone, and opatlas combine puts the "
+        "parts together (default: all rows)",
     ),
     declare(
         "--update-mode",
@@ -120,21 +120,21 @@ ROWS = (
         default=UpdateMode.ALL.value,
         help="all: run every row; unreplayed: run only rows without a replayed duration; missing-only: run only rows "
         "without any duration, replayed or captured; stale: run only rows whose replayed duration was measured by "
-        "other code, driver or versions than the present ones (default: %(default)s)",
+        "other code, another driver or other versions (default: %(default)s)",
     ),
     declare(
         "--where",
         Scope.ROWS,
         type=parse_where,
         metavar="EXPRESSION",
-        help="run only rows of which an expression is true, such as 'M <= 64 and dtype == BF16' or "
+        help="run only rows for which an expression is true, such as 'M <= 64 and dtype == BF16' or "
         "'status in (failed, oom)' (default: all rows)",
     ),
     declare(
         "--retry-failed",
         Scope.REPLAYS,
         action="store_true",
-        help=f"run rows again that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
+        help=f"also run rows that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
         "(default: they are xfail and not run)",
     ),
     declare(
@@ -150,7 +150,7 @@ ROWS = (
         type=positive,
         default=0.0,
         metavar="SECONDS",
-        help="wait so long for another session that has the database (default: do not wait)",
+        help="how long to wait for another session that has the database (default: do not wait)",
     ),
 )
 MEASURING = (
@@ -159,8 +159,8 @@ MEASURING = (
         Scope.RUNNING,
         type=at_least(1),
         metavar="N",
-        help="samples of each row (default: as many as its noise asks for, at least 10 where --time-limit lets it; "
-        f"or what {REPEAT_COUNT_VARIABLE} says)",
+        help="number of samples of each row (default: at least 10 within --time-limit, more for a noisy row; or the "
+        f"value of {REPEAT_COUNT_VARIABLE})",
     ),
     declare(
         "--time-limit",
@@ -175,21 +175,21 @@ MEASURING = (
         Scope.RUNNING,
         type=share,
         metavar="SHARE",
-        help="5%% or 0.05: measure a row again, at most 3 times in all, while the standard deviation of its samples is "
-        "a larger share of their mean, and fail it if it stays so (default: any noise)",
+        help="5%% or 0.05: measure a row up to 3 times while the standard deviation of its samples is a larger share "
+        "of their mean, and fail the row if it stays larger (default: any noise)",
     ),
     declare(
         "--cache",
         Scope.RUNNING,
         choices=("cold", "warm"),
-        help="cold: flush the last-level cache before each sample; warm: do not (default: cold; of collectives, whose "
-        "data was written just before, warm)",
+        help="cold: flush the last-level cache before each sample; warm: do not (default: cold; for collectives warm, "
+        "since their data was just written)",
     ),
     declare(
         "--instrument",
         Scope.RUNNING,
         metavar="NAME",
-        help=f"what takes the durations; {_INSTRUMENTS} (default: the best that the device offers)",
+        help=f"what measures the durations; {_INSTRUMENTS} (default: the best that the device offers)",
     ),
     declare(
         "--aic-metrics",
@@ -197,7 +197,8 @@ MEASURING = (
         choices=METRICS,
         default=MeasureSettings.aic_metrics,
         metavar="GROUP",
-        help=f"the hardware counters that an NPU's profilers record: {', '.join(METRICS)} (default: %(default)s)",
+        help="group of hardware counters that the profilers of an NPU record: "
+        f"{', '.join(METRICS)} (default: %(default)s)",
     ),
     declare(
         "--msprof-rows",
@@ -205,7 +206,7 @@ MEASURING = (
         type=at_least(1),
         default=_MSPROF_ROWS,
         metavar="N",
-        help="with --instrument msprof: rows of one profiling session, whose durations are known at its end "
+        help="with --instrument msprof: number of rows of a profiling session, whose durations are known at its end "
         "(default: %(default)s)",
     ),
     declare(
@@ -213,7 +214,7 @@ MEASURING = (
         Scope.RUNNING,
         type=positive,
         metavar="SECONDS",
-        help="kill a row that is not done after this time, whatever it hangs in "
+        help="kill a row that takes longer "
         f"(default: {CASE_TIMEOUT_S:g}, and {FIRST_CASE_TIMEOUT_S:g} for a row that was never run before)",
     ),
     declare(
@@ -227,7 +228,7 @@ MEASURING = (
         "--in-process",
         Scope.KERNELS,
         action="store_true",
-        help="run rows in pytest's own process, for --pdb and profilers: a crash ends the session "
+        help="run rows in pytest's own process, for --pdb and profilers; a crash ends the session "
         "(default: in a device process)",
     ),
     declare(
@@ -235,8 +236,8 @@ MEASURING = (
         Scope.ROWS,
         type=Path,
         metavar="PATH",
-        help="start nothing, and take the samples from profiles that are there: an op_summary*.csv file, a PROF_* "
-        "folder of msprof, or a folder of them (default: rows are run)",
+        help="run no row, and read the samples from existing profiles: an op_summary*.csv file, a PROF_* folder of "
+        "msprof, or a folder of these (default: rows are run)",
     ),
 )
 #: The original's name of -x.
@@ -256,13 +257,13 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
-    """Trylast: a conftest.py that knows other devices is asked first."""
+    """Returns the devices of this machine. A conftest.py with other devices is asked first (trylast)."""
     return available_devices(config.option.device)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *MOVED))
-    add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what becomes of them"), ROWS)
+    add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), ROWS)
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
     add_node_options(parser)
     expert_parallel.add_options(parser)
