@@ -44,9 +44,9 @@ _BOM = "\ufeff"
 _CELL_SHOWN = 80
 _TEXT = pa.large_string()
 #: Tables with fewer rows are written row by row, which is faster for few rows of many columns.
-_FEW_ROWS = 200
+FEW_ROWS = 200
 #: Lines that are joined at a time; bounds the memory of a write.
-_ROWS_PER_WRITE = 16384
+ROWS_PER_WRITE = 16384
 TEMPORARY_SUFFIX = ".opatlas-tmp"
 _TEMPORARY_NAME = re.compile(rf"\..+\.\w+{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _ABANDONED_AFTER_S = 60.0
@@ -208,7 +208,7 @@ def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -
 
 def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
     """Writes what `frame.to_csv` writes for text cells; ten times faster for many rows, by columns."""
-    if len(frame) <= _FEW_ROWS:
+    if len(frame) <= FEW_ROWS:
         rows = list(frame.itertuples(index=False, name=None))
         # Some versions of csv do not quote a single carriage return, which readers take for the end of a line.
         if not any("\r" in cell or cell.startswith(_BOM) for row in rows for cell in row):
@@ -221,8 +221,8 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
     comma = pa.scalar(",", type=_TEXT)
     with open(path, "wb") as binary:
         binary.write(header)
-        for start in range(0, len(frame), _ROWS_PER_WRITE):
-            lines = pc.binary_join_element_wise(*(c.slice(start, _ROWS_PER_WRITE) for c in columns), comma)
+        for start in range(0, len(frame), ROWS_PER_WRITE):
+            lines = pc.binary_join_element_wise(*(c.slice(start, ROWS_PER_WRITE) for c in columns), comma)
             binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
 
 

@@ -15,7 +15,7 @@ from checked import product, write_database
 
 from opatlas.checks import CHECKS
 from opatlas.checks.known_findings import KNOWN_FINDINGS
-from opatlas.cli.main import parser_of
+from opatlas.cli.main import main, parser_of
 
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = """
@@ -69,14 +69,22 @@ def test_a_clean_database_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("variables", [{}, {"CI": "true"}], ids=["by hand", "in CI"])
-def test_only_the_worst_rows_are_listed_unless_all_are_asked_for(tmp_path: Path, variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "variables", "listed"),
+    [
+        pytest.param((), {}, 5, id="by hand"),
+        pytest.param((), {"CI": "true"}, 5, id="in CI"),
+        pytest.param(("--all",), {}, 8, id="all"),
+    ],
+)
+def test_only_the_worst_rows_are_listed_unless_all_are_asked_for(
+    tmp_path: Path, options: tuple[str, ...], variables: dict[str, str], listed: int
+) -> None:
     folder = write_database(tmp_path, {"MatMulV2": [product(m, 9.0, std=2.0 + m / 10) for m in range(1, 9)]})
-    for options, listed in (((), 5), (("--all",), 8)):
-        done = check(folder, "-k", "noisy", *options, **variables)
-        assert done.returncode == 1
-        assert len(re.findall(r"^  MatMulV2\.csv:\d+ ", done.stdout, re.MULTILINE)) == listed
-        assert ("and 3 more: --all shows them" in done.stdout) == (listed == 5)
+    done = check(folder, "-k", "noisy", *options, **variables)
+    assert done.returncode == 1
+    assert len(re.findall(r"^  MatMulV2\.csv:\d+ ", done.stdout, re.MULTILINE)) == listed
+    assert ("--all" in done.stdout) == (listed == 5)
 
 
 def test_options_of_pytest_select_and_name_cases(spiky: Path) -> None:
@@ -87,26 +95,26 @@ def test_options_of_pytest_select_and_name_cases(spiky: Path) -> None:
     assert check(spiky, "-k", "MatMulV3").returncode == 0
 
 
-def test_known_findings_do_not_fail_unless_strict(spiky: Path) -> None:
-    (spiky / KNOWN_FINDINGS).write_text(KNOWN)
-    done = check(spiky)
+def test_known_findings_and_entries_without_one_fail_only_with_strict(spiky: Path) -> None:
+    other = KNOWN.replace("MatMulV2", "Add")
+    (spiky / KNOWN_FINDINGS).write_text(KNOWN + other)
+    unused = "entry 2"
+    done = check(spiky, "-k", "not stale")
     assert done.returncode == 0, done.stdout
     assert "a slow kernel of cuBLAS" in done.stdout
+    assert unused in done.stdout
     assert re.search(r"^spikes +2 +0 +1 ", done.stdout, re.MULTILINE)
-    assert check(spiky, "--strict").returncode == 1
+    strict = check(spiky, "-k", "not stale", "--strict")
+    assert strict.returncode == 1
+    assert "spikes: MatMulV2" in strict.stdout
+    # An entry is judged only where all cases of its checks ran.
+    assert unused not in check(spiky, "-k", "noisy").stdout
 
 
-def test_an_entry_that_covers_nothing_is_told_and_fails_only_with_strict(tmp_path: Path) -> None:
-    code = "-k not stale"
+def test_an_entry_without_a_finding_fails_with_strict(tmp_path: Path) -> None:
     folder = write_database(tmp_path, {"MatMulV2": [product(1, 9.0)]})
     (folder / KNOWN_FINDINGS).write_text(KNOWN)
-    told = "entry 1 covers nothing any more"
-    done = check(folder, code)
-    assert done.returncode == 0
-    assert told in done.stdout
-    assert check(folder, code, "--strict").returncode == 1
-    # What was not looked at may still be there.
-    assert told not in check(folder, "-k", "noisy").stdout
+    assert check(folder, "-k", "not stale", "--strict").returncode == 1
 
 
 def test_against_another_database(spiky: Path, tmp_path: Path) -> None:
@@ -116,25 +124,31 @@ def test_against_another_database(spiky: Path, tmp_path: Path) -> None:
     assert "MatMulV2.csv:2  219,512;1024,512  25.6 us" in done.stdout
 
 
-def test_wrong_usage_is_told_in_a_line(spiky: Path, tmp_path: Path) -> None:
+def test_wrong_usage_is_an_error_before_pytest_starts(
+    spiky: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = write_database(tmp_path / "OTHER", {"MatMulV2": [product(7, 51.2)]})
-    for arguments, says in (
-        ((), "required: DB"),
-        ((tmp_path / "nothing",), "no such folder"),
-        (("-k", "spikes", spiky), "name the database first"),
-        ((spiky, "--against", other), "no row of it compares"),
+    damaged = write_database(tmp_path / "DAMAGED", {"MatMulV2": [product(7, 51.2)]})
+    (damaged / KNOWN_FINDINGS).write_text("- check: spikes\n")
+    for arguments, named in (
+        ([tmp_path / "nothing"], str(tmp_path / "nothing")),
+        (["-k", "spikes", spiky], "DB"),
+        ([spiky, "--against", other], str(other)),
+        ([damaged], KNOWN_FINDINGS),
     ):
-        done = check(*arguments)
-        assert done.returncode == 2, done.stdout
-        assert says in done.stderr
-        assert "Traceback" not in done.stderr
-    (spiky / KNOWN_FINDINGS).write_text("- check: spikes\n")
-    done = check(spiky)
-    assert (done.returncode, KNOWN_FINDINGS in done.stderr) == (2, True)
-    (spiky / KNOWN_FINDINGS).unlink()
+        assert main(["check", *map(str, arguments)]) == 2
+        assert named in capsys.readouterr().err
+    with pytest.raises(SystemExit) as without_database:
+        main(["check"])
+    assert without_database.value.code == 2
+
+
+def test_wrong_usage_of_pytest_is_told_in_a_line(spiky: Path, tmp_path: Path) -> None:
+    other = write_database(tmp_path / "OTHER", {"MatMulV2": [product(7, 51.2)]})
     assert check(spiky, "--no-such-option").returncode == pytest.ExitCode.USAGE_ERROR
     done = check(other, spiky)
-    assert (done.returncode, f"leave out {spiky}" in done.stderr) == (pytest.ExitCode.USAGE_ERROR, True)
+    assert (done.returncode, str(spiky) in done.stderr) == (pytest.ExitCode.USAGE_ERROR, True)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("inside", [True, False])

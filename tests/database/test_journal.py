@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_merge import cells, read, record, write
@@ -161,24 +163,29 @@ def test_what_two_journals_of_one_session_hold_of_removed_rows_is_all_kept(datab
     assert all(str(path) in f.problems[0] for path, f in zip(kept, found, strict=True))
 
 
+def append_until_refused(kept: Journal) -> None:
+    while True:
+        kept.append(record(2, 10.0).to_json())
+
+
 def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system tells once, to whoever syncs: the thread of the journal."""
     kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     told = threading.Event()
-    descriptor = kept._file.fileno()
+    journal_file = kept.path.stat()
 
     def sync(handle: int) -> None:
         if not told.is_set():
-            assert handle == descriptor
+            assert os.path.samestat(os.fstat(handle), journal_file)
             told.set()
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("os.fsync", sync)
     kept.append(record(1, 10.0).to_json())
     assert told.wait(300)
-    kept._syncer.join(300)
+    # The thread records the error right after `sync` has raised it.
     with pytest.raises(OSError, match="Input/output error"):
-        kept.append(record(2, 10.0).to_json())
+        append_until_refused(kept)
     with pytest.raises(OSError, match="Input/output error"):
         kept.close()
     assert not kept.path.with_suffix(".lock").exists()
@@ -206,32 +213,24 @@ def test_a_process_that_ends_without_closing_its_journal_ends(database: Database
     assert done.returncode == 0
 
 
-class Narrow:
-    """A file on a disk that takes three bytes more, and then no more."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._written = False
-
-    def write(self, data: memoryview) -> int:
-        if self._written:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self._written = True
-        return int(self._file.write(data[:3]))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+@contextmanager
+def room_for(size: int, path: Path) -> Iterator[None]:
+    """Lets a file grow by so many bytes, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database: Database) -> None:
     kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     kept.append(record(1, 10.0).to_json())
     kept.append(record(2, 20.0).to_json())
-    wide = kept._file
-    kept._file = Narrow(wide)  # type: ignore[assignment]
-    with pytest.raises(OSError, match="No space left"):
+    with room_for(3, kept.path), pytest.raises(OSError) as full:
         kept.append(record(3, 30.0).to_json())
-    kept._file = wide
+    assert full.value.errno == errno.EFBIG
     kept.append(record(4, 40.0).to_json())
     kept.close()
     contents = journal.read(kept.path)

@@ -127,11 +127,11 @@ def test_many_rows_are_written_as_few_are(path, monkeypatch, limit):
             "quoted": ['"', "x\ny", "", "z"] * 5,
         }
     )
-    monkeypatch.setattr("opatlas.store.csv_files._FEW_ROWS", 1)
-    monkeypatch.setattr("opatlas.store.csv_files._ROWS_PER_WRITE", limit)
+    monkeypatch.setattr("opatlas.store.csv_files.FEW_ROWS", 1)
+    monkeypatch.setattr("opatlas.store.csv_files.ROWS_PER_WRITE", limit)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
-    monkeypatch.setattr("opatlas.store.csv_files._FEW_ROWS", 20)
+    monkeypatch.setattr("opatlas.store.csv_files.FEW_ROWS", 20)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
 

@@ -41,7 +41,7 @@ PIECES = (
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=4).map("".join) | st.just("x" * 5000)
 written_texts = texts.filter(lambda text: not any("\ud800" <= char <= "\udfff" for char in text))
 #: Rows that are written one by one, and so many that they are written by columns.
-TIMES = (1, store._FEW_ROWS + 1)
+TIMES = (1, store.FEW_ROWS + 1)
 
 
 @st.composite
@@ -56,7 +56,7 @@ def frame_of(names: list[str], rows: list[list[str]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=pd.Index(names, dtype=object), dtype=object)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tables())
 @example((["a"], [[""], ["x"], [""]]))
 @example((["\ufeffa", "b"], [["\ufeff", "\ufeff"]]))
