@@ -31,11 +31,11 @@ from opatlas.engine.group import RANK_SPREAD
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.channel import Channel, ChildChannel, NotReady
+from opatlas.isolation.channel import Channel, NotReady
 from opatlas.isolation.groups import running as module
-from opatlas.isolation.groups.messages import LauncherReady, RanksEnded, connect, listen
+from opatlas.isolation.groups.messages import connect, listen
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.running import RunningGroup
+from opatlas.isolation.groups.running import end_reason
 from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.quality import Quality
 from opatlas.model.schema import Status
@@ -336,17 +336,7 @@ def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
     ],
 )
 def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], words: str) -> None:
-    group = RunningGroup(GroupSpec(3), [], DeviceWaits(print), None)
-    ours, theirs = socket.socketpair()
-    group._agent = Channel(ours)
-    with ChildChannel(theirs) as launcher:
-        launcher.send(LauncherReady())
-        assert group._hear_launcher({}) is None
-        launcher.send(RanksEnded(codes))
-        failure = group._hear_launcher({})
-    group._agent.close()
-    assert failure is not None
-    assert failure.reason.startswith(words)
+    assert end_reason(GroupSpec(3), codes, {0, 1, 2}).startswith(words)
 
 
 def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:
@@ -386,7 +376,7 @@ def test_whom_a_group_waits_for_is_told_and_not_for_ever(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
-    for name, value in (("_TOLD_AFTER_S", 0.2), ("_TOLD_EVERY_S", 0.2), ("time", clock)):
+    for name, value in (("TOLD_AFTER_S", 0.2), ("TOLD_EVERY_S", 0.2), ("time", clock)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setenv(MARK, "waiting")
     spec = GroupSpec(2, nnodes=nodes, master_port=port if nodes > 1 else None)

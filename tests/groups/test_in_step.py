@@ -10,7 +10,7 @@ from opatlas.engine.group import Group, SynchronizedInstrument, spread_us
 from opatlas.engine.job import RowOutcome, make_attempt
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
-from opatlas.isolation.groups.rank_main import slowest
+from opatlas.isolation.groups.rank_main import combine_ranks
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 
@@ -66,7 +66,7 @@ class SlowInTurns(Group):
 def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status: Status) -> None:
     own = RowOutcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
     assert make_attempt((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
-    outcome = slowest("Sum", own, SlowInTurns(0, 2), limit)
+    outcome = combine_ranks("Sum", own, SlowInTurns(0, 2), limit)
     assert outcome.status is status
     if outcome.measurement is not None:
         assert outcome.measurement.samples_us == (12.0, 10.0, 12.0, 10.0)

@@ -1,6 +1,6 @@
-"""Replays that need several devices at once: a group of processes, one for each device.
+"""Rows that need several devices at once: groups of processes, one for each device.
 
-torchrun's elastic launcher starts the ranks (agent.py); each runs the same jobs as the others
-(rank_main.py) and hears of them from pytest (running.py, process.py), which tells from their answers what became
-of a row. No torch in process.py, running.py, pool.py, exclusive.py and spec.py.
+torchrun's elastic launcher (agent.py) starts the ranks (rank_main.py), and all ranks run the same jobs. pytest launches
+a group and talks to its ranks (running.py), combines their answers into the outcome of a row (process.py), and chooses
+the group of each row (pool.py). Only agent.py and rank_main.py import torch.
 """

@@ -1,7 +1,7 @@
-"""torchrun's elastic agent, in a process of its own: starts the ranks of this node and tells how they ended.
+"""torchrun's elastic agent in a process of its own: starts the ranks of this node, and reports how they ended.
 
-Run as `opatlas.isolation.groups.agent FD` under a keeper. Each rank runs under a keeper too, because the
-launcher gives it a session of its own: with the agent goes each rank, and whatever its kernels have started.
+Run as `opatlas.isolation.groups.agent FD` under a keeper. Each rank runs under a keeper too, because the launcher gives
+it a session of its own: each rank, and all processes that its kernels have started, end with the agent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opatlas.isolation.groups.messages import (
 )
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
 
-#: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
+#: Seconds that the launcher gives ranks to end by themselves.
 _SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
 
 
@@ -50,7 +50,7 @@ def _run(launch: LaunchRequest, when_imported: Callable[[], None]) -> RanksEnded
     from torch.distributed.launcher.api import elastic_launch
 
     when_imported()
-    # The rank inherits its keeper's standard input, which is none.
+    # The rank inherits the keeper's standard input, which is empty.
     keeper = module_command(
         "opatlas.isolation.groups.rank_keeper",
         launch.folder,
@@ -63,7 +63,7 @@ def _run(launch: LaunchRequest, when_imported: Callable[[], None]) -> RanksEnded
     except ChildFailedError as error:
         return RanksEnded({failure.local_rank: failure.exitcode for failure in error.failures.values()})
     except (DistError, RendezvousError, OSError, RuntimeError) as error:
-        return LaunchFailed(_in_words(error, launch.spec))
+        return LaunchFailed(_failure_text(error, launch.spec))
     return RanksEnded(dict.fromkeys(range(launch.spec.local_ranks), 0))
 
 
@@ -73,12 +73,12 @@ def _config(launch: LaunchRequest) -> Any:
 
     spec = launch.spec
     if spec.nnodes == 1 and spec.master_port is None:
-        # The ranks of one node meet in a file that is this user's alone. A store that listens on a port, as that of
-        # `torchrun --standalone` does, would be open to everybody who reaches this machine, and the launcher unpickles
-        # what it finds there.
+        # The ranks of one node meet in a file that only this user can read. A store on a port, as in
+        # `torchrun --standalone`, would be open to everybody who reaches this machine, and the launcher unpickles what
+        # it finds there.
         backend, endpoint, more = "c10d", str(Path(launch.folder) / "rendezvous"), {"store_type": "file"}
     else:
-        # As torchrun does if it is told a port.
+        # As torchrun does with --master-port.
         backend, endpoint, more = "static", f"{spec.master_addr}:{spec.master_port or 0}", {}
     return LaunchConfig(
         min_nodes=spec.nnodes,
@@ -94,7 +94,7 @@ def _config(launch: LaunchRequest) -> Any:
     )
 
 
-def _in_words(error: Exception, spec: GroupSpec) -> str:
+def _failure_text(error: Exception, spec: GroupSpec) -> str:
     text = " ".join(str(error).split()) or "no message"
     cause = f"{error.__cause__}" if error.__cause__ else ""
     if any("EADDRINUSE" in words or "address already in use" in words for words in (text, cause)):

@@ -1,4 +1,4 @@
-"""What the processes of a group tell each other, besides jobs and their outcomes."""
+"""Messages between the processes of a group, besides jobs and their outcomes; and the sockets that carry them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.group_spec import GroupSpec
 
-#: In a word of a rank's command: torchrun's launcher puts the rank's number on its node there.
+#: Placeholder in the command of a rank: torchrun's launcher replaces it by the number of the rank on its node.
 RANK_PLACEHOLDER = "${local_rank}"
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """First message to the agent.
+    """The first message to the agent.
 
     Attributes:
         spec: the group.
         command: starts a rank of this node; may hold RANK_PLACEHOLDER.
-        folder: for what the launcher writes; it is pytest's to remove.
+        folder: for files of the launcher; pytest removes it.
         join_timeout_s: how long a node waits for the others.
     """
 
@@ -35,14 +35,15 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LauncherReady:
-    """The agent's first word: torch is imported, and it meets the other nodes now."""
+    """Sent by the agent once torch is imported and it waits for the other nodes."""
 
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """The agent's last word once ranks have ended: their exit codes, by local rank.
+    """Sent by the agent after the ranks have ended.
 
-    The first one ended by itself; of the others, the launcher has ended those that were left.
+    Attributes:
+        exit_codes: by local rank, in the order in which the ranks ended; the launcher kills the ranks that are left.
     """
 
     exit_codes: dict[int, int]
@@ -50,17 +51,17 @@ class RanksEnded:
 
 @dataclass(frozen=True)
 class LaunchFailed:
-    """The agent's last word where the ranks could not be started: why."""
+    """Sent by the agent if the ranks could not be started, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RankHello:
-    """First message of a rank.
+    """The first message of a rank.
 
     Attributes:
-        local_rank: its number on this node, which tells the device it is to own.
+        local_rank: its number on this node, which determines its device.
         pid: of its process.
     """
 
@@ -70,7 +71,7 @@ class RankHello:
 
 @dataclass(frozen=True)
 class DeviceOpened:
-    """Sent by a rank whose device computes what it should, before it meets the others."""
+    """Sent by a rank after its device has passed the probe, before it meets the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class StepReport:
     """Sent by a rank while a job runs.
 
     Attributes:
-        step: counts up; the rank with the lowest is the one that the others wait for.
+        step: counts up; the others wait for the rank with the lowest step.
         what: the step in words ("in its first call").
     """
 
@@ -88,29 +89,29 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankJoined:
-    """A rank's answer to its Start, once its device computes what it should and the group has come together."""
+    """Sent by a rank after it has joined the group."""
 
     device: DeviceDescription
 
 
 def listen(path: Path, backlog: int) -> socket.socket:
-    """A socket that listens there. Raises OSError."""
+    """Returns a socket that listens at a path. Raises OSError."""
     end = _with_short_name(path, socket.socket.bind)
     end.listen(backlog)
     return end
 
 
 def connect(path: Path) -> socket.socket:
-    """A socket that is connected to the one that listens there.
+    """Returns a socket that is connected to the one at a path.
 
     Raises:
-        FileNotFoundError, ConnectionRefusedError: nobody listens there.
+        FileNotFoundError, ConnectionRefusedError: no socket listens there.
     """
     return _with_short_name(path, socket.socket.connect)
 
 
 def _with_short_name(path: Path, use: Callable[[socket.socket, str], object]) -> socket.socket:
-    """The name of a socket has some 100 characters at most; Linux has a short one for every folder that is open."""
+    """Uses a short name for a path: names of sockets have some 100 characters at most. Linux names open folders."""
     end = socket.socket(socket.AF_UNIX)
     try:
         if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""Groups as one executor: launched for the rows that need them, one group at a time."""
+"""The executor of rows that need a group: launches the group of each row, one group at a time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from opatlas.isolation.groups.process import GroupProcess
 from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.schema import Status
 
-#: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.
+#: Default number of ranks that share a CPU: enough to try a kernel that communicates.
 _CPU_RANKS = 2
-#: More of them would measure how the system shares out its cores.
+#: With more ranks on a core, durations would show how the system shares its cores.
 RANKS_PER_CORE = 4
-#: A group that did not start for so many rows does not start for the others either. One that did not come together
-#: in time is not tried twice: that may have taken minutes.
-_STARTS_THAT_FAIL = 2
+#: A group that has failed to start so often is given up. After a timeout, which may take minutes, a group is given up
+#: at once.
+_MOST_FAILED_STARTS = 2
 _NO_PROFILER = (
     f"--instrument {TORCH_NPU_PROFILER} starts and stops CANN's profiler for each row, which ends the processes of a "
     f"group: leave it out ({MSPROF} runs around each rank), or name npu-events"
@@ -39,20 +39,20 @@ _NO_PROFILER = (
 
 
 def node_devices(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
-    """Those that ranks may own, one each; ranks share the cores of a CPU."""
+    """Returns the devices of this node for ranks, one for each rank; ranks share the cores of a CPU."""
     if devices and ranks_share(devices[0].kind):
         return list(devices[:1]) * (RANKS_PER_CORE * available_cores())
     return devices
 
 
 def placement_problem(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
-    """Why a group that names its members cannot have them on nodes with these devices each; "" where it can."""
+    """Returns why nodes with these devices cannot hold the members of a group; "" if they can."""
     shared_cores = available_cores() if devices and ranks_share(devices[0].kind) else None
     return spec.placement_problem(len(node_devices(devices)), shared_cores)
 
 
 class GroupPool:
-    """A BatchExecutor of jobs that name their group. Rows of one group follow each other in it."""
+    """Runs jobs in the groups that they name. A BatchExecutor."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class GroupPool:
         """
         Args:
             devices: of this node.
-            left_out: those of them that the session does without.
+            left_out: devices that the session does not use.
+            executor_of: makes the executor of a group.
         """
         self._devices = devices
         self._settings = settings
@@ -75,26 +76,26 @@ class GroupPool:
         self._failed_starts: Counter[GroupSpec] = Counter()
         #: Groups that are not tried again, and why they did not start.
         self._given_up: dict[GroupSpec, str] = {}
-        #: The same of all groups of several nodes; "" while there is no reason.
+        #: Why no group of several nodes is tried again; "" if they are.
         self._nodes_absent = ""
-        #: What took the place of the usual instrument, and why; "" where nothing did.
-        self._instead = ""
+        #: Which instrument replaces the default one, and why; "" if none does.
+        self._fallback = ""
 
     def describe(self) -> DeviceDescription:
-        """The group that was launched last; before that, the devices by what is known of them from outside."""
+        """Returns the description of the last group; before the first launch, of the device without opening it."""
         if self._description is None:
             device = self._devices[0]
             return DeviceDescription(device.name or device.kind, {}, kind=device.kind)
         return self._description
 
     def prepare(self) -> None:
-        """Which group a job needs, the job says."""
+        """Does nothing: each job names its group."""
 
     def run(self, job: Job) -> RowOutcome:
         return self.run_all([job], lambda outcome: True)[job.id]
 
     def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
-        """As in BatchExecutor: of the jobs those at the beginning that need one and the same group."""
+        """Runs the first jobs that need the same group, as BatchExecutor says."""
         first = jobs[0]
         spec = first.group
         assert spec is not None
@@ -124,16 +125,16 @@ class GroupPool:
         except DeviceGone as error:
             self.close()
             self._failed_starts[spec] += 1
-            if isinstance(error, GroupTimeout) or self._failed_starts[spec] >= _STARTS_THAT_FAIL:
+            if isinstance(error, GroupTimeout) or self._failed_starts[spec] >= _MOST_FAILED_STARTS:
                 self._given_up[spec] = str(error)
             if isinstance(error, GroupTimeout) and error.nodes:
                 self._nodes_absent = str(error)
             return {first.id: RowOutcome(Status.DEVICE_ERROR, str(error))}
         self._failed_starts[spec] = 0
-        return {job_id: self._with_instead(outcome) for job_id, outcome in outcomes.items()}
+        return {job_id: self._with_fallback(outcome) for job_id, outcome in outcomes.items()}
 
     def shortage(self, spec: GroupSpec) -> str:
-        """Why a group cannot have a device for each of its ranks; "" where it can."""
+        """Returns why there is no device for each rank of a group; "" if there is."""
         if spec.ranks % spec.nnodes:
             return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
         if spec.members is not None:
@@ -151,7 +152,7 @@ class GroupPool:
             self._current = None
 
     def _devices_for(self, spec: GroupSpec) -> Sequence[DeviceSpec]:
-        """The devices of this node that ranks may have, one each; the cores of a CPU are shared."""
+        """Returns the devices of this node for the ranks of a group, one for each rank; ranks share a CPU."""
         if spec.members is not None:
             of_node = node_devices(self._devices)
             return [of_node[member] for member in spec.local_members(len(of_node))]
@@ -164,21 +165,21 @@ class GroupPool:
         if kind not in INSTRUMENTS or choose_instrument(kind, self._settings.instrument) != MSPROF:
             return self._settings
         chosen = choose_group_instrument(kind, self._settings.instrument)
-        self._instead = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
+        self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)
 
-    def _with_instead(self, outcome: RowOutcome) -> RowOutcome:
-        """The outcome, with the word that another instrument than the usual one took its samples."""
-        if not self._instead or outcome.measurement is None:
+    def _with_fallback(self, outcome: RowOutcome) -> RowOutcome:
+        """Returns the outcome with a remark if another instrument than the default took the samples."""
+        if not self._fallback or outcome.measurement is None:
             return outcome
-        assumptions = (*outcome.measurement.assumptions, self._instead)
+        assumptions = (*outcome.measurement.assumptions, self._fallback)
         return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
 
 
 class ExclusiveExecutor:
-    """A BatchExecutor of jobs of both kinds, which closes the one before it opens the other.
+    """Runs jobs of one device and jobs of groups, and closes one executor before it opens the other. A BatchExecutor.
 
-    Jobs come in an order in which that happens once (plugins/xdist.py); any order is right.
+    The order of the jobs (plugins/xdist.py) makes this happen once, but any order works.
     """
 
     def __init__(self, single: BatchExecutor, groups: GroupPool) -> None:
@@ -196,7 +197,7 @@ class ExclusiveExecutor:
         return self.run_all([job], lambda outcome: True)[job.id]
 
     def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
-        """As in BatchExecutor: of the jobs those at the beginning that are all of one device, or all of groups."""
+        """Runs the first jobs that all need one device, or all need a group, as BatchExecutor says."""
         group = jobs[0].group
         if group is not None and (reason := self._groups.shortage(group)):
             return {jobs[0].id: RowOutcome(Status.SKIPPED, reason)}

@@ -1,9 +1,8 @@
-"""A keeper (opatlas/isolation/keeper.py) of a rank, which ends with 0 once pytest has ended the group.
+"""The keeper (opatlas/isolation/keeper.py) of a rank. It ends with 0 after pytest has ended the group.
 
-Run as `python -m opatlas.isolation.groups.rank_keeper FOLDER PARENT FD COMMAND...` by torchrun's launcher, which
-ends all ranks as
-soon as one of them ends with an error. HCCL's ranks may die of a segmentation fault while they shut down, when other
-ranks, or the profilers that they run under, still have to write what they recorded.
+torchrun's launcher runs `opatlas.isolation.groups.rank_keeper FOLDER PARENT FD COMMAND...`, and ends all ranks as soon
+as one of them ends with an error. A rank of HCCL may die of a segmentation fault while it shuts down, when other ranks
+or their profilers still write what they recorded.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from pathlib import Path
 
 from opatlas.isolation import keeper
 
-_OVER = "over"
+_GROUP_ENDED = "over"
 
 
 def mark_group_ended(folder: Path) -> None:
-    """From now on no rank's exit code counts. Raises OSError.
+    """Makes all later exit codes of ranks count as 0. Raises OSError.
 
     Args:
-        folder: what the launcher was told to write to (`LaunchRequest.folder`).
+        folder: the folder of the launcher (`LaunchRequest.folder`).
     """
-    (folder / _OVER).touch()
+    (folder / _GROUP_ENDED).touch()
 
 
 def main(folder: Path, parent: int, fd: int, command: list[str]) -> None:
-    """Keeps `command` until it ends."""
-    keeper.main(parent, fd, command, forgives=(folder / _OVER).exists)
+    """Runs `command` until it ends."""
+    keeper.main(parent, fd, command, forgives=(folder / _GROUP_ENDED).exists)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""One rank of a group: owns one device, joins the others, runs the same jobs as they do.
+"""The process of a rank: owns one device, joins the group, and runs the same jobs as the other ranks.
 
-Run as `python -m opatlas.isolation.groups.rank_main ADDRESS [--under-launcher]` by torchrun's launcher (agent.py),
-which sets the
-variables below; ADDRESS is the socket on which pytest waits for it. It ends when that is closed.
+torchrun's launcher (agent.py) runs `opatlas.isolation.groups.rank_main ADDRESS [--under-launcher]`, and sets the
+variables below. ADDRESS is the socket on which pytest waits for the rank. The rank ends when that socket is closed.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
     from opatlas.engine.group import Group
     from opatlas.engine.runner import Runner
 
-#: What torchrun tells a rank. It sets more, which nobody here reads.
+#: Variables that torchrun sets for a rank, and that a rank needs.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def main(address: str, *, under_launcher: bool) -> None:
-    """Serves the jobs that come from `address`.
+    """Runs the jobs that come from the socket at `address`.
 
     Args:
         under_launcher: whether a launcher such as msprof, and not the keeper, is the parent of this process.
@@ -57,22 +56,21 @@ def main(address: str, *, under_launcher: bool) -> None:
     if not under_launcher:
         # As in a device process (opatlas/isolation/device_main.py).
         die_with_parent()
-    # The stacks of a rank that hangs, when pytest asks for them, and that of one that crashes.
+    # Writes the stacks of a rank that hangs, when pytest asks for them, and of a rank that crashes.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         channel = ChildChannel(connect(Path(address)))
     except (FileNotFoundError, ConnectionRefusedError, EOFError):
-        # The group was given up meanwhile, and pytest has said why.
+        # pytest has given up the group, and has reported why.
         return
     with channel:
         missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
         if missing:
             channel.send(
                 NotReady(
-                    f"{', '.join(missing)}: not set, which torchrun sets for each rank; agent.py "
-                    "starts ranks through it",
+                    f"{', '.join(missing)}: not set; torchrun sets them, through which agent.py starts each rank",
                     unhealthy=False,
                 )
             )
@@ -86,14 +84,16 @@ def main(address: str, *, under_launcher: bool) -> None:
         try:
             from opatlas.engine.runner import Runner
 
-            runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
+            runner = Runner(
+                start.spec, _with_shared_cores(start.settings) if ranks_share(start.spec.kind) else start.settings
+            )
             runner.probe()
             channel.send(DeviceOpened())
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
             return
         try:
-            answers = _Answers(channel)
+            answers = _JobMessages(channel)
             group = _join_group(
                 rank, size, runner.torch_device, lambda step, what: answers.give(StepReport(step, what))
             )
@@ -102,8 +102,8 @@ def main(address: str, *, under_launcher: bool) -> None:
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, alone=False))
             return
-        takes_turn = not ranks_share(start.spec.kind) or _is_first_of_host(group)
-        _serve(channel, answers, runner, group, takes_turn=takes_turn, max_noise=start.settings.max_noise)
+        locks_device = not ranks_share(start.spec.kind) or _is_first_of_host(group)
+        _serve(channel, answers, runner, group, locks_device=locks_device, max_noise=start.settings.max_noise)
     if not under_launcher:
         exit_without_cleanup()
 
@@ -150,21 +150,21 @@ def _join_group(rank: int, size: int, device: torch.device, report: Callable[[in
     return group
 
 
-class _Answers:
-    """What this rank says of the job that it runs."""
+class _JobMessages:
+    """Sends pytest messages on the job that this rank runs."""
 
     def __init__(self, channel: ChildChannel) -> None:
         self.job: Job | None = None
         self._channel = channel
 
     def give(self, content: object) -> None:
-        # While the group comes together there is no job, and no step to tell.
+        # While the group starts there is no job.
         if self.job is not None:
             self._channel.send(Answer(self.job.id, content))
 
 
 def _is_first_of_host(group: Group) -> bool:
-    """Of the ranks that share a CPU; those of another node may be here too."""
+    """Returns whether this is the first rank on its host. Two nodes of a test may share a host."""
     try:
         host = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -174,8 +174,8 @@ def _is_first_of_host(group: Group) -> bool:
     return hosts.index(hosts[group.rank]) == group.rank
 
 
-def _shared(settings: MeasureSettings) -> MeasureSettings:
-    """The ranks of a CPU share its cores."""
+def _with_shared_cores(settings: MeasureSettings) -> MeasureSettings:
+    """Returns the settings with this rank's share of the cores of a CPU."""
     from opatlas.devices.cgroups import available_cores
 
     return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
@@ -183,35 +183,36 @@ def _shared(settings: MeasureSettings) -> MeasureSettings:
 
 def _serve(
     channel: ChildChannel,
-    answers: _Answers,
+    answers: _JobMessages,
     runner: Runner,
     group: Group,
     *,
-    takes_turn: bool,
+    locks_device: bool,
     max_noise: float | None,
 ) -> None:
-    """
+    """Runs jobs until the socket is closed.
+
     Args:
-        takes_turn: False where another rank of the same device takes it for both.
-        max_noise: of what is recorded, as in MeasureSettings.
+        locks_device: whether this rank locks its device; False if another rank of the same device does.
+        max_noise: as in MeasureSettings, applied to the samples of the group.
     """
     while True:
         try:
             job: Job = channel.receive()
         except EOFError:
-            _leave()
+            _leave_group()
             return
         answers.job = job
-        with _turn(answers, runner, group, takes_turn), channel.only_here():
-            if _all_have(job, group):
+        with _all_devices_locked(answers, runner, group, locks_device), channel.only_here():
+            if _is_same_job(job, group):
                 outcome = runner.run(job)
             else:
                 outcome = RowOutcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
-            # Of a collective, the ranks have agreed on its samples already.
+            # The ranks of a collective have combined their samples already.
             if outcome.pending is not None:
-                outcome = _of_this_node(outcome, group)
+                outcome = _with_node_remark(outcome, group)
             elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
-                outcome = slowest(job.kernel_type, outcome, group, max_noise)
+                outcome = combine_ranks(job.kernel_type, outcome, group, max_noise)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
         std_streams.flush_streams()
@@ -219,15 +220,15 @@ def _serve(
 
 
 def _with_changes_elsewhere(outcome: RowOutcome, group: Group) -> RowOutcome:
-    """The outcome of this rank, with the word that the group is to be launched anew on every node or on none."""
+    """Returns the outcome, marked as changed if any rank is, so that all nodes launch the group anew or none does."""
     changed = any(changed for (changed,) in group.gather([float(bool(outcome.changed))]))
     if not changed or outcome.changed:
         return outcome
     return replace(outcome, changed=("is in a group with a rank that has changed the state of its process",))
 
 
-def _of_this_node(outcome: RowOutcome, group: Group) -> RowOutcome:
-    """The outcome, whose samples a profile holds, with the word that each node reads the profiles of its own ranks."""
+def _with_node_remark(outcome: RowOutcome, group: Group) -> RowOutcome:
+    """Returns the outcome with a remark if each node reads only the profiles of its own ranks."""
     assert outcome.measurement is not None
     if ranks_of_node() == group.size:
         return outcome
@@ -236,28 +237,28 @@ def _of_this_node(outcome: RowOutcome, group: Group) -> RowOutcome:
     return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
 
 
-def _all_have(job: Job, group: Group) -> bool:
-    """Whether the ranks of other nodes, which have their jobs from another session, are to run the same."""
+def _is_same_job(job: Job, group: Group) -> bool:
+    """Returns whether all ranks have the same row; ranks of other nodes get their jobs from another session."""
     row = zlib.crc32(repr((job.kernel_type, sorted(job.cells.items()))).encode())
     return len({own for (own,) in group.gather([float(row)])}) == 1
 
 
 @contextlib.contextmanager
-def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> Iterator[None]:
-    """Holds the devices of all ranks, taken one after the other: two groups cannot each hold what the other needs."""
+def _all_devices_locked(answers: _JobMessages, runner: Runner, group: Group, locks_device: bool) -> Iterator[None]:
+    """Locks the devices of all ranks, one after the other, so that two groups cannot block each other."""
     with contextlib.ExitStack() as held:
         for rank in range(group.size):
-            if rank == group.rank and takes_turn:
+            if rank == group.rank and locks_device:
                 lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(LockTaken()))
                 held.enter_context(lock)
             group.barrier()
         yield
 
 
-def slowest(kernel_type: str, outcome: RowOutcome, group: Group, max_noise: float | None = None) -> RowOutcome:
-    """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank.
+def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group, max_noise: float | None = None) -> RowOutcome:
+    """Returns the outcome with the samples of the group: each sample is the longest of the ranks.
 
-    Where ranks are slow in turns, these samples scatter more than those of any rank: NOISY where it is over the limit.
+    These samples may vary more than the samples of any rank: NOISY if they vary more than `max_noise`.
     """
     assert outcome.measurement is not None
     try:
@@ -273,10 +274,10 @@ def slowest(kernel_type: str, outcome: RowOutcome, group: Group, max_noise: floa
     return apply_noise_limit(outcome, max_noise, [make_attempt(measurement.samples_us)])
 
 
-def _leave() -> None:
+def _leave_group() -> None:
     from torch import distributed
 
-    # The others may be gone already.
+    # Other ranks may have ended already.
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()
 

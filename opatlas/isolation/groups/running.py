@@ -1,8 +1,8 @@
-"""The processes of a group on this node, from their launch to their end: who has come, who speaks, who has died.
+"""The processes of a group on this node, from launch to end: which ranks have joined, answered or died.
 
 pytest ── keeper ── agent (torchrun's) ─┬─ keeper ── rank 0
    │                                    └─ keeper ── rank 1
-   └── a socket to the agent, and one to every rank: who died, and who hangs, is known by name
+   └── a socket to the agent and to every rank, so that a rank that dies or hangs is known by name
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from multiprocessing.connection import wait
@@ -47,22 +47,22 @@ from opatlas.isolation.groups.messages import (
 from opatlas.isolation.groups.rank_keeper import mark_group_ended
 from opatlas.model.errors import GroupTimeout
 
-#: Before the user is told for whom a group waits; most have come together by then.
-_TOLD_AFTER_S = 10.0
-#: And then so often.
-_TOLD_EVERY_S = 30.0
-#: The launcher gives other nodes up so much later than pytest does, which knows better whom to name.
+#: When the user is first told what a starting group waits for; most groups have started by then.
+TOLD_AFTER_S = 10.0
+#: Time between further such lines.
+TOLD_EVERY_S = 30.0
+#: The launcher waits for other nodes so much longer than pytest, whose message names the missing node.
 _LAUNCHER_LATER_S = 60.0
-#: A rank that was told to end, or killed, is gone within this time.
+#: Time within which a rank that was told to end, or killed, is gone.
 _END_TIMEOUT_S = 20.0
-#: What the launcher takes to see that a rank has ended: it looks ten times a second, and ends the others first.
-_LAST_WORDS_S = 5.0
-#: What faulthandler needs to write the stacks of a rank.
+#: Time within which the launcher reports the end of a rank: it looks ten times a second, and ends the others first.
+_REPORT_TIMEOUT_S = 5.0
+#: Time that faulthandler needs to write the stacks of a rank.
 _STACKS_S = 0.2
 
 
 class _Step(IntEnum):
-    """How far a rank is on its way into the group, or the launcher on its way to it."""
+    """The steps of a rank until it has joined the group."""
 
     NOT_STARTED = 0
     STARTED = 1
@@ -70,12 +70,16 @@ class _Step(IntEnum):
     JOINED = 3
 
 
-#: What a rank does that has come so far.
-_DOES = {_Step.NOT_STARTED: "start", _Step.STARTED: "open a device", _Step.OPENED: "meet the others"}
+#: What a rank does next after a step.
+_NEXT = {_Step.NOT_STARTED: "start", _Step.STARTED: "open a device", _Step.OPENED: "meet the others"}
 
 
 class RanksDied(Exception):
-    """Some ranks of this node have ended, by local rank."""
+    """Ranks of this node have ended.
+
+    Attributes:
+        local_ranks: their numbers on this node.
+    """
 
     def __init__(self, local_ranks: Iterable[int]) -> None:
         super().__init__(local_ranks)
@@ -83,7 +87,7 @@ class RanksDied(Exception):
 
 
 class UnexpectedMessage(Exception):
-    """A rank has sent something that is no answer to what it was asked."""
+    """A rank has sent a message that is no answer to its job."""
 
     def __init__(self, local_rank: int, what: str) -> None:
         super().__init__(local_rank, what)
@@ -91,16 +95,32 @@ class UnexpectedMessage(Exception):
         self.what = what
 
 
+def end_reason(spec: GroupSpec, exit_codes: Mapping[int, int], missing: Collection[int]) -> str:
+    """Returns which ranks ended before they had joined, and how.
+
+    The first rank of `exit_codes` ended by itself. The launcher kills the others, unless they end first.
+
+    Args:
+        exit_codes: by local rank, in the order in which the launcher saw them end; empty: all ended with 0.
+        missing: local ranks that have not joined.
+    """
+    first, *others = exit_codes or dict.fromkeys(sorted(missing), 0)
+    codes = {rank: exit_codes.get(rank, 0) for rank in (first, *others)}
+    own = [first, *(rank for rank in others if codes[rank] not in (-signal.SIGKILL, -signal.SIGTERM))]
+    how = ", ".join(f"{spec.rank_name(rank)} ended: {describe_exit(codes[rank])}" for rank in own)
+    return f"{how} before it had joined"
+
+
 class RunningGroup:
-    """One launch of a group; after `kill` there is nothing left of it."""
+    """One launch of a group. After `kill` all its processes are gone."""
 
     def __init__(self, spec: GroupSpec, starts: Sequence[Start], waits: DeviceWaits, launcher: Launcher | None) -> None:
         """
         Args:
             spec: the group.
-            starts: what each rank of this node is told first.
-            waits: shows the user for whom the group waits.
-            launcher: what each rank runs under; its command may hold RANK_PLACEHOLDER.
+            starts: the first message to each rank of this node.
+            waits: shows the user what the group waits for.
+            launcher: runs each rank; its command may hold RANK_PLACEHOLDER.
         """
         self._spec = spec
         self._starts = starts
@@ -113,23 +133,26 @@ class RunningGroup:
         #: By local rank.
         self._ranks: dict[int, Channel] = {}
         self._hellos: dict[int, RankHello] = {}
-        #: Of their processes; see `open_pidfd`.
-        self._ends: dict[int, int] = {}
+        #: The local rank of each pidfd (`open_pidfd`).
+        self._pidfds: dict[int, int] = {}
         self._steps = dict.fromkeys(range(spec.local_ranks), _Step.NOT_STARTED)
-        #: Whether the launcher has come so far that it meets the other nodes.
+        #: Whether the launcher has imported torch, and meets the other nodes.
         self._launching = False
 
     def launch(self) -> DeviceDescription | NotReady:
-        """Starts the ranks, and waits until they have joined: the device of the first, or why they have not.
+        """Starts the ranks, and waits until they have joined.
+
+        Returns:
+            The device of the first rank, or why the ranks have not joined.
 
         Raises:
-            GroupTimeout: they have not joined in time.
-            OSError: no more processes, no more files, or no room for them.
+            GroupTimeout: the ranks have not joined in time.
+            OSError: no more processes or files can be made.
         """
         self._folder = TemporaryFolder("group")
         address = self._folder.path / "ranks"
         self._listener = listen(address, self._spec.local_ranks)
-        # Each rank is shown its own device by what it is told to own (rank_main.py).
+        # rank_main.py shows each rank only the device that its Start names.
         environment = device_environment(replace(self._starts[0].spec, pinned=None))
         rank = module_command("opatlas.isolation.groups.rank_main", str(address))
         command = rank if self._launcher is None else self._launcher.command([*rank, UNDER_LAUNCHER])
@@ -139,7 +162,7 @@ class RunningGroup:
             self._agent.send(LaunchRequest(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once", unhealthy=False)
-        return self._expect_all(time.monotonic())
+        return self._wait_for_ranks(time.monotonic())
 
     def expect_idle(self) -> None:
         """Raises ChannelBroken, EOFError or OSError where a rank has ended, or says what nobody has asked for."""
@@ -148,16 +171,16 @@ class RunningGroup:
                 raise ChannelBroken
 
     def send(self, job: Job) -> None:
-        """Gives all ranks a job. Raises ChannelBroken or OSError."""
+        """Sends a job to all ranks. Raises ChannelBroken or OSError."""
         for channel in self._ranks.values():
             channel.send(job)
 
     def messages(self, limit_s: float | None) -> list[tuple[int, Any]]:
-        """What ranks have sent, in time; empty where none has. Raises RanksDied, UnexpectedMessage."""
-        ready = wait([*(channel.fileno() for channel in self._ranks.values()), *self._ends], limit_s)
+        """Waits for messages of ranks; returns none after `limit_s`. Raises RanksDied, UnexpectedMessage."""
+        ready = wait([*(channel.fileno() for channel in self._ranks.values()), *self._pidfds], limit_s)
         messages = []
-        # What a kernel has forked may hold the connection open.
-        died = {rank for rank_end, rank in self._ends.items() if rank_end in ready}
+        # A fork of a rank may hold the connection open.
+        died = {rank for rank_end, rank in self._pidfds.items() if rank_end in ready}
         for rank, channel in self._ranks.items():
             try:
                 while (message := channel.take()) is not None:
@@ -170,25 +193,25 @@ class RunningGroup:
             raise RanksDied(died)
         return messages
 
-    def how_they_ended(self, local_ranks: Sequence[int]) -> str:
-        """`rank 1 of 2 died: SIGKILL (signal 9)`. Asks the launcher, whose child it was."""
-        # To the launcher, a rank that ends with 0 has done its work, and others may go on.
+    def describe_ends(self, local_ranks: Sequence[int]) -> str:
+        """Returns how ranks ended, such as `rank 1 of 2 died: SIGKILL (signal 9)`, from the launcher's report."""
+        # The launcher reports no exit code of a rank that ends with 0, and lets the others go on.
         codes = dict.fromkeys(local_ranks, 0)
         with contextlib.suppress(ChannelBroken, EOFError, OSError):
-            while self._agent is not None and (message := self._agent.receive(_LAST_WORDS_S)) is not None:
+            while self._agent is not None and (message := self._agent.receive(_REPORT_TIMEOUT_S)) is not None:
                 codes |= message.exit_codes if isinstance(message, RanksEnded) else {}
         return ", ".join(f"{self._spec.rank_name(rank)} died: {describe_exit(codes[rank])}" for rank in local_ranks)
 
     def write_stacks(self, local_ranks: Iterable[int]) -> None:
-        """Lets ranks write the stacks of their threads to their output."""
+        """Makes ranks write the stacks of their threads to their output."""
         for local_rank in local_ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._hellos[local_rank].pid, signal.SIGUSR1)
-            # One after the other: they share a file.
+            # One after the other, because they share a file.
             time.sleep(_STACKS_S)
 
-    def let_end(self) -> None:
-        """Waits until the ranks have ended by themselves, and what they run under; whatever their exit codes are."""
+    def wait_for_end(self) -> None:
+        """Waits until the ranks and their launchers have ended by themselves, with any exit codes."""
         assert self._process is not None
         assert self._folder is not None
         with contextlib.suppress(OSError):
@@ -202,17 +225,17 @@ class RunningGroup:
             self._process.wait(patience_s)
 
     def kill_ranks(self) -> None:
-        """Kills the ranks alone, and not what they run under."""
-        for end_of_rank in self._ends:
+        """Kills the ranks, but not their launchers."""
+        for end_of_rank in self._pidfds:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(end_of_rank, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Ends all processes of the group, and waits until they are gone and their devices free."""
+        """Ends all processes of the group, and waits until they are gone and their devices are free."""
         if self._process is not None:
-            # The agent, the keepers of the ranks, the ranks, and whatever their kernels have started.
+            # The agent, the keepers, the ranks, and all processes that kernels have started.
             end(self._process)
-        self._forget(list(self._ranks))
+        self._close_ranks(list(self._ranks))
         if self._agent is not None:
             self._agent.close()
         if self._listener is not None:
@@ -223,55 +246,59 @@ class RunningGroup:
         self._hellos.clear()
 
     def _have_ended(self, within_s: float) -> bool:
-        """Whether all ranks of this node, and not only their launchers, end in time."""
-        left, deadline = set(self._ends), time.monotonic() + within_s
+        """Returns whether all ranks of this node (not only their launchers) end in time."""
+        left, deadline = set(self._pidfds), time.monotonic() + within_s
         while left and (ended := wait(list(left), max(deadline - time.monotonic(), 0))):
             left.difference_update(end for end in ended if isinstance(end, int))
         return not left
 
-    def _forget(self, local_ranks: Iterable[int]) -> None:
-        """Closes what leads to some ranks."""
+    def _close_ranks(self, local_ranks: Iterable[int]) -> None:
+        """Closes the connections and pidfds of ranks."""
         for local_rank in local_ranks:
             self._ranks.pop(local_rank).close()
-            for rank_end in [each for each, rank in self._ends.items() if rank == local_rank]:
-                del self._ends[rank_end]
+            for rank_end in [each for each, rank in self._pidfds.items() if rank == local_rank]:
+                del self._pidfds[rank_end]
                 os.close(rank_end)
 
-    def _expect_all(self, began: float) -> DeviceDescription | NotReady:
-        """Waits for every rank of this node to join. Raises GroupTimeout where that takes too long."""
+    def _wait_for_ranks(self, began: float) -> DeviceDescription | NotReady:
+        """Waits until every rank of this node has joined. Raises GroupTimeout."""
         listener, agent = self._listener, self._agent
         assert listener is not None
         assert agent is not None
         joined: dict[int, DeviceDescription] = {}
         unknown: list[Channel] = []
-        deadline, tell_at = began + self._spec.join_limit_s, began + _TOLD_AFTER_S
+        deadline, tell_at = began + self._spec.join_limit_s, began + TOLD_AFTER_S
         while len(joined) < self._spec.local_ranks:
             channels = [agent, *unknown, *self._ranks.values()]
             waited = [listener.fileno(), *(channel.fileno() for channel in channels)]
             now = time.monotonic()
             ready = wait(waited, max(min(tell_at, deadline) - now, 0))
             if not ready and time.monotonic() >= deadline:
-                raise GroupTimeout(f"the {self._spec} did not start: {self._late()}", nodes=self._waits_for_nodes())
+                raise GroupTimeout(
+                    f"the {self._spec} did not start: {self._timeout_reason()}", nodes=self._waits_for_other_nodes()
+                )
             if not ready:
-                self._waits.tell(f"waiting for {self._missing()}, {deadline - time.monotonic():.0f} s left")
-                tell_at = time.monotonic() + _TOLD_EVERY_S
+                self._waits.tell(f"waiting for {self._awaited()}, {deadline - time.monotonic():.0f} s left")
+                tell_at = time.monotonic() + TOLD_EVERY_S
             if listener.fileno() in ready:
                 with contextlib.suppress(OSError):
-                    # A rank that has ended meanwhile, of which the launcher tells.
+                    # If the rank has ended meanwhile, the launcher reports it.
                     unknown.append(Channel(listener.accept()[0]))
             for channel in (*unknown, *self._ranks.values()):
-                if failure := self._hear(channel, unknown, joined):
+                if failure := self._receive(channel, unknown, joined):
                     return failure
-            if failure := self._hear_launcher(joined):
+            if failure := self._receive_from_launcher(joined):
                 return failure
         return joined[0]
 
-    def _hear(self, channel: Channel, unknown: list[Channel], joined: dict[int, DeviceDescription]) -> NotReady | None:
-        """Takes a message of a rank that has not joined yet; gives why it will not.
+    def _receive(
+        self, channel: Channel, unknown: list[Channel], joined: dict[int, DeviceDescription]
+    ) -> NotReady | None:
+        """Receives messages of a rank that has not joined; returns why it cannot join, if so.
 
         Args:
-            unknown: connections of ranks that have not said RankHello.
-            joined: the devices of those that have joined, by local rank.
+            unknown: connections without a RankHello so far.
+            joined: the devices of the ranks that have joined, by local rank.
         """
         local_rank = next((rank for rank, own in self._ranks.items() if own is channel), None)
         who = "a rank" if local_rank is None else self._spec.rank_name(local_rank)
@@ -279,7 +306,7 @@ class RunningGroup:
             while (message := channel.take()) is not None:
                 if isinstance(message, RankHello):
                     local_rank = message.local_rank
-                    self._welcome(channel, message)
+                    self._start_rank(channel, message)
                     unknown.remove(channel)
                 elif isinstance(message, NotReady):
                     return replace(message, reason=f"{who}: {message.reason}")
@@ -291,21 +318,21 @@ class RunningGroup:
             return NotReady(f"{who}: {broken}", unhealthy=False)
         except (EOFError, OSError):
             if local_rank is not None:
-                return NotReady(f"{self.how_they_ended([local_rank])} before it had joined", unhealthy=False)
+                return NotReady(f"{self.describe_ends([local_rank])} before it had joined", unhealthy=False)
             unknown.remove(channel)
         return None
 
-    def _welcome(self, channel: Channel, hello: RankHello) -> None:
-        """Tells a rank which device it is to own. Raises OSError where the rank has ended."""
+    def _start_rank(self, channel: Channel, hello: RankHello) -> None:
+        """Sends a rank its Start, which names its device. Raises OSError if the rank has ended."""
         self._ranks[hello.local_rank] = channel
         self._hellos[hello.local_rank] = hello
         self._steps[hello.local_rank] = _Step.STARTED
         if (end_of_rank := open_pidfd(hello.pid)) is not None:
-            self._ends[end_of_rank] = hello.local_rank
+            self._pidfds[end_of_rank] = hello.local_rank
         channel.send(self._starts[hello.local_rank])
 
-    def _hear_launcher(self, joined: dict[int, DeviceDescription]) -> NotReady | None:
-        """Takes a message of the launcher; gives why the group will not come together."""
+    def _receive_from_launcher(self, joined: dict[int, DeviceDescription]) -> NotReady | None:
+        """Receives a message of the launcher; returns why the group cannot start, if so."""
         assert self._agent is not None
         try:
             message: LauncherReady | RanksEnded | LaunchFailed | None = self._agent.take()
@@ -318,37 +345,32 @@ class RunningGroup:
             return None
         if isinstance(message, LaunchFailed):
             return NotReady(message.reason, unhealthy=False)
-        # By itself ended the first of them, and whichever was not killed: those that are left the launcher kills.
-        first, *others = message.exit_codes or {rank: 0 for rank in self._steps if rank not in joined}
-        codes = {rank: message.exit_codes.get(rank, 0) for rank in (first, *others)}
-        left = [first, *(rank for rank in others if codes[rank] not in (-signal.SIGKILL, -signal.SIGTERM))]
-        how = ", ".join(f"{self._spec.rank_name(rank)} ended: {describe_exit(codes[rank])}" for rank in left)
-        return NotReady(f"{how} before it had joined", unhealthy=False)
+        return NotReady(end_reason(self._spec, message.exit_codes, set(self._steps) - set(joined)), unhealthy=False)
 
-    def _waits_for_nodes(self) -> bool:
-        """Whether the launcher has not met the other nodes' yet: it starts no rank before."""
+    def _waits_for_other_nodes(self) -> bool:
+        """Returns whether the launcher waits for other nodes; it starts no rank before."""
         return self._spec.nnodes > 1 and self._launching and not self._hellos
 
-    def _last(self) -> tuple[_Step, list[int]]:
-        """The ranks of this node that the others wait for, as far as is known here, and how far they are."""
+    def _slowest_ranks(self) -> tuple[_Step, list[int]]:
+        """Returns the last step of the slowest ranks of this node, and these ranks."""
         least = min(self._steps.values())
         return least, [rank for rank, step in self._steps.items() if step is least]
 
-    def _missing(self) -> str:
-        """For what the group waits: "node 1 at 10.0.0.1:29500", "rank 1 of 2 to open its device"."""
+    def _awaited(self) -> str:
+        """Returns what the group waits for: "node 1 at 10.0.0.1:29500", "rank 1 of 2 to open a device"."""
         if not self._launching:
             return "torchrun's launcher to start"
-        if self._waits_for_nodes():
+        if self._waits_for_other_nodes():
             return self._spec.other_nodes
-        least, ranks = self._last()
-        return f"{self._spec.rank_names(ranks)} to {_DOES[least]}"
+        least, ranks = self._slowest_ranks()
+        return f"{self._spec.rank_names(ranks)} to {_NEXT[least]}"
 
-    def _late(self) -> str:
-        """Why the group is given up."""
+    def _timeout_reason(self) -> str:
+        """Returns why the group has not started in time."""
         limit = f"within {self._spec.join_limit_s:g} s"
         if not self._launching:
             return f"torchrun's launcher did not {limit}"
-        if self._waits_for_nodes():
+        if self._waits_for_other_nodes():
             return f"no {self._spec.other_nodes} {limit}: run the same command there, with its --node-rank"
-        least, ranks = self._last()
-        return f"{self._spec.rank_names(ranks)} did not join {limit}: still to {_DOES[least]}"
+        least, ranks = self._slowest_ranks()
+        return f"{self._spec.rank_names(ranks)} did not join {limit}: still to {_NEXT[least]}"
