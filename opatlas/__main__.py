@@ -1,4 +1,4 @@
-"""`python -m opatlas` is the command `opatlas`."""
+"""Runs the command `opatlas` for `python -m opatlas`."""
 
 import sys
 

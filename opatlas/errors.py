@@ -1,4 +1,4 @@
-"""Errors a user can mend, each naming the place and the remedy."""
+"""Errors that a user can mend. Each names the place and the remedy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from opatlas.text import printable_lines
 
 
 class OpAtlasError(Exception):
-    """An error whose message is meant for the user: shown without a traceback, and printable whatever it quotes."""
+    """An error that is shown without a traceback. Its message is printable, whatever text it quotes."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
 
 
 def describe_error(error: Exception, place: Path | str, remedy: str) -> str:
-    """Tells a user about an error that costs one file and no other.
+    """Returns the message for an error that affects one file only.
 
     Args:
-        place: the file, which an OpAtlasError names by itself.
-        remedy: what the user can do; an OpAtlasError says that, too.
+        place: the file.
+        remedy: what the user can do.
+
+    The message of an OpAtlasError is returned as it is: it names its place and remedy already.
     """
     if isinstance(error, OpAtlasError):
         return str(error)
-    said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-    return f"{place}: {said}: {remedy}"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    return f"{place}: {reason}: {remedy}"
 
 
 class TableError(OpAtlasError):
-    """A CSV file that cannot be read or written as a table of the database."""
+    """A CSV file that cannot be read or written as a table of a database."""
 
     def __init__(self, path: Path | str, problem: str, remedy: str, *, line: int | None = None) -> None:
         self.path = Path(path)
@@ -42,7 +44,7 @@ class TableError(OpAtlasError):
 
 
 class CellError(OpAtlasError):
-    """A cell whose text does not mean what its column holds."""
+    """A cell with a text that its column cannot hold."""
 
     def __init__(self, column: str, value: str, problem: str) -> None:
         self.column = column
@@ -52,12 +54,12 @@ class CellError(OpAtlasError):
 
 
 class UsageError(OpAtlasError):
-    """A command that was told to do what cannot be done, and has done nothing."""
+    """Wrong arguments of a command, which has done nothing."""
 
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Makes a UsageError of the OpAtlasErrors of what looks at the arguments, before anything is done."""
+    """Turns an OpAtlasError into a UsageError, for code that checks arguments before anything is done."""
     try:
         yield
     except OpAtlasError as error:

@@ -1,7 +1,8 @@
-"""Paths below a database that somebody else may have made: no link that leads out of its folder is followed.
+"""Files and folders: safe access to databases of strangers, packed files, temporary folders, checks of paths.
 
-A database may lie behind links, for its user names it. Below it, each folder of ours is a folder and no link, and a
-link in place of a file leads to a regular file below the folder that holds the link. Pipes and devices are not opened.
+A database may come from a stranger. Its own path may contain links, because the user names that path. Below it no
+folder of OpAtlas may be a link, and a link to a file must lead to a regular file below the folder of the link. Pipes
+and devices are not opened.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from filelock import FileLock
 
 from opatlas.errors import OpAtlasError, UsageError
 
-#: A pipe that stands in place of a file must not make its reader wait.
+#: O_NONBLOCK: opening a pipe does not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _REPLACE = "put the file itself there, or remove it"
 
 
 class UnsafePath(OpAtlasError):
-    """A path that is not followed, because it leads out of its folder or to no regular file.
+    """A path that is not followed: it leads out of its folder, or to something else than a regular file.
 
     Attributes:
-        path: as it was named.
+        path: the path as it was named.
         problem: where the path leads.
         remedy: what the user can do.
     """
@@ -49,7 +50,7 @@ class UnsafePath(OpAtlasError):
 
 
 def safe_folder(path: Path) -> Path:
-    """Returns the path of a folder of a database, which need not be there. Raises UnsafePath: the path is a link."""
+    """Returns the path of a folder of a database. The folder need not exist. Raises UnsafePath for a link."""
     if path.is_symlink():
         raise UnsafePath(
             path, f"a link to {os.readlink(path)}, which is not followed", "put a folder there, or remove the link"
@@ -58,7 +59,7 @@ def safe_folder(path: Path) -> Path:
 
 
 def safe_file(path: Path) -> Path:
-    """Returns the path of a file, which need not be there, with links resolved.
+    """Returns the path of a file with links resolved. The file need not exist.
 
     Raises:
         UnsafePath: a link leads out of the folder that holds the link, or in a circle; the file is a pipe, a device
@@ -70,7 +71,7 @@ def safe_file(path: Path) -> Path:
     except FileNotFoundError:
         mode = stat.S_IFREG
     except (OSError, RuntimeError):
-        # Whoever opens the path is told why that cannot be done; up to Python 3.12 a circle of links is a RuntimeError.
+        # The caller, who opens the path, gets the error. Up to Python 3.12 a circle of links is a RuntimeError.
         found, mode = path, stat.S_IFLNK if path.is_symlink() else stat.S_IFREG
     if stat.S_ISLNK(mode):
         raise UnsafePath(path, f"a link to {os.readlink(path)}, which leads in a circle or cannot be followed")
@@ -102,21 +103,21 @@ def read_safely(path: Path, most_bytes: int) -> bytes:
 
 
 def safe_lock(path: Path) -> FileLock:
-    """Returns the lock of a file, not yet taken. Raises UnsafePath: the file is a link, or no regular file."""
+    """Returns the lock of a file without taking it. Raises UnsafePath: the file is a link, or no regular file."""
     if path.is_symlink():
         raise UnsafePath(path, f"a link to {os.readlink(path)}, which is not followed", "remove it")
     return FileLock(safe_file(path))
 
 
-#: What reading a gzip file raises that ends too early, or is damaged.
+#: The exceptions of reading a gzip file that ends too early or is damaged.
 BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 _GZIP = b"\x1f\x8b"
-#: Large enough to cost nothing, small enough for progress to move.
+#: Large enough to be fast, small enough for progress to move.
 _BUFFER_BYTES = 1 << 18
 
 
 class _Counted(io.RawIOBase):
-    """A file that tells how much was read of it."""
+    """A file that reports how many bytes were read."""
 
     def __init__(self, file: io.FileIO, on_bytes: Callable[[int], None]) -> None:
         self._file = file
@@ -134,10 +135,10 @@ class _Counted(io.RawIOBase):
 
 @contextmanager
 def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[bytes]]:
-    """Gives the bytes of a file, unpacked where they are packed by gzip, whatever its name.
+    """Yields a file open for reading. A file in gzip format is unpacked, whatever its name.
 
     Args:
-        on_bytes: told how many bytes of the file itself were read, for progress.
+        on_bytes: called with the number of bytes that were read from the file itself, for progress.
 
     Raises:
         OpAtlasError: the file cannot be opened. Reading a damaged gzip file raises one of BROKEN_GZIP.
@@ -160,7 +161,7 @@ def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[byte
 
 
 def size_mb(path: Path) -> float:
-    """Of the file itself. Raises OpAtlasError."""
+    """Returns the size of a file in 10^6 bytes. Raises OpAtlasError."""
     try:
         if path.is_file():
             return path.stat().st_size / 1e6
@@ -170,14 +171,14 @@ def size_mb(path: Path) -> float:
 
 
 _PREFIX = "opatlas-tmp-"
-#: A younger folder may not be held yet.
+#: A younger folder may not be locked yet.
 _ABANDONED_AFTER_S = 60.0
 
 
 class TemporaryFolder:
-    """A new folder, which the process that makes it holds until `remove`, or until its own end.
+    """A new folder, locked by the process until `remove`.
 
-    If the process is killed, the folder stays, and whoever makes the next one removes it.
+    If the process is killed, the folder stays. The next TemporaryFolder of any process removes it.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -203,7 +204,7 @@ class TemporaryFolder:
 
 def _remove_abandoned() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        # OSError: the folder is somebody else's, a link, or held.
+        # OSError: the folder belongs to another user, is a link, or is locked.
         with contextlib.suppress(OSError):
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -214,25 +215,25 @@ def _remove_abandoned() -> None:
                 os.close(folder)
 
 
-#: `C:`, or `C:\Users\me\db`, which is a single name where `/` separates folders.
+#: `C:`, or `C:\Users\me\db`, which is one name on a system that separates folders by `/`.
 _DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
 
 
 def absolute_path(path: Path) -> Path:
-    """Returns the absolute path, in which no `..` is left; links keep their names unless a `..` follows."""
+    """Returns the absolute path without `..`. Links are resolved only if the path contains `..`."""
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: bool = False) -> None:
-    """Sees to it that a path is a folder.
+    """Checks that a path is a folder.
 
     Args:
-        remedy: what to do if there is none: "name one with a database".
-        option: what the path was given to, "" for an argument without a name.
-        may_be_made: whether a folder that is not there is made later.
+        remedy: what to do if there is no folder, such as "name one with a database".
+        option: the option that the path was given to; "" for a positional argument.
+        may_be_made: whether the folder may be missing, because the caller makes it.
 
     Raises:
-        UsageError: the path is a file, is of Windows on another system, or is not there.
+        UsageError: the path is a file, is a path of Windows on another system, or does not exist.
     """
     named = f"{option} " if option else ""
     drive = next((place for place, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
@@ -248,7 +249,7 @@ def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: boo
 
 
 def files_below(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
-    """Yields the files at any depth whose name is wanted; links to folders are followed, each folder once.
+    """Yields the files at any depth whose names `wanted` accepts. Links to folders are followed, each folder once.
 
     Raises:
         OpAtlasError: a folder cannot be read.

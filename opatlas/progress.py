@@ -1,4 +1,4 @@
-"""How far a long stage has come: `ingest  45/165 MB  27 %  85 MB/s  2 s left`."""
+"""The progress line of a long stage: `ingest  45/165 MB  27 %  85 MB/s  2 s left`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import TextIO
 
 from opatlas.text import shorten
 
-#: A terminal line is rewritten this often: fast enough to look alive, slow enough to cost nothing.
+#: Seconds between two versions of the line on a terminal.
 _REWRITE_EVERY_S = 0.2
-#: Where lines stay (a log, CI), one is written this often.
+#: Seconds between two lines where lines stay (a log, CI).
 _PLAIN_LINE_EVERY_S = 15.0
-#: Of a terminal that does not tell, and of a log.
+#: The width of a log, and of a terminal that does not report its width.
 _COLUMNS = 80
-#: Fewer columns of a name tell nothing.
+#: A name is not shown in fewer columns.
 _LEAST_NAME = 8
 
 
 class Progress:
-    """One line that is rewritten on a terminal, a plain line now and then elsewhere.
+    """A line that is rewritten on a terminal; elsewhere a further line every few seconds.
 
-    Use it as a context manager, or call `close`. Output ends with the stage: on a terminal the line
-    is removed, so that what follows starts on a clean one. Several threads may show the line.
+    Use it as a context manager, or call `close`, which removes the line from the terminal. Several threads may show the
+    line.
 
     Attributes:
-        total: how many units there are; 0 if that is not known.
-        done: how many of them are done.
-        left_out_s: seconds that count in no rate.
+        total: the number of units; 0 if it is not known.
+        done: the number of finished units.
+        left_out_s: seconds that do not count in the rate.
         on_terminal: whether the line is rewritten.
     """
 
@@ -46,11 +46,11 @@ class Progress:
     ) -> None:
         """
         Args:
-            total: how many units there are; 0 if that is not known.
-            unit: what is counted, in the plural ("rows", "MB").
-            label: what is being done, at the start of the line.
-            stream: where to write; stderr unless given.
-            clock: seconds, from any start.
+            total: the number of units; 0 if it is not known.
+            unit: the name of the units, in the plural ("rows", "MB").
+            label: the name of the stage, at the start of the line.
+            stream: where to write; stderr by default.
+            clock: returns seconds from any start.
         """
         self.total = total
         self.done = 0.0
@@ -73,7 +73,7 @@ class Progress:
         self.close()
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Counts `amount` units as done. `note` ends the line ("3 failed")."""
+        """Counts `amount` units as done. `note` is the end of the line, such as "3 failed"."""
         self.done += amount
         self._note = note
         self._last_advance = now = self._clock()
@@ -82,11 +82,11 @@ class Progress:
             self._show(self.line(note))
 
     def show(self, name: str, how_long: str) -> None:
-        """Shows the line again, with the unit in hand: its name, and how long it has been in hand."""
+        """Shows the line with the name of the running unit, and how long that unit has run."""
         self._show(self.line(self._note, name, how_long))
 
     def line(self, note: str = "", name: str = "", how_long: str = "") -> str:
-        """The line as it would be shown now. The rate is that of the last advance: a unit in hand does not lower it."""
+        """Returns the line. The rate is that of the last advance, so that a running unit does not lower it."""
         elapsed_s = self._last_advance - self._started - self.left_out_s
         rate = self.done / elapsed_s if elapsed_s > 0 else 0.0
         parts = [f"{self.done:.0f}/{self.total:.0f} {self.unit}" if self.total else f"{self.done:.0f} {self.unit}"]
@@ -100,7 +100,7 @@ class Progress:
                 parts.append(f"{format_seconds(max(self.total - self.done, 0) / rate)} left")
         if note:
             parts.append(note)
-        # One column less than there are: a full line would wrap, and a wrapped one cannot be rewritten.
+        # One column stays free: a full line would wrap, and could not be rewritten.
         columns = self._columns() - 1
         line = "  ".join(parts)
         if (room := columns - len(f"{line}   {how_long}")) >= _LEAST_NAME and name:
@@ -108,7 +108,7 @@ class Progress:
         return line[:columns]
 
     def clear(self) -> None:
-        """Removes the line from the terminal, for something else to be printed; the next advance brings it back."""
+        """Removes the line from the terminal, so that other text can be printed. The next advance shows it again."""
         with self._lock:
             if self._shown and self.on_terminal:
                 self._stream.write("\r" + " " * len(self._shown) + "\r")
@@ -116,14 +116,14 @@ class Progress:
                 self._shown = ""
 
     def close(self) -> None:
-        """Ends the progress; more calls do nothing."""
+        """Removes the line. A second call does nothing."""
         self.clear()
 
     def _columns(self) -> int:
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
         except (OSError, ValueError):
-            # No terminal, or none that tells.
+            # No terminal, or a terminal that does not report its width.
             return _COLUMNS
 
     def _show(self, line: str) -> None:
@@ -137,7 +137,7 @@ class Progress:
 
 
 def speed(per_s: float, unit: str) -> str:
-    """`5.46 rows/s`, `240 rows/s`; where fewer than one pass in a second, `51 s a row`. `unit` is in the plural."""
+    """Returns `5.46 rows/s` or `240 rows/s`, and `51 s a row` for a rate below 1. `unit` is in the plural."""
     if per_s >= 1:
         return f"{per_s:.3g} {unit}/s" if per_s < 100 else f"{per_s:.0f} {unit}/s"
     each_s = 1 / per_s
@@ -146,7 +146,7 @@ def speed(per_s: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`42 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Returns `42 s`, `3 min 05 s` or `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Recognises files that are no CSV in UTF-8 with commas: packed ones, workbooks, other encodings and separators."""
+"""Recognises files that are not CSV in UTF-8 with commas: packed files, workbooks, other encodings and separators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
 _UNPACK = "Unpack it, and name the file inside"
 _EXPORT_SHEET = "Save its sheet as CSV UTF-8, with commas between the fields"
 _EXPORT_CSV = "Export it as CSV: `msprof --export=on` does so for a profile"
-#: How files begin, what they are, and what to do. Workbooks are zip archives with a folder named xl.
+#: The first bytes of formats, with their names and a remedy. Workbooks are zip archives with a folder named xl.
 _NO_TEXT = {
     b"\x1f\x8b": ("packed by gzip", "Unpack it: `gunzip`"),
     b"PK\x03\x04": ("a zip archive, or a workbook of a spreadsheet", f"{_UNPACK}; or save the sheet as CSV UTF-8"),
@@ -24,19 +24,19 @@ _NO_TEXT = {
     b"SQLite format 3": ("an SQLite database", _EXPORT_CSV),
 }
 _WORKBOOK = ("a workbook of a spreadsheet (.xlsx)", _EXPORT_SHEET)
-#: UTF-32 comes first: its mark begins with that of UTF-16.
+#: Byte order marks. UTF-32 comes first: its mark begins with the mark of UTF-16.
 _MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-#: So many known columns between other separators are no accident of one column's name.
+#: The number of known column names that prove another separator.
 _ENOUGH_COLUMNS = 2
 
 
 def binary_format(head: bytes) -> tuple[str, str] | None:
-    """Returns what a file is that holds no text, and what to do with it; None for one that may hold text.
+    """Returns the name of a binary format and a remedy; None for a file that may hold text.
 
     Args:
         head: the first bytes of the file.
@@ -52,11 +52,11 @@ def binary_format(head: bytes) -> tuple[str, str] | None:
 
 
 def wide_encoding(head: bytes, known: Collection[str]) -> str:
-    """Returns "UTF-16" or "UTF-32" if a file begins with text in it; "" otherwise.
+    """Returns "UTF-16" or "UTF-32" if a file begins with text in that encoding; "" otherwise.
 
     Args:
         head: the first bytes of the file.
-        known: names of columns, which tell UTF-16 where no mark does.
+        known: names of columns, which reveal UTF-16 without a byte order mark.
     """
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
@@ -66,11 +66,11 @@ def wide_encoding(head: bytes, known: Collection[str]) -> str:
 
 
 def other_separator(line: str, known: Collection[str]) -> str:
-    """Returns how to call what separates the columns of a header that commas do not separate; "" if nothing does.
+    """Returns the name of the separator of a header without commas; "" if no other separator fits.
 
     Args:
         line: the header.
-        known: names of columns; a separator is one if it leaves two of them.
+        known: names of columns; a separator fits if it separates two of them.
     """
     for separator, name in _SEPARATORS.items():
         cells = _cells(line, separator)
@@ -80,11 +80,11 @@ def other_separator(line: str, known: Collection[str]) -> str:
 
 
 def undecodable_cell(line: bytes, names: Sequence[str] = ()) -> str:
-    """Describes the first cell of a line that is not UTF-8, with its text as Windows-1252, which extends Latin-1.
+    """Describes the first cell of a line that is not UTF-8, with the text that Windows-1252 would give.
 
     Args:
-        line: one that cannot be decoded.
-        names: of the columns; none for the header itself.
+        line: a line that cannot be decoded as UTF-8.
+        names: the names of the columns; empty for the header itself.
     """
     cells = _cells(line.decode(errors="surrogateescape"), ",")
     for number, cell in enumerate(cells):
@@ -98,7 +98,7 @@ def undecodable_cell(line: bytes, names: Sequence[str] = ()) -> str:
 
 
 def _cells(line: str, separator: str) -> list[str]:
-    """Returns the cells of a line; none where a cell begins that the line does not end."""
+    """Returns the cells of a line; no cells if a quoted cell does not end in the line."""
     try:
         return next(csv.reader([line], delimiter=separator), [])
     except csv.Error:

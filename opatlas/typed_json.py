@@ -1,4 +1,4 @@
-"""Decodes JSON that OpAtlas wrote into typed values, so that damaged or foreign text fails here and nowhere later."""
+"""Decodes JSON that OpAtlas wrote into typed values, so that damaged text fails at decoding and not later."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from opatlas.errors import OpAtlasError
 T = TypeVar("T")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
-#: What a count in a file may be: from 0 to the largest signed 64-bit integer.
+#: A count in a file: from 0 to the largest signed 64-bit integer.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class DecodeError(OpAtlasError):
-    """JSON text that is malformed, or has not the fields and types that it should have.
+    """JSON text that is malformed, or lacks the expected fields and types.
 
     Attributes:
         place: the file, or file and line, that holds the text.
-        problem: what is wrong with it, and at which field.
+        problem: what is wrong, and at which field.
     """
 
     def __init__(self, place: str, problem: str) -> None:
@@ -45,7 +45,7 @@ def decode(text: bytes | str, kind: type[T], place: str) -> T:
         DecodeError: the text is malformed, nested too deeply, not UTF-8, holds a number out of range or a lone
             surrogate, or does not fit `kind`.
     """
-    # mypy does not take a type[T] for hashable.
+    # mypy does not know that type[T] is hashable.
     hashable: Any = kind
     try:
         value: T = _decoder(hashable).decode(text)
@@ -55,20 +55,20 @@ def decode(text: bytes | str, kind: type[T], place: str) -> T:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Some values as one line of JSON, with lone surrogates spelt out, so that `decode` reads the line.
+    """Returns values as one line of JSON that `decode` reads, with lone surrogates escaped.
 
     Raises:
-        ValueError: a number is infinite, or none.
+        ValueError: a number is infinite or NaN.
     """
     line = json.dumps(values, separators=(",", ":"), allow_nan=False)
     return escape_lone_surrogates(line) or line
 
 
 def escape_lone_surrogates(text: bytes | str) -> str | None:
-    """The same JSON value with each lone surrogate as text (`\\udcff`, six characters).
+    """Returns the same JSON value with each lone surrogate as six characters of text (`\\udcff`).
 
     Returns:
-        None if the text has no lone surrogate, or is no JSON at all.
+        None if the text has no lone surrogate, or is no JSON.
     """
     try:
         plain = text.decode() if isinstance(text, bytes) else text

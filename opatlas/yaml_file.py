@@ -1,4 +1,4 @@
-"""YAML that people edit, read so that whatever stands in it costs an error and no more."""
+"""Reads YAML that people edit, within limits of nesting and size."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import yaml
 
-#: Levels of lists and mappings in each other; no file of ours has ten.
+#: The deepest nesting of lists and mappings; no file of OpAtlas has ten levels.
 _MOST_LEVELS = 50
-#: Words, lists and mappings, each as often as it is used.
+#: The largest number of words, lists and mappings, counted at each use of an anchor.
 _MOST_NODES = 100_000
 
 
 class YamlError(Exception):
-    """Text that is not YAML, or means what no file of ours can mean; the message says where and why."""
+    """Text that is no YAML, or exceeds the limits. The message names the place and the reason."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses deep nesting, and names for lists of such names, which a few lines make millions of."""
+    """Refuses deep nesting, and anchors that a few lines expand to millions of values."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _StrictLoader(_Loader):
-    """Refuses a key that is not text, and a key that stands twice: YAML would take the last one."""
+    """Refuses a key that is not text, and a repeated key, of which YAML would take the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         there = set()
@@ -61,27 +61,27 @@ class _StrictLoader(_Loader):
 
 
 def parse_yaml(text: bytes, *, strict: bool = False) -> Any:
-    """The value of YAML text.
+    """Returns the value of YAML text.
 
     Args:
-        strict: refuse keys that are not text, or stand twice.
+        strict: whether keys that are not text, and repeated keys, are refused.
 
     Raises:
-        NotYaml: it is not UTF-8, not YAML, nested too deep, or too large with all that it repeats by name.
+        YamlError: the text is not UTF-8, not YAML, nested too deeply, or too large with its anchors expanded.
     """
     try:
         return yaml.load(text.decode("utf-8"), Loader=_StrictLoader if strict else _Loader)
     except Exception as error:
-        # PyYAML's constructors raise anything for a word that is not what its form or tag says (a date of month 99,
+        # PyYAML's constructors raise any exception for a word that does not fit its form or tag (a date of month 99,
         # a number of 5,000 digits, `!!bool maybe`).
         raise YamlError(" ".join(str(error).split()) or type(error).__name__) from None
 
 
 def key_lines(text: bytes, under: str | None = None) -> dict[str, int]:
-    """The lines, from 1, of the keys of YAML text that `parse_yaml` has read.
+    """Returns the line number (from 1) of each key of YAML text that `parse_yaml` has accepted.
 
     Args:
-        under: a top-level key whose value's keys are meant; None: the top-level keys.
+        under: the top-level key whose keys are returned; None: the top-level keys.
     """
     node = yaml.compose(text.decode("utf-8"), Loader=_Loader)
     if under is not None and isinstance(node, yaml.MappingNode):

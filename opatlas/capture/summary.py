@@ -249,13 +249,13 @@ def fill_summary(
     ]
     lines = count_lines(counts)
     if outcome.pruned:
-        lines.append(
-            f"{pluralize(outcome.pruned, 'measurement')} with assumed lengths moved to pruned/: measure them again"
-        )
+        pruned = pluralize(outcome.pruned, "measurement")
+        lines.append(f"{pruned} with assumed lengths moved to pruned/: measure these rows again")
     if outcome.added:
         lines.append("profiling columns of added rows: the average over all calls with their shapes")
     if outcome.left_out:
-        lines.append(f"{pluralize(outcome.left_out, 'record')} left out: a captured row becomes {limit} rows at most")
+        left_out = pluralize(outcome.left_out, "record")
+        lines.append(f"{left_out} left out: a captured row becomes at most {limit} rows (--max-rows)")
     for what, title in (("record", "records without a matching row"), ("row", "rows without a matching record")):
         lines += _shown([one for one in alone if one.what == what], title)
     return "\n".join([*lines, "", "database:", f"  {database}"])
