@@ -1,19 +1,26 @@
-"""Rows of real captures, measurements and reports, where these lie beside the checkout: the small ones."""
+"""Small rows of real captures, measurements and reports, where these lie beside the checkout."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from typing import Any
 
 import pytest
 from replaying import runner
 
+from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.model.signature import digest
 from tests.bench.account import MEASURED, NO_REPLAY, REFUSED, bytes_of, fate_of, problem_of, reason_for_no_replay
-from tests.bench.real_rows import sources
+from tests.bench.real_rows import RealRow, sources
 
 LARGEST_BYTES = 16 << 20
-#: Of a grid of sizes that somebody measured, where the larger sizes tell nothing new.
+#: For the rows of a measured grid of sizes, whose larger sizes tell nothing new.
 LARGEST_OF_GRID_BYTES = 2 << 20
+#: Shapes lose their numbers, so that commas count the axes.
+FORM_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
+#: So many rows of a form run by default, the smallest; the others are slow tests.
+ROWS_OF_A_FORM = 2
 #: Kernel types whose rows are refused before any tensor is made, however large.
 REFUSED_AT_ONCE = ("GroupedMatmul", "_triton_rope")
 
@@ -41,21 +48,36 @@ EXPECTED_REFUSALS = (
     ),
 )
 
-#: Those of several sources once.
+#: Distinct rows of all sources.
 ROWS = list({(row.kernel_type, row.signature): row for source in sources() for row in source.rows}.values())
+
+
+def is_small(row: RealRow) -> bool:
+    limit = LARGEST_OF_GRID_BYTES if row.source.startswith("910b/") else LARGEST_BYTES
+    return row.kernel_type in REFUSED_AT_ONCE or bytes_of(row) <= limit
+
+
+def form_of(row: RealRow) -> tuple[str, ...]:
+    """Returns what rows of a form have in common: kernel type, numbers of axes, dtypes and formats."""
+    return row.kernel_type, *(re.sub(r"\d+(?=[,;]|$)", "", row.cells.get(column, "")) for column in FORM_COLUMNS)
+
 
 pytestmark = pytest.mark.skipif(not ROWS, reason="no real rows beside the checkout")
 
 
-def _parameter(row):
-    return pytest.param(row, id=f"{row.source}-{row.kernel_type}-{digest(row.kernel_type, row.signature)}")
+def parameters() -> list[Any]:
+    """Returns the small rows; `python -m tests.bench.account` replays the large ones."""
+    forms: Counter[tuple[str, ...]] = Counter()
+    found = []
+    for row in sorted(filter(is_small, ROWS), key=bytes_of):
+        forms[form_of(row)] += 1
+        name = f"{row.source}-{row.kernel_type}-{digest(row.kernel_type, row.signature)}"
+        found.append(pytest.param(row, id=name, marks=[pytest.mark.slow] * (forms[form_of(row)] > ROWS_OF_A_FORM)))
+    return found
 
 
-@pytest.mark.parametrize("row", [_parameter(row) for row in ROWS])
+@pytest.mark.parametrize("row", parameters())
 def test_real_row(row):
-    limit = LARGEST_OF_GRID_BYTES if row.source.startswith("910b/") else LARGEST_BYTES
-    if row.kernel_type not in REFUSED_AT_ONCE and bytes_of(row) > limit:
-        pytest.skip(f"large: python -m tests.bench.account replays rows of more than {limit >> 20} MiB")
     fate = fate_of(row, bytes_of(row), runner())
     if fate.fate == REFUSED:
         assert _is_expected(fate), f"{row.cells}\n{fate.reason}"
@@ -69,12 +91,11 @@ def test_each_kernel_type_has_a_replay_or_a_reason_for_none():
 
 
 def test_each_expected_refusal_occurs():
-    """The list says nothing that is not so any more."""
+    """Otherwise the list would be out of date."""
     seen = set()
     for row in ROWS:
         if row.kernel_type in {kernel_type for kernel_type, _, _ in EXPECTED_REFUSALS}:
-            is_small = row.kernel_type in REFUSED_AT_ONCE or bytes_of(row) <= LARGEST_BYTES
-            fate = fate_of(row, bytes_of(row), runner()) if is_small else None
+            fate = fate_of(row, bytes_of(row), runner()) if is_small(row) else None
             seen |= {entry for entry in EXPECTED_REFUSALS if fate is not None and _matches(entry, fate)}
     assert [entry for entry in EXPECTED_REFUSALS if entry not in seen] == []
 
