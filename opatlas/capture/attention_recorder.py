@@ -89,10 +89,19 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         recording: whether calls are being recorded.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, most_bytes: int = _MOST_BYTES, remembered_calls: int = _REMEMBERED
+    ) -> None:
+        """
+        Args:
+            path: stands for the files of all processes; see above.
+            most_bytes: the largest size of a file.
+            remembered_calls: a repeated call is recorded again only after so many other calls.
+        """
         self.recording = False
         self._path = Path(path)
         self._most_bytes = most_bytes
+        self._remembered = remembered_calls
         self._file = -1
         self._pid = 0
         self._written = 0
@@ -161,7 +170,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
                 return
             with self._lock:
                 self._seen[key] = None
-                if len(self._seen) > _REMEMBERED:
+                if len(self._seen) > self._remembered:
                     del self._seen[next(iter(self._seen))]
                 self._write(_record_of(*call))
         except Exception as error:

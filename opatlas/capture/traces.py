@@ -178,7 +178,7 @@ OP_NAME, KERNEL_TYPE, DURATION_US, SHAPES = "op_name", "kernel_type", "dur_us", 
 #: The first columns. The args follow, each in a column of its name, in order of appearance.
 COLUMNS = (OP_NAME, KERNEL_TYPE, DURATION_US, SHAPES, "ts_us", "pid", "tid", "category")
 #: Further args share the last column, as JSON.
-_MOST_COLUMNS = 500
+MOST_COLUMNS = 500
 MORE_ARGS = "more_args"
 _TYPE_ARGS = ("kernel_type", "Kernel Type", "OP Type", "Op Type", "op_type", "Type")
 _SHAPE_ARGS = ("Input Shapes", "Input Dims", "input_shapes", "Input shapes", "shapes")
@@ -262,7 +262,7 @@ class TableWriter:
         more = {}
         for key, value in args.items():
             place = self._places.get(key)
-            if place is None and len(self.account.columns) >= _MOST_COLUMNS:
+            if place is None and len(self.account.columns) >= MOST_COLUMNS:
                 more[key] = value
                 continue
             text = _text(value)

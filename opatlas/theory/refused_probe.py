@@ -68,12 +68,14 @@ class ShapeProbe:
         start: MoeShape,
         most: MoeShape,
         budget_s: float,
+        together: int = _TOGETHER,
         clock: Callable[[], float] = time.monotonic,
     ) -> Path:
         """Tries cases until the time is up, and returns the file with the results.
 
         Args:
             path: the database.
+            together: the number of random cases in which all sizes differ.
 
         Raises:
             OpAtlasError: a precondition of all cases is missing, or a file cannot be written.
@@ -84,7 +86,7 @@ class ShapeProbe:
         search = ShapeSearch(self._try, self._axes(start, most), lambda: clock() >= end)
         with Progress(0, "cases", label=f"probe, at most {budget_s:g} s") as self._progress:
             try:
-                search.run(start, _TOGETHER)
+                search.run(start, together)
             except KeyboardInterrupt:
                 show("interrupted: the results so far are kept")
         manifest = Manifest(

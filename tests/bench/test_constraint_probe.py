@@ -121,7 +121,7 @@ def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
     probe = ShapeProbe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))
     most = MoeShape(64, 128, 136, 5, 8)
     try:
-        path = probe.run(tmp_path, replace(START, h=96, n=120), most, budget_s=200)
+        path = probe.run(tmp_path, replace(START, h=96, n=120), most, budget_s=200, together=3)
     finally:
         group.close()
     constraints = load_constraints(tmp_path)

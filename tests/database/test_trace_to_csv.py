@@ -12,7 +12,7 @@ from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.traces import _MOST_COLUMNS, COLUMNS, TableWriter
+from opatlas.capture.traces import COLUMNS, MOST_COLUMNS, TableWriter
 from opatlas.cli.main import run_tool
 
 
@@ -184,11 +184,11 @@ def test_a_folder_is_no_table(flatten, tmp_path):
 
 
 def test_more_args_than_columns(flatten):
-    args = {f"arg {n}": n for n in range(_MOST_COLUMNS)}
+    args = {f"arg {n}": n for n in range(MOST_COLUMNS)}
     _, rows, _, _ = flatten([event(args=args), event()])
-    kept = _MOST_COLUMNS - len(COLUMNS)
+    kept = MOST_COLUMNS - len(COLUMNS)
     assert rows[0][f"arg {kept - 1}"] == str(kept - 1)
-    assert json.loads(rows[0]["more_args"]) == {f"arg {n}": n for n in range(kept, _MOST_COLUMNS)}
+    assert json.loads(rows[0]["more_args"]) == {f"arg {n}": n for n in range(kept, MOST_COLUMNS)}
     assert rows[1]["more_args"] == ""
 
 
