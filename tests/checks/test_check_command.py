@@ -196,6 +196,6 @@ def test_the_page_has_the_options_of_the_command() -> None:
 
 def test_the_page_has_a_line_for_each_check() -> None:
     page = (REPOSITORY / "docs" / "check.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+\| [^|]+\|$", page.partition("## Findings")[0], re.MULTILINE) == [
+    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+\| [^|]+\|$", page.partition("## Known findings")[0], re.MULTILINE) == [
         check.name for check in CHECKS
     ]
