@@ -17,7 +17,7 @@ from _pytest._io import TerminalWriter
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
-from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding, read_known, sort_out
+from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding, read_known, split_findings
 from opatlas.checks.run_checks import compared_rows
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
@@ -161,7 +161,7 @@ class Cases:
         tally.skipped = check.why_skipped(self.database)
         if tally.skipped:
             pytest.skip(tally.skipped)
-        sorted_out = sort_out(check, check.find(self.database, kernel_type), self.known)
+        sorted_out = split_findings(check, check.find(self.database, kernel_type), self.known)
         tally.cases += 1
         tally.new += sorted_out.new
         tally.known += sorted_out.known

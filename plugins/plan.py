@@ -157,7 +157,7 @@ class TablePlan:
 
     def status(self, position: int) -> Status | None:
         """Returns the status of the last session that ran a row; None if none did."""
-        return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
+        return Status.from_cell(self.state[STATUS][position]) if STATUS in self.state else None
 
     def run_id(self, position: int) -> str:
         """Returns the run that measured a row; "" where the row does not say."""

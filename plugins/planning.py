@@ -298,7 +298,9 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
         if not chosen.selects(variables.row(position)):
             planned.not_selected.append(case_id)
             continue
-        staleness = None if stale_runs is None or measured_us is None else stale_runs.of(planned.run_id(position))
+        staleness = (
+            None if stale_runs is None or measured_us is None else stale_runs.staleness(planned.run_id(position))
+        )
         if staleness is not None:
             planned.staleness[case_id] = staleness
         captured = case_id in planned.captured_only

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opatlas.model.signature import case_id_in
-from opatlas.report.row_summary import RowSummary, shapes_of
+from opatlas.report.row_summary import RowSummary, row_shapes
 from opatlas.text import printable_lines, shorten, terminal_columns
 
 from .plan import CaseRow
@@ -140,7 +140,7 @@ class RowLines:
 
     def _name(self, row: CaseRow, worker: str = "") -> str:
         width = terminal_columns() - _figures_width() - _LONGEST_WORD - _PROGRESS - 4
-        name = printable_lines(f"{worker}{row.kernel_type} {shapes_of(row.kernel_type, row.cells)}")
+        name = printable_lines(f"{worker}{row.kernel_type} {row_shapes(row.kernel_type, row.cells)}")
         return f"{shorten(name, width):{width}}  "
 
 

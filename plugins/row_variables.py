@@ -221,7 +221,7 @@ class RowVariables:
 
     @property
     def _status(self) -> str:
-        status = Status.of_cell(self._cell(STATUS))
+        status = Status.from_cell(self._cell(STATUS))
         return STATUSES[0] if status is None else status.value
 
     @property

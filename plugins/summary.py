@@ -122,7 +122,7 @@ class SessionSummary:
         seconds = self._tally.running_time.seconds
         facts = self._results.facts()
         if counts:
-            statuses = [status for status in map(Status.of_cell, counts) if status is not None]
+            statuses = [status for status in map(Status.from_cell, counts) if status is not None]
             yield (_Failure if any(status.expected_to_fail for status in statuses) else str)(self._ledger.line())
         rows, unit = sum(facts.statuses.values()), self._context.settings.unit
         if rows:

@@ -229,7 +229,7 @@ class CheckedDatabase:
         yield from self._tables.values()
 
     @cached_property
-    def rows_of_runs(self) -> Counter[str]:
+    def rows_by_run(self) -> Counter[str]:
         """The number of replayed durations by run id; "" counts rows without a run id."""
         rows: Counter[str] = Counter()
         for table in self.tables():

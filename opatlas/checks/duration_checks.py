@@ -57,7 +57,7 @@ class Family:
 
 def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
     """Yields the families of at least `least` rows, first of replayed durations, then of captured ones."""
-    keyed = list(_of_messages(table) if is_communication(table.kernel_type) else _of_tensors(table))
+    keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
     for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
         for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
@@ -77,13 +77,13 @@ def _family(rows: dict[int, int], durations: Durations) -> Family:
     return Family(places, np.array(m, dtype=float), us, np.maximum(us - noise, 0.0), us + noise)
 
 
-def _of_messages(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
+def _message_keys(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     others = zip(*(table.cells(column) for column in (NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
     for key, cell in zip(others, table.cells(MESSAGE_BYTES), strict=True):
         yield key, parse_whole(cell.strip()) or None
 
 
-def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
+def _tensor_keys(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     """Yields the shapes without M, and M, of each row.
 
     Each leading dimension that equals M counts as M. The right operand of a matrix product keeps its own.
@@ -217,7 +217,7 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
     median).
     """
     durations, share = table.replayed, table.noise
-    qualities = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
+    qualities = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
     reasons = table.cells(QUALITY_REASON)
     found = []
     for place in np.flatnonzero(~np.isnan(durations.us)).tolist():

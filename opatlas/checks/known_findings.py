@@ -80,7 +80,7 @@ class SortedFindings:
     known: Sequence[tuple[Finding, KnownFinding]]
 
 
-def sort_out(check: Check, findings: Sequence[Finding], entries: Sequence[KnownFinding]) -> SortedFindings:
+def split_findings(check: Check, findings: Sequence[Finding], entries: Sequence[KnownFinding]) -> SortedFindings:
     """Splits the findings of one check and kernel type into new and known ones; the first matching entry counts."""
     of_entry: dict[int, list[Finding]] = {}
     new: list[Finding] = []

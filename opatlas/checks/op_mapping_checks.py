@@ -16,7 +16,7 @@ from typing import Any
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.location import communication_reference, is_of_same_release, npu_place
+from opatlas.model.location import are_of_same_release, communication_reference, npu_place
 from opatlas.model.versions import CANN
 from opatlas.store.op_mapping import (
     COMMUNICATION,
@@ -59,7 +59,7 @@ def _find(database: CheckedDatabase) -> list[Finding]:
         return [Finding(str(database.path / MAPPING), None, "", WHOLE_DATABASE, "", str(error))]
     if mapping is None:
         return []
-    return [*_of_reference(database.path, mapping), *_of_operators(database, mapping)]
+    return [*_check_reference(database.path, mapping), *_check_operators(database, mapping)]
 
 
 def _find_missing(database: CheckedDatabase) -> list[Finding]:
@@ -103,7 +103,7 @@ def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Findin
             )
 
 
-def _of_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
+def _check_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
     place = npu_place(path)
     given = mapping.settings.get(REFERENCE)
     line = mapping.lines.get(REFERENCE)
@@ -117,10 +117,10 @@ def _of_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
 
 def _leads_to(given: Path, wanted: Path) -> bool:
     """Returns whether a reference leads to the messages of this database, or to another folder of the same release."""
-    return given.resolve() == wanted.resolve() or (not wanted.is_dir() and is_of_same_release(given, wanted))
+    return given.resolve() == wanted.resolve() or (not wanted.is_dir() and are_of_same_release(given, wanted))
 
 
-def _of_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
+def _check_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
     for name, line in mapping.malformed.items():
         yield Finding(
             str(database.path / MAPPING), line, "", name, "", "must have fields, such as {kernel_type: MatMulV2}"

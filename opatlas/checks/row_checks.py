@@ -159,7 +159,7 @@ def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Fin
     without_duration = np.isnan(table.replayed.us)
     cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), without_duration.tolist(), strict=True)
     for place, (cell, reason, empty) in enumerate(cells):
-        status = Status.of_cell(cell)
+        status = Status.from_cell(cell)
         problem = ""
         if cell.strip() and status is None:
             problem = "not a status of OpAtlas"

@@ -24,12 +24,12 @@ def _mixed_runs(database: CheckedDatabase) -> list[Finding]:
 
     The rows of a run count for the values that its manifest states. docs/mixing.md says which of these matter.
     """
-    rows = database.rows_of_runs
-    told = {run_id: _told(database.manifests[run_id]) for run_id in rows if run_id in database.manifests}
+    rows = database.rows_by_run
+    told = {run_id: _manifest_facts(database.manifests[run_id]) for run_id in rows if run_id in database.manifests}
     return [*_unlike_runs(database, rows, told), *_unlike_cells(database)]
 
 
-def _told(manifest: Manifest) -> dict[str, str]:
+def _manifest_facts(manifest: Manifest) -> dict[str, str]:
     """Returns the facts of device and software that a manifest states; values of several devices are joined."""
     facts = [device.get("facts") for device in (manifest.device, *manifest.other_devices)]
     known = [each for each in facts if isinstance(each, Mapping)]
@@ -88,7 +88,7 @@ def _stale_runs(database: CheckedDatabase) -> list[Finding]:
 
     Advisory: any change of the code changes the digest, and most changes affect no duration.
     """
-    rows = database.rows_of_runs
+    rows = database.rows_by_run
     code = database.code[:_DIGITS]
     found = []
     for run_id, manifest in database.manifests.items():

@@ -10,7 +10,7 @@ import argparse
 import time
 from pathlib import Path
 
-from opatlas.combine.apply import COMBINE, combine, kernel_types_of
+from opatlas.combine.apply import COMBINE, all_kernel_types, combine
 from opatlas.combine.pool import pool
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.summary import summary, write_conflicts
@@ -92,7 +92,7 @@ def _combine(target: Database, opened: CombineSources, *, pool_runs: bool, dry_r
     """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     edited = clear_edited(target, COMBINE)
-    with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="combine") as progress:
+    with Progress(len(all_kernel_types(opened.sources)), "kernel types", label="combine") as progress:
         outcome = combine(target, opened.sources, opened.manifests, progress.advance)
     outcome.edited += edited.count
     outcome.problems += edited.problems

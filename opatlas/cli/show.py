@@ -154,7 +154,7 @@ def _of_table(table: CheckedTable) -> OfKernelType:
     replayed, captured = table.replayed.us > 0, table.captured.us > 0
     statuses = table.cells(STATUS)
     noise = table.noise[~np.isnan(table.noise)]
-    judged = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
+    judged = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
     noisy = [
         has and is_noisy(quality, own)
         for has, quality, own in zip(replayed.tolist(), judged, table.noise.tolist(), strict=True)

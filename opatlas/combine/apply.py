@@ -77,7 +77,7 @@ def copy_histories(target: Database, source: Database, journal: JournalContents 
     for path in history.replaced_tables(source):
         with _collect_errors(problems):
             run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
-            history.keep_replaced(target, run_id, path.stem, read_frame(path))
+            history.save_replaced(target, run_id, path.stem, read_frame(path))
     if journal is not None:
         history.add(target, journal.header, journal.records)
 
@@ -112,7 +112,7 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
     return copied
 
 
-def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.DataFrame], histories: Histories) -> None:
+def save_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.DataFrame], histories: Histories) -> None:
     """Saves the rows whose durations were not taken, if no history has them. Raises OpAtlasError."""
     rows = pd.concat([frame for frame in not_taken if len(frame)] or [pd.DataFrame()], ignore_index=True).fillna("")
     if rows.empty:
@@ -124,7 +124,7 @@ def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.Da
         if not histories.has_duration(run_ids[position], RowName(kernel_type, signature))
     ]
     if lost:
-        history.keep_replaced(target, COMBINE, kernel_type, rows.iloc[lost])
+        history.save_replaced(target, COMBINE, kernel_type, rows.iloc[lost])
 
 
 @dataclass
@@ -213,7 +213,7 @@ class CombineResult:
     problems: list[str] = field(default_factory=list)
 
 
-def kernel_types_of(sources: Sequence[CombineSource]) -> list[str]:
+def all_kernel_types(sources: Sequence[CombineSource]) -> list[str]:
     """Returns the kernel types of all sources, sorted."""
     return sorted({kernel_type for source in sources for kernel_type in source.database.kernel_types()})
 
@@ -228,13 +228,13 @@ def combine(
 
     Args:
         manifests: the manifests of target and sources, with the start of each run.
-        on_kernel_type: called after each of `kernel_types_of(sources)`.
+        on_kernel_type: called after each of `all_kernel_types(sources)`.
 
     Raises:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
             result; the other files are combined.
     """
-    result = CombineResult(kernel_types_of(sources))
+    result = CombineResult(all_kernel_types(sources))
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
     with target.lock(), gc_paused():
         # Manifests first, so that every Run ID in a table always has one.
@@ -297,7 +297,7 @@ def _combine_tables(
         tallies.append(combined.tally)
     if frame is None:
         return
-    keep_durations(target, kernel_type, not_taken, histories)
+    save_durations(target, kernel_type, not_taken, histories)
     if any(tally.added or tally.edited for tally in tallies):
         target.write(Table(kernel_type, path, frame))
         result.new += [kernel_type] * is_new

@@ -102,7 +102,7 @@ def _durations(database: Database, problems: list[str]) -> Durations:
             for record in filter(None, (asked, asked.launched_record())):
                 if record.measurement is not None:
                     row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
-                    row[record.run_id] = _of_record(record)
+                    row[record.run_id] = _record_duration(record)
     for path in history.replaced_tables(database):
         try:
             rows = TableEdit(read_frame(path))
@@ -110,19 +110,19 @@ def _durations(database: Database, problems: list[str]) -> Durations:
             problems.append(str(error))
             continue
         for position, signature in enumerate(signatures(path.stem, rows.frame())):
-            duration = _of_row(rows, position)
+            duration = _row_duration(rows, position)
             if duration is not None:
                 durations.setdefault(RowName(path.stem, signature), {}).setdefault(rows[RUN_ID][position], duration)
     return durations
 
 
-def _of_record(record: Record) -> RunDuration:
+def _record_duration(record: Record) -> RunDuration:
     assert record.measurement is not None
     measurement = record.measurement
     return RunDuration(measurement.summary.median_us, measurement.cache_state, measurement.instrument)
 
 
-def _of_row(rows: TableEdit, position: int) -> RunDuration | None:
+def _row_duration(rows: TableEdit, position: int) -> RunDuration | None:
     average_us = valid_duration(rows[AVERAGE][position])
     if average_us is None:
         return None
@@ -138,7 +138,7 @@ def _pool_table(
     before = {name: list(rows[name]) for name in POOLED}
     pooled = []
     for position, signature in enumerate(signatures(kernel_type, table.frame)):
-        own, own_run = _of_row(rows, position), rows[RUN_ID][position]
+        own, own_run = _row_duration(rows, position), rows[RUN_ID][position]
         cells = dict.fromkeys(POOLED, "")
         if own is not None:
             runs = {**durations.get(RowName(kernel_type, signature), {}), own_run: own}

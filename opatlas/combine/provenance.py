@@ -84,15 +84,15 @@ class MeasurementOrigin:
         """Returns whether no known value differs: device, CPU threads, versions."""
         if self.threads and other.threads and self.threads != other.threads:
             return False
-        return self.is_of_same_device(other) and not any(
+        return self.has_same_device(other) and not any(
             version_key(version) != version_key(other.versions[name])
             for name, version in self.versions.items()
             if name in other.versions
         )
 
-    def is_of_same_release(self, other: MeasurementOrigin) -> bool:
+    def has_same_release(self, other: MeasurementOrigin) -> bool:
         """Returns whether no known device differs, and no known version in its first two numbers."""
-        return self.is_of_same_device(other) and all(
+        return self.has_same_device(other) and all(
             same_release(version, other.versions[name])
             for name, version in self.versions.items()
             if name in other.versions
@@ -102,7 +102,7 @@ class MeasurementOrigin:
         """Returns whether only the number of CPU threads differs."""
         return not self.is_compatible_with(other) and self.is_compatible_with(replace(other, threads=self.threads))
 
-    def is_of_same_device(self, other: MeasurementOrigin) -> bool:
+    def has_same_device(self, other: MeasurementOrigin) -> bool:
         """Returns whether no known kind or device differs."""
         if self.kind and other.kind and self.kind != other.kind:
             return False
@@ -220,7 +220,7 @@ class Provenance:
             for run_id, origins in self._runs.items()
             if not all(origin.is_compatible_with(ours) for origin in origins)
         }
-        is_foreign_folder = self._folder is not None and not self._folder.is_of_same_release(ours)
+        is_foreign_folder = self._folder is not None and not self._folder.has_same_release(ours)
         if not foreign and not is_foreign_folder:
             return
         # Reads all tables, so only if some run differs.
@@ -372,25 +372,25 @@ class StaleRuns:
         self._present = present
         self._judged: dict[str, Staleness] = {}
 
-    def of(self, run_id: str) -> Staleness:
-        """Judges the durations of a run. What is not known of the run or of the present does not count."""
+    def staleness(self, run_id: str) -> Staleness:
+        """Returns the staleness of a run's durations. Unknown facts of the run or the session do not count."""
         if run_id not in self._judged:
             manifest = self._manifests.get(run_id)
-            self._judged[run_id] = Staleness.NO_MANIFEST if manifest is None else self._of(manifest)
+            self._judged[run_id] = Staleness.NO_MANIFEST if manifest is None else self._judge(manifest)
         return self._judged[run_id]
 
-    def _of(self, manifest: Manifest) -> Staleness:
+    def _judge(self, manifest: Manifest) -> Staleness:
         origins, present = list(run_origins(manifest)), self._present
-        if origins and not any(origin.is_of_same_device(present.origin) for origin in origins):
+        if origins and not any(origin.has_same_device(present.origin) for origin in origins):
             return Staleness.OTHER_DEVICE
         if any(_other_versions(origin, present.origin) for origin in origins):
             return Staleness.VERSIONS
-        if present.driver and (drivers := drivers_of(manifest)) and drivers != {present.driver}:
+        if present.driver and (drivers := run_drivers(manifest)) and drivers != {present.driver}:
             return Staleness.DRIVER
         return Staleness.CODE if manifest.code != present.code else Staleness.FRESH
 
 
-def drivers_of(manifest: Manifest) -> set[str]:
+def run_drivers(manifest: Manifest) -> set[str]:
     """Returns the driver versions of a run's devices; empty if unknown."""
     found = set()
     for device in (manifest.device, *manifest.other_devices):

@@ -20,7 +20,7 @@ from opatlas.store import history
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database, Table
-from opatlas.store.history import Histories, keep_replaced, without_measurement
+from opatlas.store.history import Histories, save_replaced, without_measurement
 from opatlas.store.manifest import RunOrder, read_manifests
 from opatlas.store.pruned import pruned_path
 from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
@@ -81,10 +81,10 @@ def rebuild(database: Database) -> RebuiltRows:
 
 
 class _RebuiltTable:
-    def __init__(self, table: Table, histories: Histories, taken_out: frozenset[str]) -> None:
-        """`taken_out` has the signatures of rows that are not added again."""
+    def __init__(self, table: Table, histories: Histories, excluded: frozenset[str]) -> None:
+        """`excluded` has the signatures of rows that are not added again."""
         self._before = table
-        self._taken_out = taken_out
+        self._excluded = excluded
         self._added: set[int] = set()
         kernel_type, frame = table.kernel_type, table.frame
         run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
@@ -106,12 +106,12 @@ class _RebuiltTable:
         return valid_duration(self._durations[position]) is not None
 
     def apply(self, records: TypeRecords, mode: UpdateMode, order: RunOrder) -> None:
-        here = TypeRecords(self._of_rows(records.own), self._of_rows(records.brought))
+        here = TypeRecords(self._not_excluded(records.own), self._not_excluded(records.brought))
         changes = self._merged.apply(here, append=True, brought_too=mode.adds_rows, order=order)
         self._added |= changes.appended
 
-    def _of_rows(self, records: Mapping[str, Record]) -> dict[str, Record]:
-        gone = self._taken_out.difference(self._merged.positions)
+    def _not_excluded(self, records: Mapping[str, Record]) -> dict[str, Record]:
+        gone = self._excluded.difference(self._merged.positions)
         return {signature: record for signature, record in records.items() if signature not in gone}
 
     def write(self, database: Database, rebuilt: RebuiltRows) -> None:
@@ -140,19 +140,19 @@ class _RebuiltTable:
             if self._has_duration(position) and durations[position] != self._durations[position]:
                 lost.setdefault(run_ids[position], []).append(position)
         for run_id, positions in lost.items():
-            keep_replaced(database, run_id, kernel_type, self._before.frame.iloc[positions])
+            save_replaced(database, run_id, kernel_type, self._before.frame.iloc[positions])
 
 
 def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: RebuiltRows) -> _RebuiltTable | None:
     """Returns a table for the rebuild; None, with a problem, if it cannot be read."""
     try:
-        return _RebuiltTable(database.read_or_empty(kernel_type), histories, _taken_out(database, kernel_type))
+        return _RebuiltTable(database.read_or_empty(kernel_type), histories, _excluded(database, kernel_type))
     except OpAtlasError as error:
         rebuilt.problems.append(f"{error} (so it was not rebuilt)")
         return None
 
 
-def _taken_out(database: Database, kernel_type: str) -> frozenset[str]:
+def _excluded(database: Database, kernel_type: str) -> frozenset[str]:
     """Returns the signatures of the pruned rows that have a duration. Raises OpAtlasError."""
     path = pruned_path(database, kernel_type)
     own_duration = duration_columns(kernel_type)[0]

@@ -429,7 +429,7 @@ def _row_statuses(rows: TableEdit) -> list[_RowStatus | None]:
 
 @lru_cache(maxsize=64)
 def _measured(status: str) -> bool:
-    return Status.of_cell(status) is Status.MEASURED
+    return Status.from_cell(status) is Status.MEASURED
 
 
 def _same(cell: str, other: str) -> bool:

@@ -90,13 +90,13 @@ def message_signature(row: Mapping[str, str]) -> str:
     Accepts any cells, so that malformed rows can be reported. Synonyms of dtypes are equal: msmodeling's DT_FP16 is
     DT_FLOAT16.
     """
-    numbers = [_whole(row.get(name, "")) for name in (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)]
+    numbers = [_whole_number(row.get(name, "")) for name in (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)]
     word = row.get(DTYPE, "").strip().strip("\"'").upper()
     dtype = known_dtype(word)
     return "|".join((*numbers[:2], dtype_name(word) if dtype is None else dtype.name, numbers[2]))
 
 
-def _whole(cell: str) -> str:
+def _whole_number(cell: str) -> str:
     """Returns a whole number without its decimals: pandas writes a column with gaps as `1024.0`."""
     text = cell.strip().strip("\"'")
     number, _, fraction = text.partition(".")

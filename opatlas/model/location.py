@@ -145,7 +145,7 @@ def communication_reference(database: Path, cann: str) -> str:
     return f"../../{folder.name}/{versions[max(others, key=version_key)] if others else name}/"
 
 
-def is_of_same_release(one: Path, other: Path) -> bool:
+def are_of_same_release(one: Path, other: Path) -> bool:
     """Returns whether the paths of two databases name the same device and the same releases of the software."""
     ours, theirs = database_place(one), database_place(other)
     if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():

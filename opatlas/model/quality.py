@@ -88,7 +88,7 @@ class Quality(str, Enum):
         return self.value
 
     @classmethod
-    def of_cell(cls, cell: str) -> Quality | None:
+    def from_cell(cls, cell: str) -> Quality | None:
         """Returns the quality in a cell; None for an empty cell or an unknown word."""
         try:
             return cls(cell.strip().lower())

@@ -205,7 +205,7 @@ class Record:
         if not is_run_id(record.run_id):
             raise DecodeError(place, f"run id {record.run_id!r} cannot name a file")
         for kernel_type, cells in record._cases():
-            problem = _problem_of(kernel_type, cells)
+            problem = _row_problem(kernel_type, cells)
             if problem:
                 raise DecodeError(place, problem)
         return _shared(record)
@@ -221,7 +221,7 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
-def _problem_of(kernel_type: str, cells: Mapping[str, str]) -> str:
+def _row_problem(kernel_type: str, cells: Mapping[str, str]) -> str:
     """Returns why a database can have no such row; "" if it can."""
     if not is_file_name(kernel_type):
         return f"kernel type {kernel_type!r} cannot name a file"

@@ -108,11 +108,11 @@ def operations(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]
     if kernel_type in ARITHMETIC and len(outputs) == 1:
         return math.prod(outputs[0].shape)
     if kernel_type in PRODUCTS and len(inputs) >= 2 and len(outputs) == 1:
-        return _of_product(inputs[0], inputs[1], outputs[0])
+        return _product_operations(inputs[0], inputs[1], outputs[0])
     return None
 
 
-def _of_product(left: Slot, right: Slot, product: Slot) -> int | None:
+def _product_operations(left: Slot, right: Slot, product: Slot) -> int | None:
     """Derives k, whatever is transposed, from the numbers of elements: b k^2 = (b m k)(b k n) / (b m n)."""
     batch = math.prod(left.shape[:-2]) if left.format == "ND" and len(left.shape) > 2 else 1
     elements = math.prod(product.shape)

@@ -260,7 +260,7 @@ class Status(str, Enum):
         return self in (Status.CRASHED, Status.TIMEOUT)
 
     @classmethod
-    def of_cell(cls, cell: str) -> Status | None:
+    def from_cell(cls, cell: str) -> Status | None:
         """Returns the status in a cell; None for an empty cell or an unknown word."""
         try:
             return cls(cell.strip().lower())

@@ -142,7 +142,7 @@ def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) 
         rates = _rates(record, measurement, peak, summary.median_us)
     return RowSummary(
         kernel_type=record.kernel_type,
-        shapes=shapes_of(record.kernel_type, cells),
+        shapes=row_shapes(record.kernel_type, cells),
         median_us=summary.median_us,
         min_us=summary.min_us,
         noise=relative_noise(measurement.samples_us),
@@ -155,7 +155,7 @@ def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) 
     )
 
 
-def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
+def row_shapes(kernel_type: str, cells: Mapping[str, str]) -> str:
     """Returns the shapes of a row as in `RowSummary`, for any cells."""
     if is_communication(kernel_type):
         return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
@@ -291,7 +291,7 @@ _BETWEEN = "  "
 
 def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
     """Yields the tables in lines of at most `width` characters."""
-    yield from _of_types(summarize_types(rows), width)
+    yield from _type_table(summarize_types(rows), width)
     for title, found in _lists(rows):
         yield f"{title}:"
         numbers = [row.text(44) for row in found]
@@ -371,7 +371,7 @@ def _used(types: Sequence[TypeSummary]) -> list[int]:
     return [column for column in range(len(_TITLES)) if any(_cells(of_type)[column] for of_type in types)]
 
 
-def _of_types(types: Sequence[TypeSummary], width: int) -> Iterator[str]:
+def _type_table(types: Sequence[TypeSummary], width: int) -> Iterator[str]:
     cells = [_TITLES, *map(_cells, types)]
     columns = _used(types)
     widths = [max(len(line[column]) for line in cells) for column in range(len(_TITLES))]

@@ -79,7 +79,7 @@ def measured_cells(record: Record) -> dict[str, str]:
     measurement = record.measurement
     assert measurement is not None
     summary, verdict = measurement.summary, measurement.verdict
-    durations = _of_message if is_communication(record.kernel_type) else _of_kernel
+    durations = _message_durations if is_communication(record.kernel_type) else _kernel_durations
     return {
         **durations(record, summary),
         MICROBENCH_MIN: microseconds(summary.min_us),
@@ -123,14 +123,14 @@ def microseconds(value: float) -> str:
     return f"{value:.{_DECIMALS}f}"
 
 
-def _of_kernel(record: Record, summary: Summary) -> dict[str, str]:
+def _kernel_durations(record: Record, summary: Summary) -> dict[str, str]:
     return {
         AVERAGE: microseconds(stored_us(record.kernel_type, summary)),
         MICROBENCH_MEDIAN: microseconds(summary.median_us),
     }
 
 
-def _of_message(record: Record, summary: Summary) -> dict[str, str]:
+def _message_durations(record: Record, summary: Summary) -> dict[str, str]:
     message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
     gbps = bandwidth_gbps(message_bytes, summary.median_us)
     bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, summary.median_us)

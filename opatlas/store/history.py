@@ -47,21 +47,21 @@ def file_path(database: Database, run_id: str) -> Path:
     return database.runs_dir / f"{_file_stem(run_id)}{_SUFFIX}"
 
 
-def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
+def save_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
     """Saves rows whose durations a run is about to replace and no history has. Equal rows are saved once.
 
     Raises:
         OpAtlasError: the run id or the kernel type cannot name a file, or the file cannot be read or written.
     """
-    _keep(database, f"{_file_stem(run_id)}{REPLACED_SUFFIX}", kernel_type, rows)
+    _save(database, f"{_file_stem(run_id)}{REPLACED_SUFFIX}", kernel_type, rows)
 
 
-def keep_edited(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
-    """Saves edited rows, apart from replaced ones. Raises as `keep_replaced`."""
-    _keep(database, f"{_file_stem(run_id)}{_EDITED_SUFFIX}", kernel_type, rows)
+def save_edited(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
+    """Saves edited rows, apart from replaced ones. Raises as `save_replaced`."""
+    _save(database, f"{_file_stem(run_id)}{_EDITED_SUFFIX}", kernel_type, rows)
 
 
-def _keep(database: Database, folder: str, kernel_type: str, rows: pd.DataFrame) -> None:
+def _save(database: Database, folder: str, kernel_type: str, rows: pd.DataFrame) -> None:
     path = database.runs_dir / folder / database.csv_path(kernel_type).name
     there = [read_frame(path, kernel_type)] if path.exists() else []
     kept = pd.concat([*there, rows], ignore_index=True).fillna("").drop_duplicates()
@@ -69,7 +69,7 @@ def _keep(database: Database, folder: str, kernel_type: str, rows: pd.DataFrame)
 
 
 def replaced_tables(database: Database) -> list[Path]:
-    """Returns the CSVs of `keep_replaced`, sorted."""
+    """Returns the CSVs of `save_replaced`, sorted."""
     return sorted(database.runs_dir.glob(f"[!.]*{REPLACED_SUFFIX}/[!.]*.csv"))
 
 
@@ -126,29 +126,29 @@ class Histories:
     def has_duration(self, run_id: str, row: RowName) -> bool:
         """Returns whether the history of a run has a duration of a row."""
         if run_id not in self._measured:
-            measured = (line for line in self._of_run(run_id) if line.measurement is not None)
+            measured = (line for line in self._run_lines(run_id) if line.measurement is not None)
             self._measured[run_id] = frozenset(row for line in measured for row in line.rows())
         return row in self._measured[run_id]
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether the history of a run has records of a kernel type, measured or not."""
-        return kernel_type in self._types_of(run_id)
+        return kernel_type in self._run_signatures(run_id)
 
     def has_row(self, run_id: str, row: RowName) -> bool:
         """Returns whether the history of a run has a record of a row, measured or not."""
-        return row.signature in self._types_of(run_id).get(row.kernel_type, ())
+        return row.signature in self._run_signatures(run_id).get(row.kernel_type, ())
 
-    def _types_of(self, run_id: str) -> Mapping[str, set[str]]:
+    def _run_signatures(self, run_id: str) -> Mapping[str, set[str]]:
         if run_id not in self._types:
             types = self._types[run_id] = {}
-            for row in (row for line in self._of_run(run_id) for row in line.rows()):
+            for row in (row for line in self._run_lines(run_id) for row in line.rows()):
                 types.setdefault(row.kernel_type, set()).add(row.signature)
         return self._types[run_id]
 
-    def _of_run(self, run_id: str) -> Sequence[_Line]:
+    def _run_lines(self, run_id: str) -> Sequence[_Line]:
         if run_id not in self._lines:
             try:
-                self._lines[run_id] = list(_lines_of(file_path(self._database, run_id)))
+                self._lines[run_id] = list(_read_lines(file_path(self._database, run_id)))
             except OpAtlasError:
                 self._lines[run_id] = ()
         return self._lines[run_id]
@@ -184,7 +184,7 @@ class _Line:
             yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or self.cells))
 
 
-def _lines_of(path: Path) -> Iterator[_Line]:
+def _read_lines(path: Path) -> Iterator[_Line]:
     """Yields the records of a history, reduced to `_Line`. Raises OpAtlasError."""
     if path.exists():
         for number, line in enumerate(_lines(path)[1:], start=2):
@@ -240,7 +240,7 @@ class EditedLookup:
     """Finds the edited rows of tables. False if the database has no complete history."""
 
     def __init__(self, database: Database) -> None:
-        self._runs = _whole_histories(database)
+        self._runs = _complete_histories(database)
         self._histories = Histories(database)
 
     def __bool__(self) -> bool:
@@ -321,7 +321,7 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
     return EditedRows(found.positions, example, found.problems)
 
 
-def _whole_histories(database: Database) -> set[str]:
+def _complete_histories(database: Database) -> set[str]:
     """Returns the runs with a complete history. A remaining journal of a run may have records of any row."""
     with_journal = {path.name.partition(".")[0] for path in database.journal_dir.glob("*.jsonl*")}
     all_runs = runs(database)
@@ -335,7 +335,7 @@ def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str)
     durations = frame[own_duration].tolist() if own_duration in frame.columns else [""] * len(frame)
     held = [position for position in edited if valid_duration(durations[position]) is not None]
     if held:
-        keep_edited(database, run_id, kernel_type, frame.iloc[held])
+        save_edited(database, run_id, kernel_type, frame.iloc[held])
     pooled = [name for name in POOLED if name in frame.columns]
     cleared = _without(without_measurement(kernel_type, frame, edited), edited, pooled)
     database.write(Table(kernel_type, table.path, cleared))

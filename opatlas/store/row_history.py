@@ -78,17 +78,17 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     for record in _records(database, problems):
         if chosen.holds(record.kernel_type, record.signature):
             row = RowName(record.kernel_type, record.signature)
-            runs.setdefault(row, []).append(_of_record(record))
+            runs.setdefault(row, []).append(_run_from_record(record))
     for path in history.replaced_tables(database):
         for row, cells in _rows(path, path.stem, chosen, problems):
-            run = _of_cells(row.kernel_type, cells, "replaced")
+            run = _run_from_cells(row.kernel_type, cells, "replaced")
             if not any(_is_same(run, other) for other in runs.get(row, ())):
                 runs.setdefault(row, []).append(run)
     messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
     for kernel_type in (*database.kernel_types(), *messages):
         for row, cells in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
             of_row = runs.setdefault(row, [])
-            now = replace(_of_cells(kernel_type, cells, "csv"), current=True)
+            now = replace(_run_from_cells(kernel_type, cells, "csv"), current=True)
             if now.duration_us is not None:
                 same = [place for place, other in enumerate(of_row) if _is_same(now, other)]
                 if same:
@@ -128,7 +128,7 @@ def _rows(
             yield RowName(kernel_type, signature), {str(name): cell for name, cell in frame.iloc[position].items()}
 
 
-def _of_record(record: Record) -> RowRun:
+def _run_from_record(record: Record) -> RowRun:
     run = RowRun(record.run_id, "history", record.status.value, record.reason)
     measurement = record.measurement
     if measurement is None:
@@ -151,7 +151,7 @@ def _of_record(record: Record) -> RowRun:
     )
 
 
-def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRun:
+def _run_from_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRun:
     count = cells.get(MICROBENCH_SAMPLES, "")
     # The Status column may be of a later run than the duration.
     return RowRun(

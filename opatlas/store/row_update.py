@@ -202,7 +202,7 @@ class TableUpdate:
 
     def _set_status(self, position: int, record: Record) -> bool:
         """Writes the status of a row that was not measured; keeps durations. Returns whether a cell changed."""
-        there = Status.of_cell(self.rows[STATUS][position])
+        there = Status.from_cell(self.rows[STATUS][position])
         if record.status is Status.SKIPPED and there not in (None, Status.SKIPPED):
             # A skipped row keeps the status of an earlier run.
             return False
@@ -217,7 +217,7 @@ class TableUpdate:
 
     def _has_later_status(self, position: int, record: Record, order: RunOrder) -> bool:
         """Returns whether the status of the row is of a later run than the record's."""
-        there = Status.of_cell(self.rows[STATUS][position])
+        there = Status.from_cell(self.rows[STATUS][position])
         if there is None or (there is Status.SKIPPED and record.status is not Status.SKIPPED):
             return False
         return order.age(self._status_run(position)) > order.age(record.run_id)

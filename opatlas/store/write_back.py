@@ -26,7 +26,7 @@ from opatlas.model.signature import signatures
 from opatlas.store import history, journal
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database, Table
-from opatlas.store.history import Histories, keep_replaced
+from opatlas.store.history import Histories, save_replaced
 from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import RunOrder
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
@@ -165,7 +165,7 @@ def _keep_replaced(database: Database, histories: Histories, table: Table, updat
         if not histories.has_duration(run_ids[position], RowName(kernel_type, record.signature)):
             lost.setdefault(record.run_id, []).append(position)
     for run_id, positions in lost.items():
-        keep_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
+        save_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
 
 
 def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> list[RowName]:

@@ -9,7 +9,7 @@ from checked import check_named
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import Finding
-from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, sort_out
+from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
 from opatlas.errors import OpAtlasError
 from opatlas.files import UnsafePath
 
@@ -35,16 +35,16 @@ def write(folder: Path, text: str) -> Path:
 def test_an_entry_covers_what_its_patterns_match(tmp_path: Path) -> None:
     entries = read_known(write(tmp_path, ENTRY), CHECKS)
     found = [finding("353,5120;6400,5120"), finding("354,5120;6400,5120"), finding("353,5120", "Add")]
-    sorted_out = sort_out(SPIKES, found, entries)
+    sorted_out = split_findings(SPIKES, found, entries)
     assert [known.row for known, _ in sorted_out.known] == ["353,5120;6400,5120"]
     assert len(sorted_out.new) == 2
-    assert not sort_out(check_named("noisy"), found, entries).known
+    assert not split_findings(check_named("noisy"), found, entries).known
 
 
 def test_of_more_findings_than_an_entry_knows_the_worst_are_new(tmp_path: Path) -> None:
     entries = read_known(write(tmp_path, ENTRY + "  most: 2\n"), CHECKS)
     found = [finding("353,1", weight=weight) for weight in (9.0, 3.0, 2.0)]
-    sorted_out = sort_out(SPIKES, found, entries)
+    sorted_out = split_findings(SPIKES, found, entries)
     assert [each.weight for each in sorted_out.new] == [9.0]
     assert [known.weight for known, _ in sorted_out.known] == [3.0, 2.0]
 

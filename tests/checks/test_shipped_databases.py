@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.checks.known_findings import read_known, sort_out
+from opatlas.checks.known_findings import read_known, split_findings
 from opatlas.model.location import ROOT, SHIPPED
 
 DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))
@@ -21,7 +21,7 @@ def test_findings_are_known_and_entries_cover_some(folder: Path) -> None:
     for check in CHECKS:
         types = [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types
         for kernel_type in types:
-            sorted_out = sort_out(check, check.find(database, kernel_type), entries)
+            sorted_out = split_findings(check, check.find(database, kernel_type), entries)
             assert check.advisory or not sorted_out.new
             used |= {entry.place for _, entry in sorted_out.known}
     assert used == {entry.place for entry in entries}

@@ -101,5 +101,5 @@ def test_every_row_of_samples_has_a_verdict(samples: list[float]) -> None:
 
 @given(st.sampled_from(Quality))
 def test_a_cell_is_read_as_it_was_written(quality: Quality) -> None:
-    assert Quality.of_cell(f" {quality} ".upper()) is quality
-    assert Quality.of_cell("fine") is Quality.of_cell("") is None
+    assert Quality.from_cell(f" {quality} ".upper()) is quality
+    assert Quality.from_cell("fine") is Quality.from_cell("") is None

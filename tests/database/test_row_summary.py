@@ -21,7 +21,7 @@ from opatlas.report.row_summary import (
     noisiest,
     operations_text,
     quality_lines,
-    shapes_of,
+    row_shapes,
     share_text,
     slowest,
     summarize_row,
@@ -111,8 +111,8 @@ def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
 
 def test_a_message_is_told_by_its_bytes_and_devices() -> None:
     cells = {MESSAGE_BYTES: "1048576", NUM_DEVICES: "16"}
-    assert shapes_of("hcom_allReduce_", cells) == "1048576 B on 16"
-    assert shapes_of("hcom_allReduce_", {}) == " B on "
+    assert row_shapes("hcom_allReduce_", cells) == "1048576 B on 16"
+    assert row_shapes("hcom_allReduce_", {}) == " B on "
 
 
 def test_rows_that_differ_in_dtype_have_names_of_their_own() -> None:

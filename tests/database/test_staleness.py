@@ -37,10 +37,10 @@ def device(**facts: str) -> dict[str, object]:
 def test_the_first_reason_counts_and_what_is_not_known_does_not(
     manifest: Manifest, present: PresentSetup, staleness: Staleness
 ) -> None:
-    assert StaleRuns({"run-1": manifest}, present).of("run-1") is staleness
+    assert StaleRuns({"run-1": manifest}, present).staleness("run-1") is staleness
 
 
 def test_without_a_manifest_a_duration_is_stale() -> None:
-    assert StaleRuns({}, PRESENT).of("run-1") is Staleness.NO_MANIFEST
+    assert StaleRuns({}, PRESENT).staleness("run-1") is Staleness.NO_MANIFEST
     assert Staleness.NO_MANIFEST.is_stale
     assert not Staleness.OTHER_DEVICE.is_stale

@@ -12,7 +12,7 @@ import captures
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, sort_out
+from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
@@ -82,7 +82,7 @@ def _table(data: bytes, folder: Path) -> None:
     database = CheckedDatabase(path.parent, code="code", against=CheckedDatabase(path.parent))
     for check in CHECKS:
         for kernel_type in [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types:
-            found = sort_out(check, check.find(database, kernel_type), ()).new
+            found = split_findings(check, check.find(database, kernel_type), ()).new
             expect(
                 all(not math.isnan(finding.weight) for finding in found), f"{check.name}: a weight that orders nothing"
             )

@@ -59,13 +59,13 @@ def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows
 
 def expect_plot_file(path: Path) -> None:
     """Checks that the ending of a file is a format of plots. Raises UsageError."""
-    if _format_of(path) not in FORMATS:
+    if _file_format(path) not in FORMATS:
         raise UsageError(f"{path}: no format of a plot: give a file whose name ends with .{', .'.join(FORMATS)}")
 
 
 def save(figure: Any, path: Path) -> None:
     """Writes a figure in the format of the file's suffix, one of FORMATS. Raises OpAtlasError."""
-    form = _format_of(path)
+    form = _file_format(path)
     from matplotlib import rc_context
 
     # Without dates and random names the same data give the same file.
@@ -76,7 +76,7 @@ def save(figure: Any, path: Path) -> None:
         )
 
 
-def _format_of(path: Path) -> str:
+def _file_format(path: Path) -> str:
     return path.suffix.removeprefix(".").lower()
 
 

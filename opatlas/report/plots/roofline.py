@@ -95,12 +95,12 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
         escape_formulas(title if known else f"{title}\nwithout a roof: the peaks of the device are not known")
     )
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
-    axis.set_ylabel(unit_of({point.dtype for point in points}))
+    axis.set_ylabel(rate_unit({point.dtype for point in points}))
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
     return [Plot(ROOFLINE.name, figure, f"{pluralize(len(points), 'row')} of {pluralize(len(types), 'kernel type')}")]
 
 
-def unit_of(dtypes: Collection[str]) -> str:
+def rate_unit(dtypes: Collection[str]) -> str:
     """Returns the unit of 10^12 operations/s: FLOP for floating-point dtypes, OP for integers."""
     integers = {dtype for dtype in dtypes if "INT" in dtype or dtype == "BOOL"}
     floats = set(dtypes) - integers

@@ -104,7 +104,7 @@ def read_timed_rows(folder: Path | str, kernel_types: Collection[str] = ()) -> T
     with gc_paused():
         for kernel_type in sorted(kernel_types) or there:
             try:
-                rows += _rows_of(database, kernel_type, devices, problems)
+                rows += _read_rows(database, kernel_type, devices, problems)
             except OpAtlasError as error:
                 problems.append(str(error))
     return TimedRows(folder, database_device(folder), rows, problems, _captured_on(database))
@@ -169,10 +169,10 @@ def _captured_on(database: Database) -> Collection[str]:
 def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
     """Returns whether samples are noisy: by quality, or by standard deviation in rows of an older OpAtlas."""
     std, average = valid_duration(std_us), valid_duration(average_us)
-    return is_noisy(Quality.of_cell(quality), std / average if std and average else None)
+    return is_noisy(Quality.from_cell(quality), std / average if std and average else None)
 
 
-def _rows_of(
+def _read_rows(
     database: Database, kernel_type: str, devices: Mapping[str, str], problems: list[str]
 ) -> Iterator[TimedRow]:
     """Yields the timed rows of a kernel type. Raises OpAtlasError."""
