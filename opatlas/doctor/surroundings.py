@@ -27,9 +27,6 @@ from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.model import location, versions
-from opatlas.store import journal
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.header import read_header
 
 _LEAST_FREE = 1 << 30
 _FLUSHES = 7
@@ -40,6 +37,11 @@ _NAMED = 3
 
 def database(target: Target) -> Verdict:
     """Takes the lock of the database, and reads the headers of its CSVs."""
+    # The other probes here need no pandas.
+    from opatlas.store import journal
+    from opatlas.store.database import Database, SessionLock
+    from opatlas.store.header import read_header
+
     try:
         path = database_path(target)
     except OpAtlasError as error:

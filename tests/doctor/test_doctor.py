@@ -112,34 +112,35 @@ def test_what_a_probe_is_told_and_tells(bad, tmp_path):
     assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
 
 
-def test_a_cpu(tmp_path):
-    """All of it, as a user runs it."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OPATLAS_API_KEY": "very secret"}
-    environment["VLLM_AUTH_HEADER"] = "very secret"
-    words = ["--device", "cpu", "--database-path", tmp_path / "db", "--report", tmp_path / "found.zip"]
-    done = subprocess.run(
-        [sys.executable, "-m", "opatlas", "doctor", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "pass  cpu           " in done.stdout
-    assert "pass  replay        " in done.stdout
-    assert f"{tmp_path / 'db'} does not exist yet, and can be made" in " ".join(done.stdout.split())
-    assert "everything that the cpu needs passes" in done.stdout
-    with zipfile.ZipFile(tmp_path / "found.zip") as report:
+#: Probes that stand for all: the others are tested by themselves, and all together in the slow test.
+FEW = ("device", "python", "packages", "cpu", "npu_devices", "database")
+
+
+@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(PROBES), marks=pytest.mark.slow)], ids=["few", "all"])
+def test_a_cpu(tmp_path, monkeypatch, capsys, names):
+    """The command with real probes, and its report."""
+    monkeypatch.setattr(command, "PROBES", {name: PROBES[name] for name in names})
+    monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
+    monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")
+    database, path = tmp_path / "db", tmp_path / "found.zip"
+    status = main(["doctor", "--device", "cpu", "--database-path", str(database), "--report", str(path)])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert "pass  cpu           " in out
+    assert "everything that the cpu needs passes" in out
+    printed = " ".join(out.split())
+    assert f"{database} does not exist yet, and can be made" in printed
+    with zipfile.ZipFile(path) as report:
         text = report.read("doctor.json").decode()
     found = json.loads(text)
-    assert [probe["name"] for probe in found["probes"]] == list(PROBES)
-    assert found["probes"][2]["facts"]["installed"]["pytest"] == metadata.version("pytest")
-    # What is in the file is told, and what is not.
+    assert tuple(probe["name"] for probe in found["probes"]) == names
+    (packages,) = (probe for probe in found["probes"] if probe["name"] == "packages")
+    assert packages["facts"]["installed"]["pytest"] == metadata.version("pytest")
+    # The command prints what is in the file, and what was left out.
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
     assert "very secret" not in text
-    told = " ".join(done.stdout.split())
-    assert "without the values of OPATLAS_API_KEY, VLLM_AUTH_HEADER" in told
-    assert all(name in told for name in found["environment"])
+    assert "without the values of OPATLAS_API_KEY, VLLM_AUTH_HEADER" in printed
+    assert all(name in printed for name in found["environment"])
 
 
 def test_rows_that_are_not_measured(monkeypatch):
