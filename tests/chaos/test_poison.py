@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from moods import Mood
 from sessions import Sessions, row
@@ -32,7 +34,7 @@ def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(
     ledger = {"measured": 4 - not_run, "device-error": 1, "not run": not_run}
     assert done.ledger() == {name: count for name, count in ledger.items() if count}
     if not_run:
-        assert "simulated 0 failed its probe 3 times, each in a fresh process" in done
+        assert "simulated 0 failed its probe 3 times" in done
         (report,) = (sessions.database / "reports").glob("*.md")
         assert report.read_text().count("- `Moody-") == not_run
     assert list(sessions.statuses("Moody").values()).count("") == not_run
@@ -52,4 +54,4 @@ def test_in_process_there_is_no_fresh_process_and_the_session_stops(sessions: Se
     sessions.write("Moody", [row(1), row(Mood.POISON), row(2)])
     done = sessions.run_in_process(SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 1, "device-error": 1, "not run": 1})
-    assert "stopped: the device reported an error, and --in-process cannot replace its process" in done
+    assert re.search(r"^stopped: .*--in-process", done.output, re.MULTILINE)

@@ -65,7 +65,7 @@ def test_a_row_that_runs_for_long_is_named_on_one_line(sessions: Sessions, optio
     lines = terminal.shown.splitlines()
     # The line that xdist rewrites holds nothing else.
     assert not [line for line in lines if "worker" in line and "to replay" in line]
-    assert [line for line in lines if line.startswith("opatlas: 3 rows to replay")]
+    assert [line for line in lines if line.startswith("opatlas: 3 rows")]
 
 
 def test_a_row_that_waits_for_the_device_says_so_on_the_line(sessions: Sessions) -> None:

@@ -50,7 +50,7 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
     assert sessions.run_in_process("--co", "-q", "--ops", "Toy").output.count("::test_toy[Toy-") == 2
     wrong = sessions.run_in_process("--ops", "Toi")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    assert "--ops Toi: no such kernel type in" in wrong
+    assert "--ops Toi" in wrong
     assert "did you mean Toy" in wrong
     assert "it has OtherToy, Toy" in sessions.run_in_process("--ops", "X")
 
@@ -59,7 +59,7 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
 def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions, option: str) -> None:
     sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
     done = sessions.run(option)
-    assert done.code == pytest.ExitCode.INTERRUPTED or done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.code == pytest.ExitCode.TESTS_FAILED
     assert sessions.statuses("Moody") == {1: "measured", Mood.RAISE: "failed", 2: ""}
 
 
@@ -149,10 +149,10 @@ def test_a_database_that_is_named_as_tests_is_refused(sessions: Sessions, tmp_pa
 def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     for options, message in (
-        (("--pdb",), "add --in-process"),
-        (("--in-process", "-n", "2"), "leave out -n"),
-        (("--device", "ATLAS_800_A3_752T_128G_DIE"), "there is no NPU here"),
-        (("--device", "NVIDIA_H200"), "there is no NVIDIA GPU here"),
+        (("--pdb",), "--in-process"),
+        (("--in-process", "-n", "2"), "-n"),
+        (("--device", "ATLAS_800_A3_752T_128G_DIE"), "NPU"),
+        (("--device", "NVIDIA_H200"), "GPU"),
     ):
         # Without nvidia-smi and npu-smi, whatever machine this is.
         done = sessions.run(*options, PATH=str(sessions.folder))
@@ -170,16 +170,16 @@ def test_what_the_installed_torch_measures_is_not_filed_under_another(sessions: 
         check=False,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--versions torch=1.0.0: rows would be measured with the installed torch" in done.stderr
+    assert "--versions torch=1.0.0" in done.stderr
 
 
 def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
     for option, message in (
-        ("--repeat-count=0", "'0': give a whole number from 1 on"),
-        ("--threads=0", "'0': give a whole number from 1 on"),
-        ("--time-limit=-1", "'-1': give a number above 0"),
-        ("--case-timeout=nan", "'nan': give a number above 0"),
-        ("--update-mode=some", "invalid choice: 'some'"),
+        ("--repeat-count=0", "'0'"),
+        ("--threads=0", "'0'"),
+        ("--time-limit=-1", "'-1'"),
+        ("--case-timeout=nan", "'nan'"),
+        ("--update-mode=some", "'some'"),
     ):
         done = sessions.run_in_process(option, measure=())
         assert done.code == pytest.ExitCode.USAGE_ERROR
@@ -194,7 +194,7 @@ def test_an_instrument_that_the_device_does_not_offer_is_refused_before_rows_run
     sessions.write("Toy", [row(1)])
     done = sessions.run_in_process("--instrument=sundial")
     assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "--instrument sundial: devices of kind cpu offer wall-clock" in done
+    assert re.search("sundial.*wall-clock", done.output)
     assert sessions.statuses("Toy") == {1: ""}
 
 

@@ -124,10 +124,10 @@ def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None
     assert sessions.run_in_process("--where", "type == Moody and status == failed").ledger() == {"xfailed": 1}
     nothing = sessions.run_in_process("--where", "tokens > 1000")
     assert nothing.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "no row was selected: --where 'tokens > 1000' is true of none of 6 rows" in nothing
+    assert re.search(r"tokens > 1000.*6 rows", nothing.output)
     wrong = sessions.run_in_process("--where", "tokns > 2")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    assert "column 1: there is no variable 'tokns' (did you mean tokens?)" in " ".join(wrong.output.split())
+    assert re.search(r"'tokns'.*did you mean tokens", " ".join(wrong.output.split()))
 
 
 def test_a_stopped_session_goes_on_with_the_rows_of_other_runs(sessions: Sessions) -> None:
