@@ -18,7 +18,9 @@ def test_a_wrong_result_fails_and_names_the_difference(sessions: Sessions) -> No
     assert "19 of 19" in done
 
 
-@pytest.mark.parametrize(("mood", "status", "where"), [(16, "invalid", "test_moody"), (19, "failed", "_compare")])
+@pytest.mark.parametrize(
+    ("mood", "status", "where"), [(Mood.REFUSE, "invalid", "_refuse"), (Mood.WRONG_RESULT, "failed", "_compare")]
+)
 def test_a_debugger_stops_where_a_row_or_its_result_was_refused(
     sessions: Sessions, mood: int, status: str, where: str
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_terminal_shows_failures_in_red_and_a_log_plainly(sessions: Sessions) 
     assert terminal.read_to_the_end() == 1
     assert f"\x1b[31m{ledger}\x1b[0m" in terminal.shown
     assert "next:" not in terminal.shown
-    assert f"\n{ledger}\n" in sessions.run("--runxfail", SIMULATED_DEVICES="1")
+    assert f"\n{ledger}\n" in sessions.run_in_process("--runxfail")
 
 
 def test_a_terminal_says_what_comes_next_and_a_log_does_not(sessions: Sessions) -> None:
@@ -113,7 +113,7 @@ def test_a_terminal_says_what_comes_next_and_a_log_does_not(sessions: Sessions) 
     terminal = OnTerminal(sessions)
     assert terminal.read_to_the_end() == 0
     assert "opatlas plot database" in terminal.shown
-    assert "next:" not in sessions.run(SIMULATED_DEVICES="1")
+    assert "next:" not in sessions.run_in_process("--mixed")
 
 
 def test_the_header_has_pytest_benchmark_only_where_it_is_asked_for_something(sessions: Sessions) -> None:
