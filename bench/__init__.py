@@ -1,5 +1,5 @@
-"""What runs on a device: replays of database rows, the devices, and the instruments that time them.
+"""Kernels: their replays (`test_*.py`), the formulas of their results, and the implementations that are timed.
 
-Importing this package does not import torch: pytest collects replays without a device. The
-modules that need torch (rows, check, runner, impl, expected, ...) are loaded where a device is.
+Importing this package and its replays does not import torch: pytest collects replays without a device. The modules of
+`formulas` and `implementations` import torch when a replay looks a name up in them.
 """
