@@ -85,7 +85,7 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
             "bench/test_activation.py",
             "torch.nn.functional.gelu",
             "torch.nn.functional.gelo",
-            "torch.nn.functional.gelo is not there",
+            "torch.nn.functional.gelo",
         ),
     ],
     ids=["without rows", "a call that is not there"],
