@@ -152,9 +152,7 @@ def test_attention_rows_get_their_runtime_columns(database: Database) -> None:
 def test_a_malformed_row_is_named_and_its_file_left_alone(database: Database) -> None:
     path = write(database, "SwiGlu", "4,sixty | DT_BF16 | ND -> 4,32 | DT_BF16 | ND")
     before = path.read_bytes()
-    with pytest.raises(
-        TableError, match=r"SwiGlu\.csv:2: column 'Input Shapes' is '4,sixty', and dimensions are whole"
-    ):
+    with pytest.raises(TableError, match=r"SwiGlu\.csv:2: column 'Input Shapes' is '4,sixty'"):
         add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B))
     assert path.read_bytes() == before
 

@@ -121,5 +121,5 @@ operator_mappings:
 @pytest.mark.parametrize("text", ["a: [", "other: {}", "- 1"])
 def test_a_mapping_that_cannot_be_read_is_named(database: Database, text: str) -> None:
     (database.path / "op_mapping.yaml").write_text(text)
-    with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml .*repair it, or move it out"):
+    with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml"):
         database_kernels(database, built_in_catalog())

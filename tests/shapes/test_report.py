@@ -1,6 +1,10 @@
-"""What a run of `pytest shapes/` tells: rows, models, and how long a replay will take."""
+"""The report of `pytest shapes/`: rows, models, and how long a replay will take."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 from opatlas.store.manifest import Manifest
 from opatlas.theory.report import (
@@ -18,33 +22,32 @@ def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:
     return Manifest(run_id, 100.0, {}, "", finished_at=100.0 + seconds, statuses=statuses)
 
 
-def test_one_of_everything() -> None:
-    result = KernelResult("Mul", 1, 1, 8, 8, refused=1, coverage=(ModelCoverage("small", "Qwen", 1),))
-    _, _, refused, total, time, covered = summary_lines([result], Pace(), plan_only=False)
-    assert refused == "  1 row left out, which the device's kernel refuses (constraints/)"
-    assert total == "1 row added to 1 kernel type, 1 was there"
-    assert time == "to replay it takes about 1 s, at 1 s a row (assumed: this database has no replay yet)"
-    assert covered == "Qwen: 1 of 1 shape has rows"
+GOLDEN = Path(__file__).parent / "golden"
 
 
-def test_several_of_everything() -> None:
-    sizes = AxisCoverage("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
-    coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16"]}, sizes=[sizes])
-    results = [KernelResult("Mul", 2000, 2, refused=2, coverage=(coverage,)), KernelResult("Add")]
-    lines = list(summary_lines(results, Pace(0.5, "last"), plan_only=True))
-    # Add gets none.
-    assert "2,000 rows would be added to 1 of 2 kernel types, 2 were there" in lines
-    assert "to replay them takes about 16 min 40 s, at 0.5 s a row (as in run last)" in lines
-    assert "Qwen: 2 of 3 shapes have rows, of 5 of 48 sizes (1 shape of one size only); missing:" in lines
-
-
-def test_the_page_names_each_missing_shape_once_with_its_dtypes() -> None:
+def results() -> list[KernelResult]:
+    """One kernel type with everything that a report mentions, once and several times, and one without new rows."""
     sizes = AxisCoverage("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
     coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16", "INT8"]}, sizes=[sizes])
-    page = coverage_page([KernelResult("Mul", coverage=(coverage,))], "run 1").splitlines()
-    assert "| Mul | Qwen | 1 of 3 | m | 5 of 48 | 1 of 16 | 1 | 1 to 2,048 |" in page
-    assert "- Mul, Qwen: n 7 (BF16, INT8)" in page
-    assert "- Mul, Qwen: n 8: m 1" in page
+    one = ModelCoverage("Neg", "Llama", 1)
+    return [
+        KernelResult("Mul", 2000, 2, 10**9, 10**12, refused=2, over_budget=3, coverage=(coverage,)),
+        KernelResult("Neg", 1, 1, 8, 8, refused=1, unknown_dtypes=("FLOAT3",), coverage=(one,)),
+        KernelResult("Add"),
+    ]
+
+
+@pytest.mark.parametrize("plan_only", [False, True], ids=["added", "planned"])
+def test_the_summary(plan_only: bool, request: pytest.FixtureRequest) -> None:
+    """The wording, in golden/: rows that a run has added, and rows that it would add."""
+    pace = Pace(0.5, "last") if plan_only else Pace()
+    lines = "\n".join(summary_lines(results(), pace, plan_only=plan_only)) + "\n"
+    assert lines == (GOLDEN / f"summary_{request.node.callspec.id}.txt").read_text()
+
+
+def test_the_page_of_coverage() -> None:
+    """The wording, in golden/coverage.md."""
+    assert coverage_page(results(), "run 1") == (GOLDEN / "coverage.md").read_text()
 
 
 def test_the_newest_replay_sets_the_pace() -> None:

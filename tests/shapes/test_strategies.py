@@ -99,5 +99,5 @@ def test_the_simplest_row_is_what_draws_shrink_to() -> None:
 
 
 def test_a_budget_in_which_nothing_fits_is_an_error() -> None:
-    with pytest.raises(OpAtlasError, match=r"no row of Sort fits 0\.5 GB: raise --max-hbm-gb"):
+    with pytest.raises(OpAtlasError, match=r"Sort.*0\.5 GB.*--max-hbm-gb"):
         theory_rows("Sort", targets=TARGETS, budget_bytes=GB // 2)
