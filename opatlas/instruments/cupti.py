@@ -26,7 +26,8 @@ NAME = "cupti"
 
 #: Size of a buffer, enough for the records of a thousand kernels. The library requests another one when it is full.
 _BUFFER_BYTES = 1 << 18
-_MAX_LIMIT_REACHED = 12
+#: Status of cuptiActivityGetNextRecord after the last record of a buffer.
+MAX_LIMIT_REACHED = 12
 #: Number of kernels that test the instrument when it is opened.
 _MARKS = 4
 
@@ -118,7 +119,7 @@ class CuptiRecorder:
         self._broken = ""
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._free: list[int] = []
-        self._library = _library()
+        self._library = loaded_library()
         # Referenced here, because the library calls them later.
         self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
         self.register()
@@ -167,7 +168,7 @@ class CuptiRecorder:
             arguments = ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)
             while valid:
                 status = next_record(*arguments)
-                if status == _MAX_LIMIT_REACHED:
+                if status == MAX_LIMIT_REACHED:
                     break
                 if status or record.value is None:
                     raise ValueError(f"status {status}")
@@ -205,7 +206,7 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
     return layouts
 
 
-def _library() -> Any:
+def loaded_library() -> Any:
     """Returns the CUPTI library that this process has loaded."""
     loaded = {
         line.split()[-1]

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-_LEAST_SAMPLES = 10
+LEAST_SAMPLES = 10
 #: A row with a smaller relative standard deviation is quiet.
 _QUIET = 0.005
-#: Noise has settled when its last `_WINDOW` values differ by less than this share of their mean. The window is as long
-#: as `_LEAST_SAMPLES`, so that a few similar samples do not end a row.
+#: Noise has settled when its last `SETTLED_WINDOW` values differ by less than this share of their mean. The window is
+#: as long as `LEAST_SAMPLES`, so that a few similar samples do not end a row.
 _SETTLED = 0.10
-_WINDOW = 10
+SETTLED_WINDOW = 10
 #: Most samples of a row whose noise never settles. Kernels of a few microseconds settle much earlier.
-_MOST_SAMPLES = 200
+MOST_SAMPLES = 200
 #: Number of samples if their durations, and so their noise, are known only later.
 _UNSEEN_SAMPLES = 20
 #: Fewest samples of a row that exceeds its time limit, if noise is to be computed.
@@ -92,9 +92,9 @@ class StopRule:
             self._add(sample)
         if self._count < self._least_in_time:
             return False
-        if self._clock() >= deadline or self._count >= _MOST_SAMPLES:
+        if self._clock() >= deadline or self._count >= MOST_SAMPLES:
             return True
-        if self._count < _LEAST_SAMPLES or self._noise[-1] > self._max_noise:
+        if self._count < LEAST_SAMPLES or self._noise[-1] > self._max_noise:
             return False
         return self._noise[-1] < _QUIET or self._settled()
 
@@ -107,7 +107,7 @@ class StopRule:
     def batch(self, count: int) -> int:
         if self._repeat_count is not None:
             return max(1, self._repeat_count - count)
-        return _LEAST_SAMPLES
+        return LEAST_SAMPLES
 
     def any_rank(self, happened: bool) -> bool:
         return happened
@@ -135,7 +135,7 @@ class StopRule:
         self._noise.append(deviation / self._mean if self._mean else 0.0)
 
     def _settled(self) -> bool:
-        recent = self._noise[-_WINDOW:]
-        if len(self._noise) < _LEAST_SAMPLES + _WINDOW:
+        recent = self._noise[-SETTLED_WINDOW:]
+        if len(self._noise) < LEAST_SAMPLES + SETTLED_WINDOW:
             return False
         return max(recent) - min(recent) < _SETTLED * (sum(recent) / len(recent))

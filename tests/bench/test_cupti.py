@@ -94,7 +94,7 @@ class Library:
             kind = ctypes.c_uint32.from_address(pointer.value).value
             at = pointer.value + LAYOUTS[OF_KIND[kind]].itemsize
         if at >= buffer.value + valid.value:
-            return instrument._MAX_LIMIT_REACHED
+            return instrument.MAX_LIMIT_REACHED
         pointer.value = at
         return 0
 
@@ -105,7 +105,7 @@ def library(monkeypatch):
     for name, dtype in LAYOUTS.items():
         setattr(made, name, dtype)
     monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=made))
-    monkeypatch.setattr(instrument, "_library", lambda: made)
+    monkeypatch.setattr(instrument, "loaded_library", lambda: made)
     return made
 
 

@@ -90,21 +90,21 @@ def test_ranks_of_a_group_take_one_sample_at_a_time():
 
 def test_a_lost_record_is_an_error_and_no_average():
     # Counted from the end: the last mark, and the only kernel of the last call.
-    with pytest.raises(ReplayError, match="hold 5 marks, and 6 were launched"):
+    with pytest.raises(ReplayError, match=r"5 marks.* 6 "):
         sample(Device(lose={0}), lambda: None)
     device = Device(lose={1})
-    with pytest.raises(ReplayError, match="hold no kernel of some of the calls"):
+    with pytest.raises(ReplayError, match="no kernel"):
         sample(device, lambda: device.launch("add"))
 
 
 def test_calls_alike_that_launch_different_kernels_are_an_error():
     device = Device()
-    with pytest.raises(ReplayError, match=r"launched different kernels: add and add \+ add"):
+    with pytest.raises(ReplayError, match=r"add and add \+ add"):
         sample(device, lambda: [device.launch("add") for _ in range(1 + len(device.launched) % 2)])
 
 
 def test_a_call_that_launches_nothing_is_an_error():
-    with pytest.raises(ReplayError, match="hold no kernel of some of the calls"):
+    with pytest.raises(ReplayError, match="no kernel"):
         sample(Device(), lambda: None)
 
 

@@ -139,5 +139,5 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
 def test_a_torch_without_cuda_says_what_to_do():
-    with pytest.raises(OpAtlasError, match=r"was built without CUDA: install a build for CUDA .*--device cpu"):
+    with pytest.raises(OpAtlasError, match=r"without CUDA.*--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from opatlas.instruments.stop_rule import _LEAST_SAMPLES, _MOST_SAMPLES, _WINDOW, StopRule
+from opatlas.instruments.stop_rule import LEAST_SAMPLES, MOST_SAMPLES, SETTLED_WINDOW, StopRule
 
 
 class Clock:
@@ -54,17 +54,17 @@ def test_repeat_count_is_exact(count):
 
 
 def test_quiet_samples_end_at_the_least_number():
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant()) == _LEAST_SAMPLES
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.001)) == _LEAST_SAMPLES
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant()) == LEAST_SAMPLES
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.001)) == LEAST_SAMPLES
 
 
 def test_noise_that_has_settled_ends_it():
     count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.2))
-    assert _LEAST_SAMPLES + _WINDOW <= count < _MOST_SAMPLES
+    assert LEAST_SAMPLES + SETTLED_WINDOW <= count < MOST_SAMPLES
 
 
 def test_noise_that_never_settles_ends_at_the_most():
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), drifting()) <= _MOST_SAMPLES
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), drifting()) <= MOST_SAMPLES
 
 
 def test_time_limit_ends_it_after_one_sample_at_least():
@@ -78,17 +78,17 @@ def test_time_counts_from_the_first_question():
     clock = Clock()
     rule = StopRule(repeat_count=None, time_limit_s=5, clock=clock)
     clock.now += 1000
-    assert taken(rule, constant(), clock, seconds_each=0.1) == _LEAST_SAMPLES
+    assert taken(rule, constant(), clock, seconds_each=0.1) == LEAST_SAMPLES
 
 
 def test_an_outlier_late_does_not_start_it_anew():
     values = [20.0] * 9 + [60.0] + [20.0] * 500
     count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), iter(values))
-    assert _LEAST_SAMPLES < count <= _MOST_SAMPLES
+    assert LEAST_SAMPLES < count <= MOST_SAMPLES
 
 
 def test_zero_durations_do_not_divide_by_zero():
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant(0.0)) == _LEAST_SAMPLES
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant(0.0)) == LEAST_SAMPLES
 
 
 def limited_rule(limit, clock=None, time_limit_s=5):
@@ -96,12 +96,12 @@ def limited_rule(limit, clock=None, time_limit_s=5):
 
 
 def test_a_limit_of_noise_keeps_settled_noise_going():
-    assert taken(limited_rule(0.05), noisy(0.2)) == _MOST_SAMPLES
-    assert taken(limited_rule(0.3), noisy(0.2)) < _MOST_SAMPLES
+    assert taken(limited_rule(0.05), noisy(0.2)) == MOST_SAMPLES
+    assert taken(limited_rule(0.3), noisy(0.2)) < MOST_SAMPLES
 
 
 def test_a_limit_below_what_counts_as_quiet_holds():
-    assert taken(limited_rule(0.0001), noisy(0.001)) == _MOST_SAMPLES
+    assert taken(limited_rule(0.0001), noisy(0.001)) == MOST_SAMPLES
 
 
 def test_with_a_limit_of_noise_a_slow_row_gets_the_samples_that_tell_it():
@@ -112,4 +112,4 @@ def test_with_a_limit_of_noise_a_slow_row_gets_the_samples_that_tell_it():
 def test_the_rule_for_what_is_left_of_the_time_has_the_limit_too():
     again = limited_rule(0.05).again()
     assert again is not None
-    assert taken(again, noisy(0.2)) == _MOST_SAMPLES
+    assert taken(again, noisy(0.2)) == MOST_SAMPLES
