@@ -27,7 +27,7 @@ from opatlas.text import pluralize, printable, printable_lines, shorten, wrap
 
 from .run_manifest import present_code
 
-#: The argument that pytest collects. It holds no cases itself: those are made here.
+#: The file that pytest is told to collect: this one. `Cases` makes the cases.
 CASES = Path(__file__)
 _INI = Path(__file__).with_name("check.ini")
 _SHOWN = 5
@@ -77,12 +77,12 @@ def _opened(folder: Path, against: CheckedDatabase | None) -> CheckedDatabase:
 
 @dataclass
 class CheckTally:
-    """What came of the cases of a check.
+    """The results of the cases of a check.
 
     Attributes:
-        cases: that were run.
-        new, known: findings.
-        skipped: why the check cannot look at this database.
+        cases: the number of cases that were run.
+        new, known: the findings.
+        skipped: why the check does not apply to this database.
     """
 
     check: Check
@@ -93,9 +93,9 @@ class CheckTally:
 
 
 class _FindingsRepr(TerminalRepr):
-    """What a failed case prints.
+    """The text of a failed case.
 
-    Where `CI` is set, pytest's short summary repeats the whole of a failure that is plain text: here the first line.
+    Where `CI` is set, pytest's short summary repeats a plain text in full. Of this class it repeats the first line.
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class Found(Exception):
 
 
 class Cases:
-    """Collects the cases, and keeps what they find.
+    """Collects the cases, and stores their findings.
 
     Attributes:
         database: what is checked.
@@ -138,7 +138,7 @@ class Cases:
         self._ran: set[tuple[str, str]] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Refuses what pytest would take for further tests. Raises pytest.UsageError."""
+        """Refuses arguments that pytest would collect as other tests. Raises pytest.UsageError."""
         if others := [argument for argument in config.args if argument != str(CASES)]:
             raise pytest.UsageError(
                 f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"
@@ -156,7 +156,7 @@ class Cases:
         return [WHOLE_DATABASE] if of_whole else self.database.kernel_types
 
     def look(self, check: Check, kernel_type: str) -> None:
-        """Runs a case. Raises Found, or the outcome of pytest that a case without new findings has."""
+        """Runs a case. Raises Found, or pytest's skip or xfail."""
         tally = self.tallies[check.name]
         tally.skipped = check.why_skipped(self.database)
         if tally.skipped:
@@ -252,7 +252,7 @@ class CheckCase(pytest.Item):
 
 
 class CheckReport:
-    """Tells what the cases found."""
+    """Prints the findings of the cases, and writes them as JSON."""
 
     def __init__(self, cases: Cases, *, json_path: Path | None) -> None:
         self._cases = cases
@@ -301,7 +301,7 @@ class CheckReport:
             yield self._problem
 
     def _known_lines(self) -> Iterator[str]:
-        """The entries with what they cover: a line each, whole with --all."""
+        """Yields the known findings, with how many findings each explains; in full with --all."""
         covered = Counter(id(entry) for tally in self._cases.tallies.values() for _, entry in tally.known)
         entries = [entry for entry in self._cases.known if covered[id(entry)]]
         if entries:

@@ -43,6 +43,7 @@ class Collector:
         return None if any(table.cases for table in self._tables(obj)) else []
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrizes a replay with its cases; a known failure becomes xfail."""
         if replay_spec(metafunc.function) is None:
             return
         ids: list[str] = []
