@@ -12,8 +12,8 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
-from opatlas.model.communication import is_communication
 from opatlas.model.errors import ReplayError
+from opatlas.model.row_kind import row_kind
 
 if TYPE_CHECKING:
     import torch
@@ -198,6 +198,6 @@ def slowest_us(kernel_type: str, rank_samples_us: Sequence[Sequence[float]]) -> 
         rank_samples_us: the samples of each rank, equally many.
     """
     slowest = max(range(len(rank_samples_us)), key=lambda rank: median(rank_samples_us[rank]))
-    if is_communication(kernel_type):
+    if row_kind(kernel_type).starts_together:
         return slowest, tuple(rank_samples_us[slowest])
     return slowest, tuple(map(max, zip(*rank_samples_us, strict=True)))

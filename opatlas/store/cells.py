@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from opatlas.model.communication import BY_KERNEL_TYPE, bandwidth_gbps, is_communication
+from opatlas.model.communication import BY_KERNEL_TYPE, bandwidth_gbps
 from opatlas.model.quality import Summary
 from opatlas.model.record import Measurement, Record
+from opatlas.model.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
 from opatlas.model.schema import (
     ASSUMPTIONS,
     AVERAGE,
     BANDWIDTH,
-    BASE,
     BUS_BANDWIDTH,
     CACHE_STATE,
     CHECKED_ELEMENTS,
@@ -23,7 +23,6 @@ from opatlas.model.schema import (
     DURATION,
     INPUT_SHAPES,
     INSTRUMENT,
-    MESSAGE,
     MESSAGE_BYTES,
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_HELPER_KERNELS,
@@ -33,17 +32,14 @@ from opatlas.model.schema import (
     MICROBENCH_STD,
     NUM_DEVICES,
     OUTPUT_SHAPES,
-    PROFILING_AVERAGE,
     QUALITY,
     QUALITY_REASON,
     RUN_ID,
     STAND_IN,
     STATUS,
-    STATUS_GROUP,
     STATUS_REASON,
     Status,
     insert_columns,
-    is_microbench_column,
 )
 from opatlas.model.slots import EMPTY_SHAPE
 
@@ -53,25 +49,22 @@ _DECIMALS = 4
 
 def identity_columns(kernel_type: str) -> Sequence[str]:
     """Returns the least columns of a new file of a kernel type."""
-    return MESSAGE if is_communication(kernel_type) else BASE
+    return row_kind(kernel_type).identity_columns
 
 
 def duration_columns(kernel_type: str) -> Sequence[str]:
     """Returns the columns that may hold the duration of a row. Replays write the first one."""
-    return (DURATION, AVERAGE, PROFILING_AVERAGE) if is_communication(kernel_type) else (AVERAGE, PROFILING_AVERAGE)
+    return row_kind(kernel_type).duration_columns
 
 
 def stored_us(kernel_type: str, summary: Summary) -> float:
     """Returns the duration of a row in microseconds: the mean of a kernel's samples, the median of a message's."""
-    return summary.median_us if is_communication(kernel_type) else summary.mean_us
+    return row_kind(kernel_type).duration_us(summary)
 
 
 def is_measured_column(kernel_type: str, column: str) -> bool:
     """Returns whether replays write a column: durations, how they were measured, status."""
-    of_message = is_communication(kernel_type)
-    if of_message and column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
-        return True
-    return column in STATUS_GROUP or (is_microbench_column(column) and not (of_message and column == AVERAGE))
+    return row_kind(kernel_type).is_measured(column)
 
 
 def measured_cells(record: Record) -> dict[str, str]:
@@ -79,9 +72,8 @@ def measured_cells(record: Record) -> dict[str, str]:
     measurement = record.measurement
     assert measurement is not None
     summary, verdict = measurement.summary, measurement.verdict
-    durations = _message_durations if is_communication(record.kernel_type) else _kernel_durations
     return {
-        **durations(record, summary),
+        **_DURATION_CELLS[row_kind(record.kernel_type)](record, summary),
         MICROBENCH_MIN: microseconds(summary.min_us),
         # The standard deviation of one sample is unknown, not 0.
         MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
@@ -140,6 +132,13 @@ def _message_durations(record: Record, summary: Summary) -> dict[str, str]:
         BANDWIDTH: f"{gbps:.6g}",
         BUS_BANDWIDTH: f"{bus_gbps:.6g}",
     }
+
+
+#: Writes the cells of a duration, by the kind of the row.
+_DURATION_CELLS: Mapping[RowKind, Callable[[Record, Summary], dict[str, str]]] = {
+    CALL: _kernel_durations,
+    MESSAGE_ROW: _message_durations,
+}
 
 
 def _remark(record: Record) -> str:

@@ -29,7 +29,7 @@ from opatlas.files import (
     open_safely,
     safe_file,
 )
-from opatlas.model.communication import is_communication
+from opatlas.model.row_kind import row_kind
 from opatlas.store.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
 from opatlas.text import printable_lines
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
@@ -81,7 +81,7 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
     """
     frame = read_text_csv(path)
     expect_columns(path, list(frame.columns), kernel_type)
-    if is_communication(kernel_type or path.stem):
+    if not row_kind(kernel_type or path.stem).has_former_names:
         return frame
     names = current_names(list(frame.columns))
     # A rename without names would copy the frame.

@@ -12,28 +12,21 @@ from typing import BinaryIO
 
 from opatlas.errors import TableError
 from opatlas.files import UnsafePath, open_safely
-from opatlas.model.communication import is_communication
+from opatlas.model.row_kind import CALL, MESSAGE_ROW, row_kind
 from opatlas.model.schema import (
     AVERAGE,
-    BANDWIDTH,
     BASE,
-    BUS_BANDWIDTH,
     DURATION,
-    EP_SIZE,
     LEGACY_COUNTER,
     LEGACY_MICROBENCH,
     LEGACY_PROFILING_MEDIAN,
     LEGACY_PROFILING_STD,
     MESSAGE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
     OWN,
     PROFILING_AVERAGE,
     PROFILING_DURATIONS,
     PROFILING_MEDIAN,
     PROFILING_STD,
-    REQUIRED,
-    RUNTIME,
     is_microbench_column,
     profiling_counter,
 )
@@ -57,11 +50,15 @@ LONGEST_HEADER_BYTES = 1 << 20
 
 #: Names by which a header differs from values.
 _NAMES = frozenset({*BASE, AVERAGE, *PROFILING_DURATIONS, *MESSAGE, DURATION})
-#: Candidates for a misspelt column. MicroBench columns have the name of any counter, and are no candidates.
-_OF_KERNELS = (*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *(n for n in OWN if not n.startswith("Micro")))
-_OF_MESSAGES = (*MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH)
 _KNOWN = frozenset(
-    {*_OF_KERNELS, *_OF_MESSAGES, *OWN, LEGACY_MICROBENCH, LEGACY_PROFILING_MEDIAN, LEGACY_PROFILING_STD}
+    {
+        *CALL.known_columns,
+        *MESSAGE_ROW.known_columns,
+        *OWN,
+        LEGACY_MICROBENCH,
+        LEGACY_PROFILING_MEDIAN,
+        LEGACY_PROFILING_STD,
+    }
 )
 _LINE_END = re.compile(b"\r\n|\n|\r")
 #: Least similarity of a misspelt name: `Out Formats` and `Output Formats` have 0.88.
@@ -174,10 +171,9 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
     Raises:
         TableError: a required column is missing.
     """
-    of_messages = is_communication(kernel_type or path.stem)
-    missing = [name for name in ((MESSAGE_BYTES, NUM_DEVICES) if of_messages else REQUIRED) if name not in names]
-    if missing:
-        raise _without_columns(path, names, missing, "communication" if of_messages else "compute")
+    kind = row_kind(kernel_type or path.stem)
+    if missing := [name for name in kind.required_columns if name not in names]:
+        raise _without_columns(path, names, missing, kind.table)
 
 
 def _without_columns(path: Path, names: Sequence[str], missing: Sequence[str], kind: str) -> TableError:
@@ -203,14 +199,13 @@ def misspelt_columns(path: Path, names: Sequence[str], kernel_type: str = "") ->
     """
     return [
         f"{path}:1: column {name!r} is unknown (did you mean {like!r}?): it is kept and not used"
-        for name, like in _unknown_and_like(tuple(names), is_communication(kernel_type or path.stem))
+        for name, like in _unknown_and_like(tuple(names), row_kind(kernel_type or path.stem).known_columns)
     ]
 
 
 @lru_cache(maxsize=64)
-def _unknown_and_like(names: tuple[str, ...], of_messages: bool) -> tuple[tuple[str, str], ...]:
+def _unknown_and_like(names: tuple[str, ...], ours: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Returns unknown columns, each with the missing column that it resembles. Cached: files share few headers."""
-    ours = _OF_MESSAGES if of_messages else _OF_KERNELS
     lacking = [name for name in ours if name not in names]
     return tuple(
         (name, like)
