@@ -35,10 +35,10 @@ def replays_of_bench() -> dict[str, Callable[..., Any]]:
     return found
 
 
-_COLLECTIVE = "a collective of several devices, whose row records no shapes"
-_RANDOM = "what it draws is random, so that no reference can tell whether it is right"
-_OWN_KERNEL = "a user's own kernel, whose name and shapes do not tell what it computes"
-_MLA = "what it fuses before latent attention depends on quantization modes that its row does not record"
+_COLLECTIVE = "a collective of several devices: its row records no shapes"
+_RANDOM = "its results are random, so no formula can check them"
+_OWN_KERNEL = "a user's own kernel: its name and shapes do not tell what it computes"
+_MLA = "it depends on quantization modes that its row does not record"
 
 #: The reason by kernel type: a clause that follows the name.
 WITHOUT_REPLAY: dict[str, str] = {
@@ -46,7 +46,7 @@ WITHOUT_REPLAY: dict[str, str] = {
     "DSAGenBitMask": _RANDOM,
     "DSARandomNormal": _RANDOM,
     "DSAStatelessGenBitMask": _RANDOM,
-    "MemSet": "other kernels bring it along to clear their outputs, and its row records no shapes",
+    "MemSet": "it clears the outputs of other kernels, and its row records no shapes",
     "_narrow_copy_flat_kernel": _OWN_KERNEL,
     "hcom_allGather_": _COLLECTIVE,
     "hcom_allReduce_": _COLLECTIVE,
