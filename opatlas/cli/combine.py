@@ -1,7 +1,6 @@
-"""Joins databases and journals that were measured apart into one database.
+"""Combines databases and journals that were measured apart into one database.
 
-Of two durations of a row the one of the newer run stays, and a report lists both. SOURCEs are
-never changed.
+If a row has two durations, the duration of the newer run stays, and a report lists both. SOURCEs do not change.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         type=Path,
         metavar="TARGET",
-        help="folder of {KernelType}.csv files to combine into; made if it is not there",
+        help="folder of {KernelType}.csv files to combine into; made if it does not exist",
     )
     parser.add_argument(
         "sources",
@@ -44,22 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixed",
         action="store_true",
-        help="combine what was measured on different devices or with different versions of torch "
-        "(default: refused, where manifests tell)",
+        help="combine durations of different devices or versions of torch (default: refused, if manifests name these)",
     )
     parser.add_argument(
         "--pool",
         action="store_true",
         help="then fill the Pooled columns of TARGET: the median over all runs of a row, their number, the number of "
-        "machines, and the spread between machines (default: of two durations the newer one stays, and that is all)",
+        "machines, and the spread between machines (default: off)",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be done, and write nothing (default: it is done)"
+        "--dry-run", action="store_true", help="print what would change, and write nothing (default: TARGET changes)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Joins; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    """Combines, and returns the exit status that the help explains. Raises OpAtlasError."""
     target: Path = arguments.target
     if not arguments.sources and not arguments.pool:
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
@@ -77,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             finally:
                 lock.release()
         else:
-            # On a copy, so that it tells exactly what would happen.
+            # The changes are made to a copy, so that the summary is exact.
             copy = copy_for_dry_run(target, scratch / "target")
             text, problems = _combine(copy, opened, pool_runs=arguments.pool, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
@@ -89,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _combine(target: Database, opened: CombineSources, *, pool_runs: bool, dry_run: bool) -> tuple[str, list[str]]:
-    """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
+    """Combines the opened sources and returns the summary and the problems. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     edited = clear_edited(target, COMBINE)
     with Progress(len(all_kernel_types(opened.sources)), "kernel types", label="combine") as progress:

@@ -1,7 +1,7 @@
 """The list of kernel types that have a replay, with their NPU calls and what proves these calls.
 
-A replay measures a kernel's best form in torch on a CPU or a GPU; on an NPU it makes the NPU call. The
-tests make every such call with the real torch_npu, on tensors without values, and keep what they learned.
+A replay times torch's best form of a kernel on a CPU or a GPU, and the NPU call on an NPU. The tests make each NPU call
+with the real torch_npu, on tensors without values, and store the proof.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opatlas.text import pluralize, show, suggest, table_lines
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is known of a kernel type. Attributes are the columns of the table; empty where there is nothing."""
+    """A line of the table: the attributes are its columns."""
 
     kernel_type: str
     family: str
@@ -35,14 +35,14 @@ class Kernel:
 
 
 HEADERS = ("kernel type", "family", "NPU call", "proven by", "devices", "timed on a GPU")
-#: Of the operators that a composite kernel calls, so many are named.
+#: The largest number of operators that are named for a composite kernel.
 _NAMED = 4
-#: These come first: they take the time.
+#: Operators that take most of the time; they come first.
 _HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
 
 
 def kernels() -> list[Kernel]:
-    """By family, then by name."""
+    """Returns all kernel types with a replay, by family and name."""
     calls = read_calls()
     found = []
     for kernel_type, function in replays_of_bench().items():
@@ -81,7 +81,7 @@ def as_text(kernels: Sequence[Kernel], without_replay: Mapping[str, str] = WITHO
 
 
 def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
-    """Whether one of the names is a part of a kernel type, or its family, in upper or lower case; no name: True."""
+    """Returns whether a name is a part of the kernel type, or its family, in any case; True for no names."""
     return not names or any(name.lower() in kernel_type.lower() or name.lower() == family for name in names)
 
 

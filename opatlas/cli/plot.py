@@ -163,12 +163,11 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     problems = list(timed.problems)
     device = arguments.device or timed.device or _most_replayed(timed.rows)
     peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
-    # What was replayed on another device stays out, and so does what was captured, where there are replays: it may be
-    # of another device, too.
+    # Replays on another device are left out. Captures may come from another device, and are left out beside replays.
     rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
     others = sorted({row.device for row in timed.rows if row.device and row.device != device})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
-    # What a kernel must read, write and compute says nothing of what stood in for it.
+    # A stand-in moves other bytes than the kernel.
     own_kernels = [row for row in of_one if not row.stands_in]
     both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
@@ -200,13 +199,13 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
 
 
 def _most_replayed(rows: Sequence[TimedRow]) -> str:
-    """Returns the device that most rows were replayed on; "" where nothing tells."""
+    """Returns the device of most replays; "" if it is not known."""
     counts = Counter(row.device for row in rows if row.device)
     return max(counts, key=lambda device: counts[device], default="")
 
 
 def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> str:
-    """Returns the title of the plot of replays against captures, with the devices of both as far as they are known."""
+    """Returns the title of the plot of replays against captures, with their devices if they are known."""
     replayed_on = sorted({row.device for row in rows if row.device})
     replays, captures = (f" on {', '.join(sorted(names))}" if names else "" for names in (replayed_on, captured_on))
     return f"Replayed{replays}\nagainst captured{captures}"
@@ -218,7 +217,7 @@ def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Pea
 
 
 def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
-    """With how the rows were timed, the most frequent ways first. What was captured may be of another device."""
+    """Returns the title of a plot with the device and the ways in which rows were timed, the most frequent first."""
     ways = [way for way, _ in Counter(row.how for row in rows if row.microbench_us and row.how).most_common()]
     shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
     captured = any(row.microbench_us is None for row in rows)
@@ -229,7 +228,7 @@ def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
 
 
 def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], device: str, peak: Peak) -> str:
-    """In lines that fit a terminal of 80 columns."""
+    """Returns the list of plots, and of plots without data."""
     lines = []
     plots = [plot for found in made.values() for plot in found]
     if plots:

@@ -42,20 +42,20 @@ from opatlas.text import pluralize, print_problems, show
 _COLUMNS = 80
 _DAY_S = 86400.0
 _NUMBERS = ("rows", "measured", "captured", "failed", "missing")
-#: What a quality of a row without the column is called.
+#: The quality of a row without the column Quality.
 _NOT_JUDGED = "not judged"
 
 
 @dataclass(frozen=True)
-class OfKernelType:
-    """What the CSV of a kernel type holds. A row may be both measured and captured.
+class KernelTypeOverview:
+    """The contents of the CSV of a kernel type. A row may be both measured and captured.
 
     Attributes:
         measured, captured: rows with a duration of a replay, of a capture.
-        failed: rows without a replayed duration that were run, whatever became of them.
+        failed: rows that were run and have no replayed duration.
         missing: rows with neither duration, failed ones included.
-        noise: median over the measured rows of standard deviation / mean; None if no row tells it.
-        noisy: measured rows that are not quiet by their Quality; of rows without one, those over NOISE_LIMIT.
+        noise: median of standard deviation / mean over the measured rows; None if no row has both.
+        noisy: measured rows whose Quality is not quiet, and rows without Quality above NOISE_LIMIT.
         quality, cache, instrument: measured rows by the cell of these columns.
         status: rows by status; "" if a row was never run.
     """
@@ -76,20 +76,20 @@ class OfKernelType:
 
 @dataclass(frozen=True)
 class Overview:
-    """What a database holds.
+    """The contents of a database.
 
     Attributes:
-        devices: what its rows were measured on, with versions and threads: runs by origin.
-        folder: device and versions as the names of its folders have them; "" if they are not such names.
-        shipped: what a database that ships with OpAtlas was measured on; "" for any other.
-        runs, ingests: how many.
-        last_run_at: seconds since the epoch, when the newest run or ingest began; None if none is known.
-        unmerged: journals of sessions that run, or were killed.
-        problems: files that cannot be read.
+        devices: number of runs by device, versions and threads.
+        folder: device and versions by the names of the folders; "" for other names.
+        shipped: the note of a database that ships with OpAtlas; "" for other databases.
+        runs, ingests: their numbers.
+        last_run_at: start of the newest run or ingest in seconds since the epoch; None if no start is known.
+        unmerged: number of journals of sessions that run or were killed.
+        problems: messages about files that cannot be read.
     """
 
     path: str
-    kernel_types: Sequence[OfKernelType]
+    kernel_types: Sequence[KernelTypeOverview]
     devices: Mapping[str, int] = field(default_factory=dict)
     folder: str = ""
     shipped: str = ""
@@ -111,15 +111,15 @@ class Overview:
         return dict(counts.most_common())
 
 
-def overview_of(database: Database) -> Overview:
-    """Reads what a database holds; what cannot be read is a problem, and the rest is told."""
+def read_overview(database: Database) -> Overview:
+    """Returns the contents of a database; a file that cannot be read becomes a problem."""
     problems: list[str] = []
     tables = []
     messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
     for kernel_type in (*database.kernel_types(), *messages):
         path = database.csv_path(kernel_type)
         try:
-            tables.append(_of_table(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
+            tables.append(_table_overview(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
         except OpAtlasError as error:
             problems.append(str(error))
     manifests = [each for each in read_manifests(database, problems).values() if _has_measured(each)]
@@ -146,11 +146,11 @@ def overview_of(database: Database) -> Overview:
 
 
 def _has_measured(manifest: Manifest) -> bool:
-    """Whether a run has run rows: `pytest shapes/` has a manifest too."""
+    """Returns whether a run has replayed rows; manifests of `pytest shapes/` have not."""
     return bool(manifest.device_names)
 
 
-def _of_table(table: CheckedTable) -> OfKernelType:
+def _table_overview(table: CheckedTable) -> KernelTypeOverview:
     replayed, captured = table.replayed.us > 0, table.captured.us > 0
     statuses = table.cells(STATUS)
     noise = table.noise[~np.isnan(table.noise)]
@@ -168,7 +168,7 @@ def _of_table(table: CheckedTable) -> OfKernelType:
         cells = zip(table.cells(column), replayed.tolist(), strict=True)
         return dict(Counter(cell or unknown for cell, has in cells if has))
 
-    return OfKernelType(
+    return KernelTypeOverview(
         table.kernel_type,
         rows=len(table),
         measured=int(replayed.sum()),
@@ -206,7 +206,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what a database holds; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    """Prints the contents and returns the exit status that the help explains. Raises OpAtlasError."""
     path: Path | None = arguments.database
     if arguments.kernels is not None:
         if path is not None:
@@ -215,10 +215,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if path is not None:
         expect_folder(path, f"name a database, or none for a list of the databases below {ROOT}")
-        found = [overview_of(Database(path))]
+        found = [read_overview(Database(path))]
         lines = list(_page(found[0]))
     else:
-        found = [overview_of(Database(each)) for each in list_databases(ROOT)]
+        found = [read_overview(Database(each)) for each in list_databases(ROOT)]
         lines = _list(found) if found else [f"no database below {ROOT}: `make bench` makes one for this machine"]
     show("\n".join(lines))
     if arguments.json is not None:
@@ -264,7 +264,7 @@ def _page(found: Overview) -> Iterable[str]:
     yield "missing: no duration; failed rows are among them"
 
 
-def _row(each: OfKernelType) -> tuple[str, ...]:
+def _row(each: KernelTypeOverview) -> tuple[str, ...]:
     numbers = (getattr(each, what) for what in _NUMBERS)
     return (
         each.kernel_type,
@@ -288,7 +288,7 @@ def _list(found: Sequence[Overview]) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns a table whose columns but the first are numbers; long names are shortened to fit."""
+    """Returns the lines of a table of a name and numbers; a name that is too long gets its own line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = _COLUMNS - sum(width + 2 for width in widths[1:])
     first = max(min(widths[0], room), 16)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Flattens; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    """Flattens a trace and returns the exit status that the help explains. Raises OpAtlasError."""
     trace: Path = arguments.trace
     output: Path = arguments.output or _beside(trace)
     with usage_errors():
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def write(temporary: str) -> None:
         nonlocal account
-        # Beside the table: there is room for it there, if anywhere.
+        # Beside the table, where there is most likely room.
         with tempfile.TemporaryFile(dir=output.parent) as scratch, open(temporary, "wb") as target:
             writer = TableWriter(scratch)
             account = writer.account
