@@ -21,7 +21,7 @@ from opatlas.model.communication import (
 )
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status
-from opatlas.model.signature import signature, signatures
+from opatlas.model.signature import signature
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
 from opatlas.store.write_back import UpdateMode, WriteBackResult, write_back
@@ -129,16 +129,6 @@ def test_prune_takes_rows_without_any_duration(tmp_path: Path) -> None:
     assert rows(tmp_path / "hcom_allReduce_.csv") == []
     (row,) = rows(tmp_path / "pruned" / "hcom_allReduce_.csv")
     assert row["Pruned Reason"] == "rank 1 of 16 died"
-
-
-def test_one_file_may_have_another_name(tmp_path: Path) -> None:
-    database = Database(tmp_path, {"hcom_allReduce_": "mine.csv"})
-    write_back(database, [record(), record(message_bytes="2097152")], UpdateMode.ALL, prune=False)
-    assert signatures("hcom_allReduce_", database.read("hcom_allReduce_").frame) == [
-        "1048576|16|BF16|1",
-        "2097152|16|BF16|1",
-    ]
-    assert [path.name for path in tmp_path.glob("*.csv")] == ["mine.csv"]
 
 
 def test_a_compute_csv_under_such_a_name_is_refused(tmp_path: Path) -> None:
