@@ -197,7 +197,7 @@ class KnownRows:
         matchers = [Matcher(pattern, model_shapes(pattern, everybody)) for pattern in kernel.patterns]
         for row in self.rows:
             matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
-            # Of several matching patterns, those count whose model shapes and axes the row is on.
+            # If several patterns match, those with a model's shape and all axes count.
             owners = [name for name, match in matches.items() if match.shapes and match.on_axes]
             for name in owners or matches:
                 (self._captured if row.captured else self._others)[name].append(row)

@@ -44,7 +44,7 @@ AXES = tuple(field.name for field in fields(MoeShape))
 
 @dataclass(frozen=True)
 class MoeKernel:
-    """One kernel of the installed version: those for other weights, and in larger groups, have limits of their own."""
+    """A kernel of the installed version. Limits depend on the dtype of the weights and on the size of the group."""
 
     ep_size: int
     weights: str
@@ -52,13 +52,13 @@ class MoeKernel:
 
 @dataclass(frozen=True)
 class Trial:
-    """One case that was tried.
+    """A case that was tried.
 
     Attributes:
         kernel, shape: the case.
-        is_base: whether it is the case that the others vary, one size of it at a time.
-        status, reason: what became of it; the kernel takes it where it was measured.
-        run_id: the run, whose manifest tells device and versions.
+        is_base: whether the other cases vary this one.
+        status, reason: the outcome. The kernel accepts the case if the status is "measured".
+        run_id: the run, whose manifest names device and versions.
     """
 
     kernel: MoeKernel
@@ -78,11 +78,11 @@ _HEADER = ("EP Size", "Weights", *AXES, "Base", "Accepted", "Status", "Reason", 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known of one size, the others being those of the base.
+    """The accepted sizes of one axis, with the other sizes of the base.
 
     Attributes:
-        base, step: sizes that differ from the base by a multiple of `step` are taken.
-        low, high: the first and the last that is; None where none was refused beyond.
+        base, step: sizes are accepted if they differ from the base by a multiple of `step`.
+        low, high: the smallest and the largest accepted size; None where no size beyond was refused.
     """
 
     base: int
@@ -102,18 +102,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What was tried, and what follows from it."""
+    """The cases that were tried, and the limits that follow from them."""
 
     trials: tuple[Trial, ...] = ()
 
     def accepts(self, shape: MoeShape, *, ep_size: int, weights: str) -> bool:
-        """Whether nothing that was tried speaks against a case.
+        """Returns whether no trial contradicts a case.
 
-        A size is refused outside of the limits of its axis, and a case that is in no size smaller than
-        one that was refused within all limits: what was too large together stays so.
+        A size is refused outside of the limits of its axis. A case is also refused if none of its sizes is smaller than
+        in a case that was refused within all limits.
 
         Args:
-            weights: their dtype in the CSV ("DT_BF16", "INT8").
+            weights: dtype of the weights in the CSV ("DT_BF16", "INT8").
         """
         kernel = MoeKernel(ep_size, weights)
         limits = self.limits(kernel)
@@ -125,15 +125,17 @@ class Constraints:
         )
 
     def limits(self, kernel: MoeKernel) -> dict[str, Limits]:
-        """By size; empty for a kernel that was not tried, or took no case."""
+        """Returns the limits of each size; empty for a kernel that was not tried, or refused every case."""
         return self._limits.get(kernel, {})
 
     @cached_property
     def _limits(self) -> dict[MoeKernel, dict[str, Limits]]:
         bases = {trial.kernel: trial.shape for trial in self.trials if trial.is_base and trial.accepted}
-        return {kernel: {axis: self._limits_of(kernel, base, axis) for axis in AXES} for kernel, base in bases.items()}
+        return {
+            kernel: {axis: self._axis_limits(kernel, base, axis) for axis in AXES} for kernel, base in bases.items()
+        }
 
-    def _limits_of(self, kernel: MoeKernel, base: MoeShape, axis: str) -> Limits:
+    def _axis_limits(self, kernel: MoeKernel, base: MoeShape, axis: str) -> Limits:
         along = {
             getattr(trial.shape, axis): trial.accepted
             for trial in self.trials
@@ -141,7 +143,7 @@ class Constraints:
         }
         middle = getattr(base, axis)
         taken = [size for size, accepted in along.items() if accepted]
-        # 0 where only the base was taken: then that is the only one.
+        # Only the base was accepted if the greatest common divisor is 0.
         step = math.gcd(*(size - middle for size in taken)) or middle
         refused = [size for size, accepted in along.items() if not accepted]
         if not refused:
@@ -153,7 +155,7 @@ class Constraints:
 
     @cached_property
     def _together(self) -> dict[MoeKernel, list[MoeShape]]:
-        """Refused though each of its sizes alone is taken."""
+        """The cases that were refused although each of their sizes is within its limits."""
         found: dict[MoeKernel, list[MoeShape]] = {}
         for trial in self.trials:
             limits = self.limits(trial.kernel)
@@ -163,18 +165,18 @@ class Constraints:
 
 
 def constraints_file(database: Path) -> Path:
-    """Where the table of a database is."""
+    """Returns the path of a database's table."""
     return safe_folder(database / "constraints") / _FILE
 
 
 def load_constraints(database: Path) -> Constraints:
-    """What was tried on the device of a database; nothing where there is no table. Raises OpAtlasError."""
+    """Returns the cases that were tried on the device of a database; none without a table. Raises OpAtlasError."""
     path = constraints_file(database)
     if not path.exists():
         return Constraints()
     table = read_text_csv(path)
     if tuple(table.columns) != _HEADER:
-        raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}; remove it and probe again")
+        raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}: remove the file and probe again")
     lines = table.itertuples(index=False, name=None)
     return Constraints(
         tuple(_trial(dict(zip(_HEADER, line, strict=True)), path, number) for number, line in enumerate(lines, start=2))
@@ -182,7 +184,7 @@ def load_constraints(database: Path) -> Constraints:
 
 
 def save_constraints(database: Path, kernel: MoeKernel, trials: Sequence[Trial]) -> Path:
-    """Writes what was tried of a kernel in the place of what was known of it. Raises OpAtlasError."""
+    """Replaces the cases of a kernel in the table, and returns its path. Raises OpAtlasError."""
     path = constraints_file(database)
     others = [trial for trial in load_constraints(database).trials if trial.kernel != kernel]
     write_rows(path, _HEADER, map(_cells, [*others, *trials]))
@@ -205,4 +207,4 @@ def _trial(line: dict[str, str], path: Path, number: int) -> Trial:
             line["Run ID"],
         )
     except ValueError as error:
-        raise OpAtlasError(f"{path}:{number}: {error}; correct the line, or remove it") from None
+        raise OpAtlasError(f"{path}:{number}: {error}: correct or remove the line") from None

@@ -6,9 +6,98 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opatlas.progress import format_seconds as duration_words
+from opatlas.progress import format_seconds
 from opatlas.store.manifest import Manifest
 from opatlas.text import pluralize
+
+
+@dataclass(frozen=True)
+class AxisCoverage:
+    """The sizes of an axis that rows have, counted in octaves (1, 2 to 3, 4 to 7, ...).
+
+    Attributes:
+        axis: the variable.
+        wanted: octaves between the smallest and the largest size of the catalog's grid.
+        shapes: shapes with this axis, with or without a row.
+        fewest: octaves with a row, of the shape with the fewest; shapes without rows do not count.
+        found: octaves with a row, over all shapes.
+        at_one_size: shapes with rows of a single size, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
+        gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape with a row. The ends of the grid
+            count as neighbours.
+    """
+
+    axis: str
+    wanted: int
+    shapes: int
+    fewest: int
+    found: int
+    gap_from: int
+    gap_to: int
+    at_one_size: Sequence[str] = ()
+
+
+@dataclass
+class ModelCoverage:
+    """The coverage of a model's shapes by the rows of a kernel type.
+
+    Attributes:
+        shapes: the number of shapes that the model gives the kernel type.
+        missing: dtypes without a row, by shape, as "gate_up, tp 8: n 4608, k 7168".
+        sizes: coverage of the axes whose sizes the rows tell.
+    """
+
+    kernel_type: str
+    model: str
+    shapes: int = 0
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    sizes: list[AxisCoverage] = field(default_factory=list)
+
+    @property
+    def present(self) -> int:
+        return self.shapes - sum(map(len, self.missing.values()))
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """What a run does to a kernel type. Plain values, which travel between processes.
+
+    Attributes:
+        added: rows that were added, or would be.
+        there: rows of the run that the database had already.
+        largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
+        refused: rows left out because the device's kernel refuses them.
+        over_budget: points of the grid left out because their tensors exceed the memory budget.
+        smallest_bytes: bytes of the tensors of the smallest of these points; 0 where there are none.
+        missing: sources of sizes that none of the models has, for each pattern without rows.
+        unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
+        coverage: coverage of each model; empty unless computed.
+    """
+
+    kernel_type: str
+    added: int = 0
+    there: int = 0
+    largest_bytes: int = 0
+    total_bytes: int = 0
+    refused: int = 0
+    over_budget: int = 0
+    smallest_bytes: int = 0
+    missing: tuple[str, ...] = ()
+    unknown_dtypes: tuple[str, ...] = ()
+    coverage: tuple[ModelCoverage, ...] = ()
+
+    def with_new(self, sizes: Sequence[int]) -> KernelResult:
+        """Returns the result with new rows whose tensors have these sizes in bytes."""
+        return replace(self, added=len(sizes), largest_bytes=max(sizes, default=0), total_bytes=sum(sizes))
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> KernelResult:
+        """Returns the result that `dataclasses.asdict` turned into values."""
+        coverage = [
+            ModelCoverage(**{**model, "sizes": [AxisCoverage(**sizes) for sizes in model["sizes"]]})
+            for model in values["coverage"]
+        ]
+        return cls(**{**values, "coverage": tuple(coverage)})
+
 
 #: Missing shapes of a model on the terminal; the report has all.
 _MISSING_NAMED = 3
@@ -31,7 +120,7 @@ class Pace:
     def time_of(self, rows: int) -> str:
         """Returns how long rows take and where the pace comes from: `16 min 40 s, at 0.5 s a row (as in run X)`."""
         where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
-        return f"{duration_words(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
+        return f"{format_seconds(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
 
 
 def replay_pace(manifests: Iterable[Manifest]) -> Pace:
@@ -128,91 +217,3 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
-
-
-@dataclass(frozen=True)
-class AxisCoverage:
-    """The sizes of an axis that rows have, counted in octaves (1, 2 to 3, 4 to 7, ...).
-
-    Attributes:
-        axis: the variable.
-        wanted: octaves between the smallest and the largest size of the catalog's grid.
-        shapes: shapes with this axis, with or without a row.
-        fewest: octaves with a row, of the shape with the fewest; shapes without rows do not count.
-        found: octaves with a row, over all shapes.
-        at_one_size: shapes with rows of a single size, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
-        gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape with a row. The ends of the grid
-            count as neighbours.
-    """
-
-    axis: str
-    wanted: int
-    shapes: int
-    fewest: int
-    found: int
-    gap_from: int
-    gap_to: int
-    at_one_size: Sequence[str] = ()
-
-
-@dataclass
-class ModelCoverage:
-    """The coverage of a model's shapes by the rows of a kernel type.
-
-    Attributes:
-        shapes: the number of shapes that the model gives the kernel type.
-        missing: dtypes without a row, by shape, as "gate_up, tp 8: n 4608, k 7168".
-        sizes: coverage of the axes whose sizes the rows tell.
-    """
-
-    kernel_type: str
-    model: str
-    shapes: int = 0
-    missing: dict[str, list[str]] = field(default_factory=dict)
-    sizes: list[AxisCoverage] = field(default_factory=list)
-
-    @property
-    def present(self) -> int:
-        return self.shapes - sum(map(len, self.missing.values()))
-
-
-@dataclass(frozen=True)
-class KernelResult:
-    """What a run does to a kernel type. Plain values, which travel between processes.
-
-    Attributes:
-        added: rows that were added, or would be.
-        there: rows of the run that the database had already.
-        largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
-        refused: rows left out because the device's kernel refuses them.
-        over_budget: points of the grid left out because their tensors exceed the memory budget.
-        smallest_bytes: bytes of the tensors of the smallest of these points; 0 where there are none.
-        missing: sources of sizes that none of the models has, for each pattern without rows.
-        unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
-        coverage: coverage of each model; empty unless computed.
-    """
-
-    kernel_type: str
-    added: int = 0
-    there: int = 0
-    largest_bytes: int = 0
-    total_bytes: int = 0
-    refused: int = 0
-    over_budget: int = 0
-    smallest_bytes: int = 0
-    missing: tuple[str, ...] = ()
-    unknown_dtypes: tuple[str, ...] = ()
-    coverage: tuple[ModelCoverage, ...] = ()
-
-    def with_new(self, sizes: Sequence[int]) -> KernelResult:
-        """Returns the result with new rows whose tensors have these sizes in bytes."""
-        return replace(self, added=len(sizes), largest_bytes=max(sizes, default=0), total_bytes=sum(sizes))
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> KernelResult:
-        """Returns the result that `dataclasses.asdict` turned into values."""
-        coverage = [
-            ModelCoverage(**{**model, "sizes": [AxisCoverage(**sizes) for sizes in model["sizes"]]})
-            for model in values["coverage"]
-        ]
-        return cls(**{**values, "coverage": tuple(coverage)})
