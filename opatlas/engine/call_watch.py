@@ -143,7 +143,7 @@ def _drawn(size: int, seed: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([0, *map(draw.randrange, ends, ends[1:])], device=device)
 
 
-#: Operators that neither compute nor copy, besides views. `_local_scalar_dense` reads a number.
+#: Operators other than views that neither compute nor copy. `_local_scalar_dense` reads a number.
 _FREE = {
     "_local_scalar_dense",
     "_unsafe_view",

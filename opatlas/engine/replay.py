@@ -27,7 +27,7 @@ from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 _MEMORY_FACTOR = 2.0
 #: Smaller rows are not checked for memory, because the query takes longer than the row.
 _ALWAYS_THERE_BYTES = 64 << 20
-#: Asking the system what is left takes a millisecond, and a row of such small tensors takes no gigabytes besides.
+#: Rows with smaller tensors run without a bound of memory: setting the bound takes a millisecond.
 _HARMLESS_BYTES = 1 << 20
 #: The warm-up ends after this many calls, or after this time. The first call allocates memory and loads code; a kernel
 #: of seconds needs no second call.

@@ -182,7 +182,7 @@ def _of_slowest(kernel_type: str, outcomes: Sequence[RowOutcome]) -> RowOutcome:
 
 
 _FILE = "launched.jsonl"
-#: `{run id}/{number}` below `profiles/`, with a worker of xdist between: what MsprofSession makes, and nobody else.
+#: Path of MsprofSession's folders below `profiles/`: `{run id}/{number}`, perhaps with an xdist worker in between.
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}/(gw\d+/)?\d{4,}", re.ASCII)
 _LARGEST_BYTES = 1 << 28
 
