@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.inputs import attention as attention_row
 from opatlas.engine.inputs.attention import (
     CAUSAL_MASK,
     KEY,
@@ -13,6 +12,7 @@ from opatlas.engine.inputs.attention import (
     QUERY_ROPE,
     RANGE,
     VALUE,
+    read_attention,
     with_operator_shapes,
 )
 from opatlas.engine.inputs.sequences import expect_slots, has_input, lengths_tensor
@@ -29,7 +29,7 @@ RING_MASK = (512, 512)
 @replays("FusedInferAttentionScore", npu="torch_npu.npu_fused_infer_attention_score")
 def test_fused_infer_attention_score(row, replay):
     operator = with_operator_shapes(row)
-    call = attention_row.read_attention(operator)
+    call = read_attention(operator)
     key = operator.tensor(KEY, *RANGE)
     # Absorbed latent attention reads one cache as both keys and values.
     value = key if call.rope and call.table and operator.shape(VALUE) == operator.shape(KEY) else operator.tensor(VALUE)
