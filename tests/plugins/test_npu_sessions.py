@@ -25,16 +25,16 @@ def pytest_opatlas_devices():
 DEVICE = """
 from dataclasses import replace
 
-from opatlas.devices import npu_operators as custom_opp
+from opatlas.devices import npu_operators
 from opatlas.devices.cpu import CpuDevice
 
 
 class NpuStandIn(CpuDevice):
     def describe(self):
-        return replace(super().describe(), kind="npu", no_custom_operators=custom_opp.cannot_be_registered())
+        return replace(super().describe(), kind="npu", no_custom_operators=npu_operators.registration_obstacle())
 
     def kernel(self, impl, npu):
-        return custom_opp.call_of(npu)
+        return npu_operators.load_npu_call(npu)
 """
 
 REPLAYS = """
