@@ -219,7 +219,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines = list(_page(found[0]))
     else:
         found = [read_overview(Database(each)) for each in list_databases(ROOT)]
-        lines = _list(found) if found else [f"no database below {ROOT}: `make bench` makes one for this machine"]
+        lines = _list(found) if found else [f"no database below {ROOT}: `opatlas bench` makes one for this machine"]
     show("\n".join(lines))
     if arguments.json is not None:
         content = [asdict(each) for each in found]
