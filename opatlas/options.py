@@ -223,7 +223,7 @@ class _Moved(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        raise argparse.ArgumentError(self, f"this option has left: use {self.metavar}")
+        raise argparse.ArgumentError(self, f"this option was removed: use {self.metavar}")
 
 
 def moved(name: str, successor: str) -> Option:

@@ -105,9 +105,9 @@ def test_an_option_without_an_effect_is_refused(arguments: tuple[str, ...], mess
     [
         (["--target-models", ","], "argument --target-models: ',': give a name, or several with commas"),
         (["--ops="], "argument --ops: '': give a name, or several with commas"),
-        (["--plan-only"], "--plan-only: this option has left: use --read-only"),
-        (["--status", "failed"], "--status: this option has left: use --where 'status in (failed, oom)'"),
-        (["--torch-version=2.9.0"], "--torch-version: this option has left: use --versions torch=V"),
+        (["--plan-only"], "--plan-only: this option was removed: use --read-only"),
+        (["--status", "failed"], "--status: this option was removed: use --where 'status in (failed, oom)'"),
+        (["--torch-version=2.9.0"], "--torch-version: this option was removed: use --versions torch=V"),
     ],
 )
 def test_a_value_that_is_none_and_an_option_that_has_left_are_refused(
