@@ -96,7 +96,7 @@ class Device(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """The device on which the tensors of rows are created."""
+        """Returns the device on which the tensors of rows are created."""
         ...
 
     def describe(self) -> DeviceDescription:

@@ -150,7 +150,7 @@ class DeviceWaits:
 
     @property
     def current(self) -> LockWait | None:
-        """The current wait; None if no row waits."""
+        """Returns the current wait; None if no row waits."""
         return next(iter(self._going_on), None)
 
     def begin(self, holder: LockHolder) -> LockWait:
@@ -160,7 +160,7 @@ class DeviceWaits:
         return wait
 
     def is_announced(self, holder: LockHolder) -> bool:
-        """Whether the user need not be told of a holder: it was announced before, or belongs to the same session."""
+        """Returns whether the user already knows of a holder, or the holder belongs to the same session."""
         return holder.own_session or holder in self._told
 
     def announce(self, holder: LockHolder) -> None:
@@ -192,7 +192,7 @@ class LockWait:
 
     @property
     def seconds(self) -> float:
-        """Duration of the wait so far."""
+        """Returns the duration of the wait so far, in seconds."""
         return time.monotonic() - self._began
 
     def left_s(self) -> float:

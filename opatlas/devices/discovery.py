@@ -46,7 +46,7 @@ def visible_ids(variable: str, present: int, environment: Mapping[str, str] = os
 
 
 def hides_all(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the variable is set and lists no device, so that the user hides all devices of a kind."""
+    """Returns whether the variable is set and lists no device, so that the user hides all devices of a kind."""
     return environment.get(variable, "0").strip() in ("", "-1")
 
 
@@ -65,7 +65,7 @@ def device_environment(device: DeviceSpec) -> dict[str, str]:
 
 
 def ranks_share(kind: str) -> bool:
-    """Whether all ranks of a node share one device; False for unknown kinds."""
+    """Returns whether all ranks of a node share one device; False for unknown kinds."""
     return kind in KINDS and KINDS[kind].ranks_share
 
 

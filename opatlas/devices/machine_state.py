@@ -71,13 +71,13 @@ class MachineState:
 
     @property
     def load(self) -> str:
-        """The load average in words; "" if the system has none."""
+        """Returns the load average in words; "" if the system has none."""
         cores = f"{self.machine_cores} core{'' if self.machine_cores == 1 else 's'}"
         return "" if self.load_1min is None else f"load {self.load_1min:.1f} on {cores}"
 
     @property
     def other_load(self) -> float | None:
-        """The load average without this process and its descendants."""
+        """Returns the load average without this process and its descendants."""
         if self.load_1min is None:
             return None
         # The kernel's average decays over a minute, so that work of the last seconds is a small part of it.

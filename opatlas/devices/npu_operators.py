@@ -155,7 +155,7 @@ def operator_environment(environment: Mapping[str, str] = os.environ) -> dict[st
 
 
 def is_environment_set(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the two variables name an existing OPP and its libraries."""
+    """Returns whether the two variables name an existing OPP and its libraries."""
     libraries = _entries(environment, LIBRARY_VARIABLE)
     return any(path.is_dir() and path / _LIBRARIES in libraries for path in _entries(environment, PATH_VARIABLE))
 

@@ -1,1 +1,1 @@
-"""What happens to one row on a device: its inputs are made, the kernel is run, timed and checked."""
+"""Replays one row on a device: makes the inputs, runs and times the kernel, and checks the result."""

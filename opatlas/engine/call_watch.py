@@ -32,7 +32,7 @@ def index_inputs(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[
 
 
 class InputWatch:
-    """Remembers the input tensors of a call, and finds those that changed."""
+    """Records the input tensors of a call, and finds the inputs that the call changed."""
 
     def __init__(self, inputs: Mapping[int | str, Any], *, declared: Container[int | str], seed: int) -> None:
         """
@@ -42,14 +42,14 @@ class InputWatch:
             seed: selects the blocks of a large tensor that are compared.
         """
         self._inputs = [
-            _Input(place, name, tensor, _version(tensor), _Compared.of(tensor, seed))
+            _Input(place, name, tensor, _version(tensor), _MemoryCopy.of(tensor, seed))
             for place, value in inputs.items()
             if place not in declared
             for name, tensor in _tensors(f"argument {place!r}", value)
         ]
 
     def changed(self) -> list[tuple[int | str, str]]:
-        """Returns position or name and a description ("argument 2[1]") of each changed input. Waits for the device."""
+        """Returns the place of each changed input and its description ("argument 2[1]"). Waits for the device."""
         return [(each.place, each.name) for each in self._inputs if each.is_changed()]
 
 
@@ -59,7 +59,7 @@ class _Input:
     name: str
     tensor: torch.Tensor
     version: int | None
-    compared: _Compared | None
+    compared: _MemoryCopy | None
 
     def is_changed(self) -> bool:
         if _version(self.tensor) != self.version:
@@ -80,12 +80,12 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Returns how often torch has changed a tensor or its base; None if torch does not count."""
+    """Returns how often torch has changed a tensor or its base; None if torch does not count the changes."""
     return None if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _MemoryCopy:
     """The compared part of a tensor, and a copy of that part.
 
     Attributes:
@@ -97,14 +97,14 @@ class _Compared:
     copy: torch.Tensor
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, seed: int) -> _Compared | None:
-        """Copies the compared part of a tensor; None if its values cannot be compared."""
+    def of(cls, tensor: torch.Tensor, seed: int) -> _MemoryCopy | None:
+        """Copies the compared part of a tensor; returns None if the values of the tensor cannot be compared."""
         if tensor.device.type == "meta" or not _has_memory(tensor):
             return None
         if tensor.device.type not in _HAVE_BYTES:
             return cls(tensor, None, _bytes(tensor)) if tensor.nbytes <= COMPARED_BYTES else None
         memory = _bytes(tensor)
-        blocks = _drawn(len(memory), seed, tensor.device) if len(memory) > COMPARED_BYTES else None
+        blocks = _draw_blocks(len(memory), seed, tensor.device) if len(memory) > COMPARED_BYTES else None
         return cls(tensor, blocks, _part(memory, blocks).clone())
 
     def is_changed(self) -> bool:
@@ -112,7 +112,7 @@ class _Compared:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of its own; sparse tensors and wrappers of other tensors have not."""
+    """Returns whether a tensor has memory of its own; sparse tensors and wrappers of other tensors have none."""
     try:
         return tensor.untyped_storage().data_ptr() != 0 or not tensor.numel()
     except RuntimeError:
@@ -135,8 +135,8 @@ def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
     return torch.cat([drawn.view(-1), memory[-_BLOCK_BYTES:]])
 
 
-def _drawn(size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Draws block numbers: the first block, and one of each stretch, so that no change of two stretches is missed."""
+def _draw_blocks(size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Draws block numbers: the first block, and one block of each stretch, so that a change of two stretches shows."""
     stretches, blocks = COMPARED_BYTES // _BLOCK_BYTES, size // _BLOCK_BYTES
     ends = [blocks * (i + 1) // stretches for i in range(stretches)]
     draw = random.Random(seed)
@@ -185,12 +185,12 @@ class OperatorCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_operators(call: Callable[[], object], again: Callable[[], object]) -> list[str]:
-    """Runs a call and returns the operators it calls; the last one is REST if counting failed at that point.
+def count_operators(call: Callable[[], object], repeat: Callable[[], object]) -> list[str]:
+    """Runs a call and returns the operators that the call uses; the last one is REST if the count failed there.
 
     Args:
-        call: the call.
-        again: the same call with fresh inputs, made if the call fails because of the counting.
+        call: makes the call.
+        repeat: makes the same call with fresh inputs; used if the count makes the call fail.
     """
     count = OperatorCount()
     try:
@@ -200,13 +200,16 @@ def count_operators(call: Callable[[], object], again: Callable[[], object]) -> 
         if "Creating a new Tensor subclass" not in str(error):
             raise
         # torch's causal bias cannot be created while operators are counted.
-        again()
+        repeat()
         return [*count.names, REST]
     return count.names
 
 
 def may_be_compiled(impl: Callable[..., Any]) -> bool:
-    """Whether torch.compile may have compiled a function or part of it; compiled code is not used while counting."""
+    """Returns whether torch.compile may have compiled a function or a part of the function.
+
+    torch does not use the compiled code while operators are counted.
+    """
     return "torch._dynamo" in sys.modules and not (getattr(impl, "__module__", None) or "").startswith(
         "opatlas.bench.implementations.torch."
     )

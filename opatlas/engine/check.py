@@ -25,7 +25,7 @@ _RELATIVE_TOLERANCE = {
 #: which tests make NPU calls, computes nothing, and nothing can be copied from it.
 _HAVE_FLOAT64 = ("cpu", "cuda", "meta")
 
-#: Signed dtypes that results of the wider unsigned dtypes are compared in.
+#: Signed dtypes in which results of the wider unsigned dtypes are compared.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -36,14 +36,14 @@ class Picks:
     Attributes:
         source: the indexed tensor, (rows, n).
         values: the values of `source` at the indices, (rows, k).
-        distinct: whether the indices of a row must all differ, as those of a sort.
+        distinct: whether the indices of a row must all differ, as in the result of a sort.
     """
 
     source: torch.Tensor
     values: torch.Tensor
     distinct: bool = False
 
-    def picked(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
+    def select(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
         """Returns the values at the indices of a result. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
         _expect_within(indices, 0, self.source.shape[-1], what, reference)
@@ -68,7 +68,7 @@ class Largest:
     values: torch.Tensor
     slack: float = 1e-2
 
-    def picked(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
+    def select(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
         """Returns the values at the indices of a result, descending. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
         _expect_within(indices, -1, self.source.shape[-1], what, reference)
@@ -81,14 +81,14 @@ class Largest:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Expected numbers of a quantized result before rounding.
+    """Expected numbers of a quantized result, before they are rounded.
 
-    The nearest whole number is right; midway between two numbers both are.
+    The nearest whole number is right; halfway between two whole numbers both are right.
 
     Attributes:
         values: within the range of the dtype of the result, float64.
         slack: how far the arithmetic of a kernel may move a value.
-        packed: the result holds eight numbers of four bits in each int32, the first one in the lowest bits.
+        packed: whether the result holds eight numbers of four bits in each int32, the first one in the lowest bits.
     """
 
     values: torch.Tensor
@@ -96,7 +96,7 @@ class Rounded:
     packed: bool = False
 
     def whole(self, result: torch.Tensor) -> torch.Tensor:
-        """Returns the whole numbers of a result, (..., 8 n) of a packed (..., n)."""
+        """Returns the whole numbers of a result; a packed result (..., n) has (..., 8 n) numbers."""
         if not self.packed:
             return result
         shifts = torch.arange(0, 32, 4, device=result.device, dtype=torch.int32)
@@ -112,7 +112,7 @@ class Comparison:
     """Elements of one result and their expected values, of the same shape.
 
     Attributes:
-        exact: whether they must be equal.
+        exact: whether the elements must equal the expected values.
         steps: number of operations of a kernel that round to the dtype of the result, one after the other.
     """
 
@@ -131,7 +131,7 @@ class Formula(Protocol):
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
-        """Returns the expected values of `results`, computed from the arguments, at all or at sampled elements."""
+        """Returns all elements of `results`, or a sample, with the expected values computed from the arguments."""
         ...
 
 
@@ -151,8 +151,8 @@ def check(
     The device computes the formula if it has float64; else the tensors are copied to the host.
 
     Args:
-        arguments, keywords: of the call, with the values before it (clones of what the kernel changes).
-        results: of the call.
+        arguments, keywords: arguments of the call, with their values before the call (clones of changed tensors).
+        results: results of the call.
         seed: chooses the elements of a large result.
 
     Raises:
@@ -180,9 +180,9 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
     rounding = 0.0
     match expected:
         case Picks(values=values):
-            actual = expected.picked(actual, what, reference)
+            actual = expected.select(actual, what, reference)
         case Largest(values=values, slack=relative):
-            actual = expected.picked(actual, what, reference)
+            actual = expected.select(actual, what, reference)
         case Rounded(values=values, slack=slack):
             actual, rounding = expected.whole(actual), 0.5 + slack
         case _:
@@ -198,7 +198,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         values, actual = values.to(torch.float64), actual.to(torch.float64)
         # An infinite value must be met exactly: masked logits are minus infinity.
         tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0)
-        # NaN is wrong, also where the formula gives it: no input of a replay leads to one.
+        # NaN is wrong even where the formula gives NaN, because no input of a replay leads to NaN.
         wrong = ~(((actual - values).abs() <= tolerance) | (actual == values))
     if bool(wrong.any()):
         count = int(wrong.sum())
@@ -221,8 +221,8 @@ def _root_mean_square(values: torch.Tensor) -> float:
 def _comparable(value: Any) -> Any:
     """Returns tensors, also in lists, on a device that computes formulas, in dtypes that torch indexes and compares.
 
-    On CUDA torch does neither with the wider unsigned dtypes. They become signed; the values stay, because replays use
-    small numbers.
+    On CUDA torch can neither index nor compare the wider unsigned dtypes. Such tensors become signed; their values do
+    not change, because replays use small numbers.
     """
     if isinstance(value, (list, tuple)):
         return [_comparable(item) for item in value]
@@ -234,11 +234,11 @@ def _comparable(value: Any) -> Any:
 
 def _expect_within(indices: torch.Tensor, least: int, size: int, what: str, reference: str) -> None:
     if bool(((indices < least) | (indices >= size)).any()):
-        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}; the reference {reference} has none")
+        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}, where all indices of {reference} lie")
 
 
 def _expect_distinct(indices: torch.Tensor, what: str, reference: str) -> None:
-    """Raises WrongResult for equal indices; negative ones stand for no index and may be equal."""
+    """Raises WrongResult for equal indices; negative indices stand for no index and may be equal."""
     ordered = indices.sort(dim=-1).values
     if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
-        raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")
+        raise WrongResult(f"{what} holds an index twice; the reference {reference} has each index once")

@@ -159,7 +159,7 @@ _BY_WORDS = {words: error for error in _BY_CODE.values() for words in error.word
 
 
 def _any_of(choices: list[str]) -> str:
-    # The longest first: "suspect device mem error" before "device mem error".
+    # The longest choice comes first: "suspect device mem error" before "device mem error".
     return "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
 
 
@@ -170,7 +170,7 @@ _CUDA_CODE = re.compile(
 )
 #: Words of CUDA, which count only after "CUDA" in a line ("CUDA error:", "Triton Error [CUDA]:").
 _CUDA_WORDS = re.compile(rf"(?<![\w-])(?:{_any_of([e.words[0] for e in CUDA])})(?!\w)")
-#: Status of a CUDA library's operator after a kernel has failed, its own or an earlier one.
+#: Status of a CUDA library's operator after the failure of its own kernel or of an earlier kernel.
 _LIBRARY_FAILED = re.compile(r"\b(?:CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_EXECUTION_FAILED\w*|CUFFT_EXEC_FAILED)\b")
 #: "error code is 507015", "error code:507015", "ErrCode=507015", "retCode=0x7bc87", "runtime result = 507015",
 #: "aclrtSynchronizeStream(stream) failed: 507015", "run failed with code 507015".
@@ -206,7 +206,7 @@ def error_text(error: BaseException) -> str:
     """
     texts: list[str] = []
     seen: set[int] = set()
-    # From the newest to the oldest, without recursion, because groups and causes may be nested to any depth.
+    # Visited from the newest to the oldest, without recursion, because groups and causes may be nested to any depth.
     links: list[BaseException | None] = [error]
     while links:
         link = links.pop()
@@ -231,7 +231,7 @@ def fatal_device_error(text: str) -> str | None:
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether the first device error in a text is a lack of memory, of the device or of the host.
+    """Returns whether the first device error in a text is a lack of device memory or host memory.
 
     False if torch_npu's queue has ended, because such a process must not continue.
     """

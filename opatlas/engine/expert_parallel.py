@@ -37,7 +37,7 @@ OPTIONS = (
     ),
 )
 
-#: Options that have left, with their successors.
+#: Removed options, with their successors.
 MOVED = (
     *(
         moved(f"{prefix}{name}", f"--{name}")
@@ -58,7 +58,7 @@ def ep_group(options: Any, ranks: int, buffer_bytes: int) -> GroupSpec:
     """Returns the group of `ranks` ranks on the nodes that the options name.
 
     Args:
-        buffer_bytes: what its rows need of HCCL's buffer.
+        buffer_bytes: bytes of HCCL's buffer that the rows of the group need.
 
     Raises:
         MissingPrecondition: the options contradict each other.
@@ -70,7 +70,7 @@ def ep_group(options: Any, ranks: int, buffer_bytes: int) -> GroupSpec:
 
 
 def ep_size(cells: Mapping[str, str]) -> int | None:
-    """Returns how many devices share the experts of a row; None if its cell is empty. Raises InvalidRow."""
+    """Returns the number of devices that share the experts of a row; None for an empty cell. Raises InvalidRow."""
     text = cells.get(EP_SIZE, "").strip()
     if not text:
         return None
@@ -83,7 +83,7 @@ def ep_size(cells: Mapping[str, str]) -> int | None:
 
 
 class RankValues(Sequence[Any]):
-    """A value of each rank of a group, computed when the check asks for it; only the last one is kept.
+    """A value of each rank of a group, computed when the check reads the value; only the last value is kept.
 
     The seed of a row makes it possible to draw the tensors of another rank again.
     """
@@ -117,10 +117,10 @@ def dispatch_ffn_combine_bytes(m: int, h: int, k: int, element_bytes: int) -> in
     """Returns the bytes that DispatchFFNCombine needs for M tokens of width H, each sent to k experts.
 
     Source: vllm-ascend, csrc/mc2/dispatch_ffn_combine/op_host/dispatch_ffn_combine_tiling.cpp: 3 M k H bytes of INT8
-    and 10 MiB. The tokens lie in a third of the buffer, in rows that are 32 bytes longer (op_kernel of the same).
+    and 10 MiB. The tokens lie in a third of the buffer, in rows that are 32 bytes longer (op_kernel, same folder).
 
     Args:
-        element_bytes: of an element of a token as it is sent: 1 if experts are INT8, else 2.
+        element_bytes: bytes of an element of a token during the transfer: 1 if the experts are INT8, else 2.
     """
     return 3 * m * k * (h * element_bytes + 32) + 10 * _MIB
 
@@ -143,7 +143,7 @@ def _round_up(size: int, unit: int) -> int:
 
 
 def hccl_buffer_mib(needed_bytes: int) -> int | None:
-    """Returns the buffer for rows that need so many bytes, in MiB; None if HCCL's default is enough.
+    """Returns the size in MiB of the buffer for rows that need `needed_bytes`; None if HCCL's default is enough.
 
     The size is a power of two, so that rows of many sizes share few groups: a communicator keeps its buffer.
     """

@@ -1,4 +1,4 @@
-"""Kinds of formulas in float64, by the inputs that an element of the result needs.
+"""Defines the kinds of formulas in float64, by the inputs that an element of the result needs.
 
 A large result is checked at a sample of its elements, so a formula must be computable for just these:
 
@@ -25,32 +25,32 @@ import torch
 from opatlas.engine.check import Comparison, Expected, Formula
 from opatlas.model.errors import WrongResult
 
-#: At most so many elements of a result are checked. 4096 find a formula that is wrong in one element of a thousand
-#: with odds of 98 %, and cost well under a millisecond.
+#: Maximum number of checked elements of a result. 4096 elements find a formula that is wrong in one element of a
+#: thousand with a probability of 98 %, and cost well under a millisecond.
 SAMPLED_ELEMENTS = 4096
-#: Fewer elements are sampled where each needs many inputs (a sum over K): about this many inputs are read, which takes
-#: some 10 ms, and at least _LEAST_ELEMENTS are checked.
+#: Fewer elements are sampled where an element needs many inputs (a sum over K): about this many inputs are read, which
+#: takes some 10 ms, and at least _LEAST_ELEMENTS elements are checked.
 READ_INPUTS = 1 << 20
 _LEAST_ELEMENTS = 64
-#: At least so many rows are checked, however wide: the first and the last alone would miss mistakes between them.
+#: Minimum number of checked rows of any width: the first and the last row alone would miss mistakes in between.
 _LEAST_ROWS = 8
 
 
 def pointwise(function: Callable[..., Any]) -> Formula:
-    """Makes a formula of a function of tensors that are broadcast to the result, cut to the sample, in float64."""
+    """Makes a formula from a function of tensors in float64, broadcast to the result and cut to the sample."""
     return _Pointwise(function.__name__, function)
 
 
 def per_row(
     *rowwise: str, least: int = _LEAST_ROWS, steps: int = 1, axes: Callable[..., int] | None = None
 ) -> Callable[[Callable[..., Any]], Formula]:
-    """Makes a formula of a function that gets the named tensors as (rows, last axis), cut to the sampled rows.
+    """Makes a formula from a function that gets the named tensors as (rows, last axis), cut to the sampled rows.
 
     The other tensors are whole. Real numbers are in float64. The function returns for each result a tensor that
     reshapes to (rows, rest). A keyword parameter `rows` gets the numbers of the rows.
 
     Args:
-        least: at least so many rows are checked, however wide.
+        least: minimum number of checked rows of any width.
         steps: see Comparison.
         axes: returns from the arguments how many axes at the end of the first named tensor make a row; default: one.
     """
@@ -71,15 +71,15 @@ def per_element(
     written: Callable[..., tuple[torch.Tensor, ...]] | None = None,
     steps: int = 1,
 ) -> Callable[[Callable[..., Any]], Formula]:
-    """Makes a formula of a function that gets an index tensor for each axis of the result, `at`, then the arguments.
+    """Makes a formula from a function that gets an index tensor for each axis of the result, `at`, then the arguments.
 
-    The tensors are whole and in their own dtypes. The function picks what it needs and converts that to float64.
+    The tensors are whole and in their own dtypes. The function picks the needed inputs and converts them to float64.
 
     Args:
-        exact: every element must be equal: for kernels that only move data.
-        terms: returns from the arguments how many inputs an element needs; default: few.
-        written: for a kernel that changes little of a large tensor, returns from the arguments where it writes: an
-            index tensor for each of the first axes, all of one length. These places are sampled, too.
+        exact: whether every element must equal its expected value, as for kernels that only move data.
+        terms: returns from the arguments the number of inputs that an element needs; default: few.
+        written: for a kernel that changes a small part of a large tensor, returns from the arguments the written
+            places, which are sampled, too: an index tensor for each of the first axes, all of one length.
         steps: see Comparison.
     """
 
@@ -90,7 +90,7 @@ def per_element(
 
 
 def each(*formulas: Formula) -> _Each:
-    """Makes a formula of one formula for each result, in order; a call may have fewer results."""
+    """Makes a formula from one formula for each result, in order; a call may have fewer results."""
     return _Each(formulas[0].name, formulas)
 
 
@@ -100,11 +100,11 @@ def on_lists(formula: Formula) -> Formula:
 
 
 def first_rows(name: str, function: Callable[..., torch.Tensor], formula: Formula) -> Formula:
-    """Makes a formula for a result with unused rows at its end: `formula`, for the rows that `function` gives.
+    """Makes a formula that checks the first rows of a result with `formula`; the other rows are unused.
 
     Args:
         name: parameter of `formula` for the tensor of `function`.
-        function: returns from the arguments, by name, a tensor with a row for each used row.
+        function: returns from the arguments, which are passed by name, a tensor with a row for each used row.
     """
     return _FirstRows(formula.name, name, (function,), (formula,))
 
@@ -126,7 +126,7 @@ class _Pointwise:
             return to_float64(value.expand(results[0].shape)[at])
 
         expected = self.function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
-        return [Comparison(result[at], value, exact=False) for result, value in paired(self, results, expected)]
+        return [Comparison(result[at], value, exact=False) for result, value in pair_results(self, results, expected)]
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class _PerRow:
                 exact=False,
                 steps=self.steps,
             )
-            for result, value in paired(self, results, expected)
+            for result, value in pair_results(self, results, expected)
         ]
 
 
@@ -189,7 +189,8 @@ class _PerElement:
             at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
         expected = self.function(at, *arguments, **keywords)
         return [
-            Comparison(result[at], value, self.exact, self.steps) for result, value in paired(self, results, expected)
+            Comparison(result[at], value, self.exact, self.steps)
+            for result, value in pair_results(self, results, expected)
         ]
 
 
@@ -199,7 +200,7 @@ class _Each:
     formulas: tuple[Formula, ...]
 
     def bind(self, **keywords: Any) -> Formula:
-        """Returns this formula with more keyword arguments, which replace those of the kernel of the same name.
+        """Returns this formula with more keyword arguments, which replace the kernel's arguments of the same name.
 
         A rank of a group computes with the data of other ranks, which its kernel does not get as arguments.
         """
@@ -293,19 +294,21 @@ def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.dev
 def sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:
     """Returns 0 ... population - 1, or `wanted` of these numbers: one from each of as many equal stretches.
 
-    So the sample hits any sequence, group or tile that is as long as two stretches. It holds the first and the last
+    The sample hits any sequence, group or tile that is as long as two stretches, and contains the first and the last
     number.
     """
     if population <= wanted:
         return torch.arange(population, device=device)
-    # Drawn on the host: not every device has float64, and float32 cannot tell apart the places of a large result.
+    # Drawn on the host, because some devices have no float64, and float32 does not distinguish all places.
     drawn = torch.rand(wanted, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     places = ((drawn + torch.arange(wanted)) * (population / wanted)).to(torch.int64)
     places[0], places[-1] = 0, population - 1
     return places.to(device)
 
 
-def paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+def pair_results(
+    formula: Formula, results: Sequence[torch.Tensor], expected: Any
+) -> Iterator[tuple[torch.Tensor, Any]]:
     """Returns each result with its expected value. Raises WrongResult for another number of results."""
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):
@@ -313,7 +316,7 @@ def paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> 
     return zip(results, values, strict=True)
 
 
-#: At least so many parts are checked, however expensive: with fewer, most sequences of a batch would be left out.
+#: Minimum number of checked parts of any cost: fewer parts would leave out most sequences of a batch.
 _LEAST_PARTS = 16
 
 Results = tuple[torch.Tensor, ...]
@@ -324,7 +327,7 @@ class Part:
     """The expected values of some places of a result.
 
     Attributes:
-        where: an index of the result: tensors and slices, as torch takes them.
+        where: an index of the result, of tensors and slices as in torch.
         values: the expected `result[where]`.
     """
 
@@ -334,7 +337,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Draw:
-    """Chooses parts: all of them, or a seeded sample with the first and the last one."""
+    """Chooses all parts, or a seeded sample that contains the first and the last part."""
 
     seed: int
 
@@ -352,13 +355,13 @@ class Draw:
 
 
 def parts(view: Callable[..., Results] | None = None) -> Callable[[Callable[..., Any]], Formula]:
-    """Makes a formula of a function that gets a `Draw`, then the arguments, and returns a `Part` for each result.
+    """Makes a formula from a function that gets a `Draw`, then the arguments, and returns a `Part` for each result.
 
-    The tensors are whole and in their own dtypes. The function picks what it needs and converts that to float64.
+    The tensors are whole and in their own dtypes. The function picks the needed inputs and converts them to float64.
 
     Args:
-        view: converts the results to as many tensors that the formula describes, for kernels that may give one answer
-            in several forms.
+        view: converts the results to as many tensors, which the formula describes; for kernels that may return one
+            answer in several forms.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
@@ -379,5 +382,6 @@ class _Parts:
         expected = self.function(Draw(seed), *arguments, **keywords)
         viewed = self.view(*results) if self.view else results
         return [
-            Comparison(result[part.where], part.values, exact=False) for result, part in paired(self, viewed, expected)
+            Comparison(result[part.where], part.values, exact=False)
+            for result, part in pair_results(self, viewed, expected)
         ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Counter of a measurement: difference between the largest and the smallest median of the ranks.
 RANK_SPREAD = "Rank Spread(us)"
-#: Elements (float32, 16 MiB) of the all_reduce of a device barrier. Over NVLink one takes some 80 us, in which a host
+#: Elements (float32, 16 MiB) of the all_reduce of a device barrier. Over NVLink it takes some 80 us, in which a host
 #: launches two or three collectives. With 8 MiB on two H200, all_to_all of 1 KiB began 17 us apart.
 BARRIER_ELEMENTS = 4 << 20
 #: After several all_reduce even the slowest host is ahead of its device.
@@ -53,7 +53,7 @@ class Group:
 
     @cached_property
     def name(self) -> str:
-        """The name by which a kernel that communicates finds the group; "" for a single rank without a launcher.
+        """Returns the name by which a kernel that communicates finds the group; "" for a rank without other ranks.
 
         All ranks must ask for the name together: the first time may create a communicator.
         """
@@ -71,7 +71,7 @@ class Group:
         return bool(decision)
 
     def barrier(self) -> None:
-        """Waits, on the host, until every rank has called this."""
+        """Waits on the host until every rank has called this method."""
         if self.size > 1:
             import torch
             from torch import distributed
@@ -95,7 +95,7 @@ class Group:
                 distributed.all_reduce(self._barrier_tensor)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Returns the values of every rank, in order of the ranks; each rank must give equally many."""
+        """Returns the values of every rank, in order of the ranks; all ranks must give equally many values."""
         if self.size == 1:
             return [list(values)]
         import torch
@@ -110,10 +110,10 @@ class Group:
         """Returns every rank's samples of one call, in microseconds.
 
         Args:
-            own_us: samples of this rank; empty where it has none, so that the other ranks learn of it.
+            own_us: samples of this rank; empty if the rank has none, so that the other ranks notice.
 
         Raises:
-            ReplayError: on every rank, if a rank has none or the ranks have different numbers of samples.
+            ReplayError: on every rank, if a rank has no samples or the ranks have different numbers of samples.
         """
         counts = [int(count) for (count,) in self.gather([float(len(own_us))])]
         if len(set(counts)) > 1 or not own_us:
@@ -121,17 +121,17 @@ class Group:
         return self.gather(own_us)
 
     def report_step(self, what: str) -> None:
-        """Reports how far this rank has come, so that pytest can name the rank that hangs."""
+        """Reports the current step of this rank, so that pytest can name a rank that hangs."""
         self._step += 1
         self._report(self._step, what)
 
 
-#: The group of a process that is in no group.
+#: The group of a process that has no other ranks.
 ALONE = Group(0, 1)
 
 
 class SynchronizedInstrument:
-    """An Instrument whose samples begin together on all ranks; every rank takes equally many."""
+    """An Instrument whose samples begin together on all ranks; all ranks take equally many samples."""
 
     def __init__(self, instrument: Instrument, group: Group) -> None:
         self.name = instrument.name
@@ -177,7 +177,7 @@ class SharedRule:
 
 
 def ranks_of_node() -> int:
-    """Returns the number of ranks on this node, from torchrun's variable; 1 for a process that is in no group."""
+    """Returns the number of ranks on this node, from torchrun's variable; 1 for a process without a group."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -190,12 +190,12 @@ def spread_us(rank_samples_us: Sequence[Sequence[float]]) -> float:
 def slowest_us(kernel_type: str, rank_samples_us: Sequence[Sequence[float]]) -> tuple[int, tuple[float, ...]]:
     """Returns the rank with the largest median, and the samples of the group, in microseconds.
 
-    A collective begins on all ranks at once: its samples are those of the slowest rank. In other kernels different
-    ranks may be slow in different samples: each sample is the longest of the ranks.
+    A collective begins on all ranks at once: the samples of the slowest rank are the samples of the group. In other
+    kernels different ranks may be slow in different samples: each sample of the group is the longest of the ranks.
 
     Args:
-        kernel_type: of the row.
-        rank_samples_us: the samples of each rank, equally many.
+        kernel_type: kernel type of the row.
+        rank_samples_us: the samples of each rank, equally many for all ranks.
     """
     slowest = max(range(len(rank_samples_us)), key=lambda rank: median(rank_samples_us[rank]))
     if row_kind(kernel_type).starts_together:

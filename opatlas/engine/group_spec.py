@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 #: Ranks import torch (and torch_npu) from a disk that may be cold. HCCL itself gives up after 120 s, and names ranks.
 JOIN_TIMEOUT_S = 180.0
-#: People start the same command on one node after the other.
+#: A user starts the same command on one node after the other.
 NODES_JOIN_TIMEOUT_S = 300.0
-#: A message names at most so many ranks.
+#: Maximum number of ranks that a message names.
 _MOST_NAMED = 3
 
 
@@ -25,12 +25,12 @@ class GroupSpec:
     """A group of ranks, one rank for each device. With several nodes the same session runs on each node.
 
     Attributes:
-        ranks: number of ranks on all nodes together.
+        ranks: total number of ranks on all nodes.
         nnodes: number of nodes; each has the same number of ranks.
         node_rank: number of this node, from 0.
         master_addr: address of node 0.
         master_port: port of node 0; None on a single node: a free port.
-        nproc_per_node: the most ranks on a node; None: one for each device of the node, and two on a CPU.
+        nproc_per_node: maximum number of ranks on a node; None: one for each device of the node, and two on a CPU.
         members: the devices of the ranks, in order of the ranks, counted from 0 through all nodes; None: the first
             devices of each node.
         join_timeout_s: seconds that the group may take to start; None: JOIN_TIMEOUT_S or NODES_JOIN_TIMEOUT_S.
@@ -55,32 +55,32 @@ class GroupSpec:
 
     @property
     def sort_key(self) -> tuple[object, ...]:
-        """Rows in this order change the group least often: a larger buffer comes first, and serves smaller rows too."""
+        """Returns a key that sorts rows so that groups change least often: larger buffers serve smaller rows too."""
         return self.ranks, self.members or (), -(self.hccl_buffer_mib or 0)
 
     def serves(self, needed: GroupSpec) -> bool:
-        """Returns whether a row that needs another group can run in this one: equal, or equal with a larger buffer."""
+        """Returns whether a row that needs the group `needed` can run in this group, which may have a larger buffer."""
         own, other = self.hccl_buffer_mib, needed.hccl_buffer_mib
         return replace(self, hccl_buffer_mib=other) == needed and (own or 0) >= (other or 0)
 
     @property
     def local_ranks(self) -> int:
-        """Number of ranks on this node."""
+        """Returns the number of ranks on this node."""
         return self.ranks // self.nnodes
 
     @property
     def join_limit_s(self) -> float:
-        """Seconds that the group may take to start."""
+        """Returns the seconds that the group may take to start."""
         return self.join_timeout_s or (JOIN_TIMEOUT_S if self.nnodes == 1 else NODES_JOIN_TIMEOUT_S)
 
     @property
     def other_nodes(self) -> str:
-        """The other nodes and the address where they meet: "node 1 at 10.0.0.1:29500"."""
+        """Returns the other nodes and the address where they meet: "node 1 at 10.0.0.1:29500"."""
         others = [str(node) for node in range(self.nnodes) if node != self.node_rank]
         return f"node{'s' * (len(others) > 1)} {', '.join(others)} at {self.master_addr}:{self.master_port}"
 
     def rank_of(self, local_rank: int) -> int:
-        """Returns the number in the whole group of a rank of this node."""
+        """Returns the number of a rank of this node within the whole group."""
         return self.node_rank * self.local_ranks + local_rank
 
     def rank_name(self, local_rank: int) -> str:
@@ -88,7 +88,7 @@ class GroupSpec:
         return f"rank {self.rank_of(local_rank)} of {self.ranks}"
 
     def rank_names(self, local_ranks: Sequence[int]) -> str:
-        """Returns the names of ranks of this node: "rank 0 of 2 and rank 1 of 2"; of many the number."""
+        """Returns the names of ranks of this node: "rank 0 of 2 and rank 1 of 2"; for many ranks their number."""
         if len(local_ranks) > _MOST_NAMED:
             return f"{len(local_ranks)} of {self.ranks} ranks, {self.rank_name(local_ranks[0])} among them,"
         return " and ".join(map(self.rank_name, local_ranks))
@@ -101,7 +101,7 @@ class GroupSpec:
         """Returns why the members cannot be ranks of nodes with `per_node` devices each; "" if they can.
 
         Args:
-            per_node: devices of a node, or ranks that its cores may hold.
+            per_node: number of devices of a node, or of ranks that the cores of a node may hold.
             shared_cores: cores of a node whose ranks share them; None if each rank has a device of its own.
         """
         members = self.members or ()
@@ -124,7 +124,7 @@ class GroupSpec:
 
 
 _SCOPE = Scope.RUNNING
-#: On which nodes groups run, for collectives and for kernels of expert parallelism.
+#: Options for the nodes of groups, for collectives and for kernels of expert parallelism.
 NODE_OPTIONS = (
     declare(
         "--nnodes",
@@ -180,7 +180,7 @@ def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:
 
 
 def node_options_problem(options: Any) -> str:
-    """Returns why the node options contradict each other, and what to do; "" if they do not."""
+    """Returns why the node options contradict each other, and the remedy; "" if the options are consistent."""
     if options.node_rank >= options.nnodes:
         return f"--node-rank {options.node_rank}: there are {options.nnodes} nodes, numbered from 0"
     if options.nnodes > 1 and options.master_port is None:

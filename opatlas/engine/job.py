@@ -1,4 +1,4 @@
-"""Defines a job (one row to replay) and its outcome, completed from a profile or limited by noise. Imports no torch."""
+"""Defines a job (one row to replay) and its outcome, including profiled samples and noise. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Job:
     """One row to replay.
 
     Attributes:
-        module, module_path, function: the replay function; its module is imported by name, or else from the path.
+        module, module_path, function: the replay function; the module is imported by name, or else from the path.
         kernel_type, cells: the row.
         timeout_s: longest time from the job's start to its outcome, in seconds.
         group: the group of devices that the row needs; None: one device.
-        instrument: name of the instrument that measured the stored duration and must measure the new one; "": any.
-        id: number of the job among all jobs of the process that created it; each answer names it.
+        instrument: name of the instrument that measured the stored duration and must measure the new duration; "": any.
+        id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
     module: str
@@ -44,10 +44,10 @@ class RowOutcome:
     """The outcome of a job.
 
     Attributes:
-        status, reason: as in a record; any text is reduced to one printable line for the reason.
+        status, reason: fields of the record; the reason becomes one printable line.
         detail: a traceback for the user, printable; "" if the reason is enough.
         measurement: set if and only if the status is measured.
-        pending: identifies the measurement's samples in a profile; None once the measurement has them.
+        pending: identifies the measurement's samples in a profile; None as soon as the measurement has samples.
         changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); such a process runs no
             further row.
     """
@@ -61,7 +61,7 @@ class RowOutcome:
 
     @property
     def explanation(self) -> str:
-        """The reason and the changes, for the row's Status Reason."""
+        """Returns the reason and the changes, for the row's Status Reason."""
         return reason_text("; ".join(filter(None, (self.reason, *self.changed))))
 
     def __post_init__(self) -> None:
@@ -71,19 +71,19 @@ class RowOutcome:
 
 #: Stands for operators that could not be counted.
 REST = "..."
-#: Most operator names in a cell.
+#: Maximum number of operator names in a cell.
 _MOST_NAMES = 4
 
 
 def describe_stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
     """Describes a composition of operators that is timed in place of a kernel; "" for one operator or device kernel.
 
-    A kernel type is one kernel on Ascend. Elsewhere several operators of torch may take its place, whose time is no
-    estimate of a fused kernel's time.
+    A kernel type is one kernel on Ascend. On other devices several operators of torch may replace the kernel; their
+    time is not an estimate of a fused kernel's time.
 
     Args:
         operators: names of the called operators in their order; none if the kernel bypasses torch.
-        device_kernels: number of device kernels of the call; None: not known.
+        device_kernels: number of device kernels of the call; None: unknown.
     """
     if len(operators) <= 1:
         return ""
@@ -130,7 +130,7 @@ def add_profiled_samples(
     return replace(outcome, measurement=measurement, pending=None)
 
 
-#: Most attempts to measure a row within the noise limit; each has the row's time limit.
+#: Maximum number of attempts to measure a row within the noise limit; each has the row's time limit.
 ATTEMPTS = 3
 
 #: Noise is computed from at least this many samples.
@@ -152,7 +152,7 @@ class Attempt:
     samples: int
 
     def is_within(self, limit: float) -> bool:
-        """Whether the noise is known and not above the limit, a share of the mean."""
+        """Returns whether the noise is known and at most the limit, a share of the mean."""
         return self.noise is not None and self.noise <= limit
 
     def __str__(self) -> str:

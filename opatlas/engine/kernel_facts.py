@@ -1,4 +1,4 @@
-"""Facts about each kernel type: its replay, the reason why it has none, the proof of its NPU call, its GPU operators.
+"""Collects facts about each kernel type: its replay or why there is none, the proof of its NPU call, GPU operators.
 
 Tests with torch_npu and with a GPU write their facts to JSON files in bench/facts.
 """
@@ -22,7 +22,7 @@ from opatlas.model.communication import is_communication
 def replays_of_bench() -> dict[str, Callable[..., Any]]:
     """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
 
-    Collectives are left out: their rows are messages, in databases of their own.
+    Collectives are excluded: their rows are messages in separate databases.
     """
     found: dict[str, Callable[..., Any]] = {}
     for module_info in pkgutil.iter_modules(import_module("opatlas.bench").__path__):
@@ -40,7 +40,7 @@ _RANDOM = "its results are random, so no formula can check them"
 _OWN_KERNEL = "a user's own kernel: its name and shapes do not tell what it computes"
 _MLA = "it depends on quantization modes that its row does not record"
 
-#: The reason by kernel type: a clause that follows the name.
+#: Reasons without a replay, by kernel type: clauses that follow the name of the type.
 WITHOUT_REPLAY: dict[str, str] = {
     "0": "the profiler did not resolve the kernel's type, and recorded no shapes",
     "DSAGenBitMask": _RANDOM,
@@ -65,14 +65,14 @@ PROOFS = _FACTS / "npu_proofs.json"
 
 #: Proofs that an NPU call takes the arguments of its replay, from the strongest to the weakest.
 KINDS = {
-    "torch": "the call is torch's own, or made of such; torch computed the results' shapes and dtypes",
+    "torch": "the call consists of torch's own operators; torch computed the results' shapes and dtypes",
     "meta kernel": "torch_npu took the arguments and computed the results' shapes and dtypes",
     "schema": "the operator's schema took the names and types of the arguments, and has as many results",
-    "custom schema": "as schema, with the one that the operator's own package publishes: torch_npu does not have it",
+    "custom schema": "as schema, with the schema of the operator's own package: torch_npu does not have the operator",
     "none": "there is no call on an NPU",
 }
 _TORCH = "torch"
-#: Names of calls that sample rows run on a CPU, where their results are checked, begin with one of these.
+#: Prefixes of the names of calls that sample rows run on a CPU, where the results are checked.
 _RUNS_ON_CPU = ("torch.", "opatlas.bench.implementations.")
 
 
@@ -90,22 +90,22 @@ def read_proofs() -> dict[str, str]:
 
 
 def write_proofs(proofs: Mapping[str, str]) -> None:
-    """Writes what `read_proofs` returns, without the proofs that the names of calls tell."""
+    """Writes the proofs for `read_proofs`, except proofs that follow from the names of calls."""
     _write(PROOFS, {call: kind for call, kind in proofs.items() if kind != _TORCH or not runs_on_cpu(call)})
 
 
 def proof_of(call: str) -> str:
-    """Returns the proof of an NPU call, a key of KINDS; "" where there is none yet."""
+    """Returns the proof of an NPU call, a key of KINDS; "" for a call without a proof."""
     return read_proofs().get(call) or (_TORCH if runs_on_cpu(call) else "")
 
 
 def read_calls() -> dict[str, list[str]]:
-    """Returns the operators that a GPU was timed with by kernel type, in the order of their first call."""
+    """Returns the operators of the GPU timings by kernel type, in the order of their first call."""
     return _read(CALLS)
 
 
 def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
-    """Writes what `read_calls` returns."""
+    """Writes the operators for `read_calls`."""
     _write(CALLS, calls)
 
 
@@ -114,6 +114,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    """Writes a line for each name, in order, so that a change is a line of a diff."""
+    """Writes a line for each name, in order, so that a changed fact is one line of a diff."""
     lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(facts.items())]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -47,8 +47,8 @@ _FUNCTIONS: Mapping[Any, str] = {
     torch.nn.functional: "gelu layer_norm linear normalize pad relu scaled_dot_product_attention silu softmax",
     time: "monotonic monotonic_ns perf_counter perf_counter_ns sleep time",
 }
-#: Settings of torch by dotted name. A newer name precedes the older one, which newer versions of torch refuse to read
-#: if both were set. Names that this torch lacks are skipped.
+#: Settings of torch by dotted name. A newer name precedes the older name, which newer versions of torch refuse to read
+#: if both were set. Names that do not exist in this torch are skipped.
 _SETTINGS = (
     ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
     ("backends.cudnn.conv.fp32_precision", "backends.cudnn.allow_tf32"),
@@ -62,7 +62,7 @@ _SETTINGS = (
     ("backends.quantized.engine",),
     ("utils.deterministic.fill_uninitialized_memory",),
 )
-#: Functions of torch that return a setting. Functions that this torch lacks are skipped.
+#: Functions of torch that return a setting. Functions that do not exist in this torch are skipped.
 _TOLD_BY_TORCH = {
     "torch threads": "get_num_threads",
     "torch interop threads": "get_num_interop_threads",
@@ -79,7 +79,7 @@ _TOLD_BY_TORCH = {
     "cuDNN attention": "backends.cuda.cudnn_sdp_enabled",
 }
 _SMALLEST_NORMAL = sys.float_info.min
-#: Most names in a change.
+#: Maximum number of names in the description of a change.
 _NAMED = 5
 
 Reader = Callable[[], object]
@@ -91,7 +91,7 @@ class ProcessState:
     """Reads the state of this process."""
 
     def __init__(self, kind: str) -> None:
-        """`kind` is torch's type of the device on which rows run ("cpu", "cuda", "npu")."""
+        """`kind` is torch's name for the type of the device ("cpu", "cuda", "npu")."""
         self._readers = {**_of_python(), **_of_the_system(), **_of_torch(kind)}
 
     def read(self) -> State:
@@ -121,7 +121,7 @@ def _read(reader: Reader) -> object:
     try:
         return reader()
     except Exception as error:
-        # For instance a removed working folder, or a setting that torch refuses to read. This counts as a value.
+        # Causes: a removed working folder, or a setting that torch refuses to read. The text is the value then.
         return f"unreadable ({type(error).__name__})"
 
 
@@ -198,7 +198,7 @@ def _of_torch(kind: str) -> dict[str, Reader]:
 
 
 def _told(reader: Reader) -> str:
-    # As text, because each call returns another object for the same stream.
+    # Converted to text, because each call returns a new object for the same stream.
     return str(reader())
 
 
@@ -211,7 +211,7 @@ def _found(name: str) -> Any:
 
 
 class _Functions:
-    """Reads which functions in `_FUNCTIONS` were replaced since this object was created."""
+    """Finds the functions in `_FUNCTIONS` that were replaced since this object was created."""
 
     def __init__(self) -> None:
         names = {owner: [name for name in named.split() if hasattr(owner, name)] for owner, named in _FUNCTIONS.items()}

@@ -1,4 +1,4 @@
-"""Finds replays by kernel type, implementations and formulas by name; torch is imported on the first use only."""
+"""Finds replays by kernel type, and implementations and formulas by name. Imports torch on first use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GroupOf = Callable[[Mapping[str, str], Any], GroupSpec]
 
 
 class RowReplay(Protocol):
-    """The `replay` of one row: the body of a replay function calls it, and it leaves an outcome."""
+    """The `replay` of one row, which the body of a replay function calls and which sets the outcome."""
 
     outcome: RowOutcome | None
 
@@ -53,18 +53,18 @@ class ReplaySpec:
     """The arguments of `@replays` on a test function.
 
     Attributes:
-        kernel_types: types of the profiler whose rows the function replays.
-        npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"). It takes the arguments that the
-            replay passes, by the same names, and returns as many results. "A or B": the first call that exists.
-            "opatlas.bench.implementations.torch.NAME": the function that other devices are timed with.
+        kernel_types: kernel types, as the profiler names them, whose rows the function replays.
+        npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"). The call takes the arguments of
+            the replay, by the same names, and returns as many results. "A or B": the first call that exists.
+            "opatlas.bench.implementations.torch.NAME": the function that is timed on other devices.
             None: the kernel has no call on an NPU.
         group: returns the group of devices that a row needs. The body runs on each rank of the group, and may ask for
             `group` (opatlas/engine/group.py). None: rows need one device.
         binding: makes `row` and `replay` of the function. None: rows are calls of a kernel (ReplayRow, Replay).
 
-    tests/npu makes each call with the real torch_npu, on tensors on device "meta". These have no values, so a replay
-    cannot read any: a number comes from `row.number`, not from `tensor.item()`. The body raises `Unsupported` for a row
-    that only the NPU call cannot do.
+    tests/npu makes each call with the real torch_npu on tensors on device "meta". These tensors have no values: a
+    replay gets a number from `row.number`, not from `tensor.item()`. The body raises `Unsupported` for a row that only
+    the NPU call does not support.
     """
 
     kernel_types: tuple[str, ...]
@@ -94,7 +94,7 @@ def replay_spec(function: object) -> ReplaySpec | None:
     return spec if isinstance(spec, ReplaySpec) else None
 
 
-#: Fixtures that only check in pytest that a row can run; they are None in the body of a replay.
+#: Fixtures that check in pytest whether a row can run; the fixtures are None in the body of a replay.
 _OF_PYTEST = ("custom_opp", "npu")
 
 
@@ -112,8 +112,8 @@ def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str
     unknown = [name for name in names if name not in available]
     if unknown:
         raise TypeError(
-            f"{function.__name__} asks for {', '.join(unknown)}; a replay runs in the device process, "
-            f"where only {', '.join(available)} exist"
+            f"{function.__name__} has the parameters {', '.join(unknown)}; a replay runs in the device process, "
+            f"which has only {', '.join(available)}"
         )
     return {name: available[name] for name in names}
 
@@ -142,7 +142,7 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
     """Returns a module `__getattr__` that finds a name in the package's modules, then in `fallbacks`.
 
     Args:
-        fallbacks: dotted names of modules and classes that are searched last: "torch.nn.functional".
+        fallbacks: dotted names of modules and classes that are searched last, such as "torch.nn.functional".
 
     Raises (when called):
         AttributeError: the name is not found, two modules define it, or it is the name of a module.
@@ -158,7 +158,7 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
             # pytest asks every object of a test module for private attributes, to find fixtures.
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if any(module.__name__ == f"{package}.{name}" for module in modules()):
-            raise AttributeError(f"{package}.{name} is a module, not a function: give the function another name")
+            raise AttributeError(f"{package}.{name} is a module, not a function: rename the function")
         holders = [module for module in modules() if name in vars(module)]
         if len({id(vars(module)[name]) for module in holders}) > 1:
             places = " and ".join(module.__name__ for module in holders)

@@ -1,4 +1,4 @@
-"""Implements the `replay` that a replay function calls: it runs the kernel, times it, and checks its result."""
+"""Implements `replay`, which a replay function calls: runs and times the kernel, and checks the result."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
-#: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much as these.
+#: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
 _MEMORY_FACTOR = 2.0
-#: Smaller rows are not checked for memory, because the query takes longer than the row.
+#: The memory is not checked for smaller rows, because the query takes longer than the row.
 _ALWAYS_THERE_BYTES = 64 << 20
 #: Rows with smaller tensors run without a bound of memory: setting the bound takes a millisecond.
 _HARMLESS_BYTES = 1 << 20
 #: The warm-up ends after this many calls, or after this time. The first call allocates memory and loads code; a kernel
-#: of seconds needs no second call.
+#: that takes seconds needs no second call.
 _WARM_UP_CALLS = 3
 _WARM_UP_S = 0.2
 #: Types of functions without tensors of their own: functions in C, and operators of torch.
@@ -70,19 +70,20 @@ class Replay:
         output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
         **keywords: Any,
     ) -> None:
-        """Measures `impl(*arguments, **keywords)` and checks what it returns.
+        """Measures `impl(*arguments, **keywords)` and checks the results.
 
         Args:
             impl: the kernel in operators of torch; on an NPU the call that `@replays` names is used instead.
             arguments, keywords: arguments of the kernel.
             expected: the reference, which receives the same arguments.
-            mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each call,
-                and the reference, start from the same values. If the kernel returns None, these are its results.
+            mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each
+                call, and the reference, start from the same values. If the kernel returns None, these tensors are the
+                results.
             overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
-                the kernel returns None and mutates nothing, these are its results.
-            output_slots: the row's output slots of the results in order, None for a result that the row does not list;
-                further results are ignored. A mapping has the slots of selected results by their positions. Default:
-                the first slots.
+                the kernel returns None and mutates nothing, these tensors are the results.
+            output_slots: the row's output slot of each result in order, None for a result that the row does not list;
+                further results are ignored. A mapping gives the slots of selected results by position. Default: the
+                first slots.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row.
@@ -119,7 +120,7 @@ class Replay:
         def touched() -> tuple[torch.Tensor, ...] | None:
             return (*_flat(list(inputs.values())), *_flat(latest)) if has_all_from_caller else None
 
-        def once_more() -> None:
+        def repeat() -> None:
             restore()
             call()
 
@@ -127,20 +128,20 @@ class Replay:
         self._group.report_step("in its first call")
         operators: list[str] = []
         if kernel is impl and not may_be_compiled(impl):
-            operators = count_operators(call, once_more)
+            operators = count_operators(call, repeat)
         else:
             call()
         name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
         if not result_tensors(latest, inputs, mutates or overwrites):
             raise ReplayError(
-                f"{name} returned no tensor, so that nothing could be checked: let it return what it computes, "
-                "or name what it changes in mutates or overwrites"
+                f"{name} returned no tensor to check: return the results, "
+                "or name the changed arguments in mutates or overwrites"
             )
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
         self._expect_outputs(name, results(), range(len(results())) if slots is None else slots)
         self._expect_unchanged(watch, name)
 
-        self._sampling.warm_up(once_more, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
+        self._sampling.warm_up(repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
         samples = self._sampling.take(call, restore if pristine else None, touched)
         self._expect_unchanged(watch, name)
         originals = [pristine.get(i, value) for i, value in enumerate(arguments)]
@@ -167,7 +168,7 @@ class Replay:
         self._sampling.expect_memory(needed)
         if is_checked_on_host(self._device.torch_device) and tensors > (available := host_available_bytes()):
             needs, left = (f"{size / 2**30:.1f} GiB" for size in (tensors, available))
-            raise OutOfMemory(f"its check needs about {needs} of the host's memory, {left} are available")
+            raise OutOfMemory(f"the check of the row needs about {needs} of the host's memory, {left} are available")
 
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which the row can take no more memory than the device has left."""
@@ -190,13 +191,13 @@ class Replay:
         if changed:
             place, what = changed[0]
             raise ChangedInput(
-                f"{kernel} changed {what}, which its replay does not declare, so that later calls would start from "
-                f"other values: give replay(...) mutates=[{place!r}] if the kernel is to change it, "
+                f"{kernel} changed {what}, which the replay does not declare; later calls would start from other "
+                f"values: give replay(...) mutates=[{place!r}] if the kernel is to change it, "
                 f"overwrites=[{place!r}] if the kernel does not read it",
                 place=place,
             )
         if ranks:
-            raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which its replay does not declare")
+            raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which the replay does not declare")
 
     def _expect_outputs(self, name: str, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
         """Raises InvalidRow if the results of the kernel differ from the row in shape or dtype.
@@ -208,7 +209,7 @@ class Replay:
             return self._row.refuse(
                 column,
                 f"output {slot} of {self._row.kernel_type} is {found} from {name} for these inputs",
-                "correct the cell that is wrong, inputs or outputs, or, if the row is right, that function",
+                "correct the wrong cell (inputs or outputs), or, if the row is right, the function",
             )
 
         for result, slot in zip(results, slots, strict=True):
@@ -225,12 +226,12 @@ def _name(function: Callable[..., Any]) -> str:
     """Returns the qualified name of a function, for messages."""
     if isinstance(function, FunctionType):
         return f"{function.__module__}.{function.__qualname__}"
-    # The modules of built-in functions are internal to torch.
+    # The module names of built-in functions are internal to torch.
     return f"torch's {getattr(function, '__name__', type(function).__name__)}"
 
 
 def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
-    """Whether a kernel may read tensors that are not arguments: of a closure, a module, or a partial."""
+    """Returns whether a kernel may read tensors besides its arguments: of a closure, a module, or a partial."""
     if isinstance(kernel, FunctionType):
         return kernel.__closure__ is not None
     return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
@@ -243,7 +244,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
 def result_tensors(
     returned: Any, inputs: Mapping[int | str, Any], mutates: Sequence[int | str]
 ) -> tuple[torch.Tensor, ...]:
-    """Returns the results of a call: the returned tensors, or the changed ones if the call returned None."""
+    """Returns the results of a call: the returned tensors, or the changed tensors if the call returned None."""
     return _flat([inputs[place] for place in mutates] if returned is None else returned)
 
 

@@ -44,7 +44,7 @@ class Runner:
     """Owns an open device and runs jobs on it, one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
-        """Opens the device. Raises OpAtlasError if it cannot be opened, or has another instrument than requested."""
+        """Opens the device. Raises OpAtlasError if that fails, or if the device lacks the requested instrument."""
         self._device: Device = open_device(spec, settings)
         self._kind = spec.kind
         self._instrument = self._device.instrument()
@@ -54,7 +54,7 @@ class Runner:
                 f"or leave the option out"
             )
         self._settings = settings
-        # Once, because an NPU runs its vendor's tools for it.
+        # Described once, because the description of an NPU runs its vendor's tools.
         self._description = self._device.describe()
         self._peak = device_peak(self._description.name)
         self._group = ALONE
@@ -67,7 +67,7 @@ class Runner:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device on which the tensors of rows are created."""
+        """Returns the device on which the tensors of rows are created."""
         return self._device.torch_device
 
     def join(self, group: Group) -> None:
@@ -89,7 +89,7 @@ class Runner:
             raise DeviceUnhealthy(f"{type(error).__name__}: {error}") from error
 
     def is_healthy(self) -> bool:
-        """Whether the device still computes correct results."""
+        """Returns whether the device still computes correct results."""
         try:
             self.probe()
         except DeviceUnhealthy:
@@ -112,12 +112,12 @@ class Runner:
         except BaseException as error:
             outcome = replace(outcome_from_error(error), changed=self._reported)
         if outcome.status is Status.OOM:
-            # Here the exception's frames, which referenced the row's tensors, are gone.
+            # The exception's frames, which referenced the row's tensors, no longer exist here.
             self._device.release_memory()
         return outcome
 
     def run_raising(self, job: Job) -> RowOutcome:
-        """Runs a job; its exceptions are raised unchanged, for debuggers."""
+        """Runs a job, and raises its exceptions unchanged, for debuggers."""
         earlier, before = [f"an earlier row {change}" for change in self._changed], self._state.read()
         try:
             outcome = self._run_body(job)
@@ -128,7 +128,7 @@ class Runner:
         return replace(outcome, changed=self._reported)
 
     def refused(self, job: Job) -> RowOutcome | None:
-        """Returns the outcome of a job whose cells or instrument rule it out; None if the job must run."""
+        """Returns the outcome of a job that cannot run because of its cells or instrument; None if the job can run."""
         try:
             self._expect_instrument(job)
             # Parses the cells of all slots.
@@ -138,13 +138,13 @@ class Runner:
         return None
 
     def _expect_instrument(self, job: Job) -> None:
-        """Raises MissingPrecondition if the stored duration was taken with another instrument."""
+        """Raises MissingPrecondition if another instrument measured the stored duration."""
         if job.instrument not in ("", self._instrument.name):
             # Checked only here, because the default instrument depends on what works on this machine.
             raise MissingPrecondition(
-                f"the stored duration was taken with {job.instrument}, and this device measures with "
-                f"{self._instrument.name}: such durations do not compare; set {job.instrument} up (`opatlas doctor` "
-                f"tells what it lacks), or let them be mixed (--mixed)"
+                f"the stored duration was measured with {job.instrument}, and this device measures with "
+                f"{self._instrument.name}, whose durations do not compare: set {job.instrument} up (`opatlas doctor` "
+                f"shows what is missing), or allow mixed durations (--mixed)"
             )
 
     def _run_body(self, job: Job) -> RowOutcome:
@@ -159,7 +159,7 @@ class Runner:
         with torch.no_grad(), replay.bounded_memory(), translated_pytest_exceptions():
             function(**select_arguments(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
-            raise ReplayError(f"{job.function} returned without having called replay(...)")
+            raise ReplayError(f"{job.function} returned and did not call replay(...)")
         return self._with_bound(job, replay.outcome)
 
     def _with_bound(self, job: Job, outcome: RowOutcome) -> RowOutcome:

@@ -48,7 +48,7 @@ class Sampling:
         """
         Args:
             kernel_type, cells: the row.
-            device, instrument, settings: how the row is measured.
+            device, instrument, settings: device, instrument and settings of the measurement.
             group: the group of this process.
         """
         self._kernel_type = kernel_type
@@ -57,11 +57,11 @@ class Sampling:
         self._instrument = instrument
         self._settings = settings
         self._group = group
-        #: Attempts to measure the row within a noise limit. Empty without a limit, or if durations are known later.
+        #: Attempts to measure the row within a noise limit. Empty without a limit, or if a profile has the durations.
         self._attempts: list[Attempt] = []
 
     def expect_memory(self, needed_bytes: float) -> None:
-        """Raises OutOfMemory if the device has less memory available."""
+        """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
         available = self._device.available_bytes()
         if needed_bytes > available:
             raise OutOfMemory(
@@ -80,14 +80,14 @@ class Sampling:
         restore: Callable[[], object] | None,
         touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
     ) -> Samples:
-        """Takes samples of `call` as the settings say, and waits for the device.
+        """Takes samples of `call` according to the settings, and waits for the device.
 
         Samples that exceed the noise limit are taken again, on all ranks of a group together.
 
         Args:
             call: launches the kernel.
-            restore: restores what a call overwrites; None if it overwrites nothing.
-            touched: returns the tensors that a call reads and writes; None if they are not known.
+            restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
+            touched: returns the tensors that a call reads and writes; None if the tensors are not known.
         """
         cold = self._settings.cache == "cold"
 
@@ -117,7 +117,7 @@ class Sampling:
         return limit < worst < math.inf and len(self._attempts) < ATTEMPTS
 
     def _known_us(self, samples: Samples) -> Sequence[float]:
-        """Returns the durations of samples; () if a profile has them and is not read yet, or lacks them."""
+        """Returns the durations of samples; () if the durations are missing, or in a profile that is not read yet."""
         if not isinstance(samples.profiled, ProfiledSamples):
             return samples.durations_us
         own = own_kernel(self._kernel_type, self._cells, samples.profiled)
@@ -133,12 +133,12 @@ class Sampling:
         noted: Sequence[str] = (),
         operators: Sequence[str] = (),
     ) -> RowOutcome:
-        """Returns the outcome of a row with these samples; FAILED if a profile should have them and does not.
+        """Returns the outcome of a row with these samples; FAILED if a profile should have the samples and does not.
 
         Args:
             samples: the samples.
-            checked: how many elements were compared.
-            calls: number of all calls of the kernel; 0: not counted.
+            checked: number of compared elements.
+            calls: total number of calls of the kernel; 0: not counted.
             assumed: assumptions about the row.
             noted: remarks for the reason, besides those of the instrument.
             operators: operators of torch that one call used in place of the kernel.

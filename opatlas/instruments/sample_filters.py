@@ -52,7 +52,7 @@ class StopFilter:
         self._before = stops()
 
     def is_spoilt(self) -> bool:
-        """Whether the process was stopped during the sample that has just ended, so that it must be repeated.
+        """Returns whether the process was stopped during the sample that has just ended, so that it must be repeated.
 
         Raises:
             ReplayError: the process was stopped too often.
@@ -69,7 +69,7 @@ class StopFilter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for readers of the durations."""
+        """Returns remarks for readers of the durations."""
         dropped = f"{self._dropped} sample{'s were' if self._dropped > 1 else ' was'} dropped"
         return (f"{dropped}: the process was stopped meanwhile",) if self._dropped else ()
 

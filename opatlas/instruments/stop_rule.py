@@ -30,7 +30,7 @@ class Rule(Protocol):
     """Decides when an instrument has taken enough samples."""
 
     def enough(self, samples_us: Sequence[float]) -> bool:
-        """Whether no further sample is needed.
+        """Returns whether no further sample is needed.
 
         Args:
             samples_us: all samples so far, in microseconds; at most one more than in the previous call.
@@ -38,7 +38,7 @@ class Rule(Protocol):
         ...
 
     def enough_count(self, count: int) -> bool:
-        """Whether `count` samples are enough, if their durations are not known yet."""
+        """Returns whether `count` samples are enough, if their durations are not known yet."""
         ...
 
     def batch(self, count: int) -> int:
@@ -46,7 +46,7 @@ class Rule(Protocol):
         ...
 
     def any_rank(self, happened: bool) -> bool:
-        """Whether `happened` is true in this process or, in a group, on any rank."""
+        """Returns whether `happened` is true in this process or, in a group, on any rank."""
         ...
 
     def again(self) -> Rule | None:

@@ -49,7 +49,7 @@ class _Frames:
         self._bytes = bytearray()
 
     def __len__(self) -> int:
-        """Number of bytes that are not parsed yet."""
+        """Returns the number of bytes that are not parsed yet."""
         return len(self._bytes)
 
     def add(self, data: bytes) -> None:
@@ -144,7 +144,7 @@ class Channel:
         return message
 
     def is_silent(self) -> bool:
-        """Whether nothing has arrived since the last message, not even the end of the connection."""
+        """Returns whether nothing has arrived since the last message, not even the end of the connection."""
         return not self._frames and not wait([self.fileno()], 0)
 
     def close(self) -> None:

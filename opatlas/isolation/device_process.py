@@ -274,7 +274,7 @@ class DeviceProcess:
         return code
 
     def _has_ended(self, within_s: float) -> bool:
-        """Whether the device process itself, without its launcher, ends in time; True if the system does not tell."""
+        """Returns whether the device process, without its launcher, ends in time; True if the system does not tell."""
         return self._end is None or bool(wait([self._end], within_s))
 
     def _describe_end(self, code: int | None) -> str:

@@ -67,7 +67,7 @@ class _Kept:
         self._pid = pid
 
     def is_running(self) -> bool:
-        """Whether the command runs. Reaps all children that have ended."""
+        """Returns whether the command runs. Reaps all children that have ended."""
         self._reap()
         return self.exit_code is None
 

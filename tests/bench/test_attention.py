@@ -20,25 +20,25 @@ class TestLargest:
     source = torch.tensor([[1.0, 7.0, 5.0, -torch.inf]], dtype=torch.float64)
     best = torch.tensor([[7.0, 5.0]], dtype=torch.float64)
 
-    def picked(self, indices, count=2):
+    def select(self, indices, count=2):
         values = torch.tensor([[7.0, 5.0, 1.0, -torch.inf]], dtype=torch.float64)[:, :count]
         check(FormulaOf(Largest(self.source, values)), [], {}, [torch.tensor([indices])], 1)
 
     @pytest.mark.parametrize("indices", [[1, 2], [2, 1]])
     def test_any_order(self, indices):
-        self.picked(indices)
+        self.select(indices)
 
     def test_none_where_there_are_no_more(self):
-        self.picked([2, 0, 1, -1], 4)
+        self.select([2, 0, 1, -1], 4)
 
     @pytest.mark.parametrize("indices", [[1, 0], [1, 1], [1, -1], [1, 3], [1, 4], [1, -2]])
     def test_others_are_wrong(self, indices):
         with pytest.raises(WrongResult):
-            self.picked(indices)
+            self.select(indices)
 
     def test_index_where_there_is_no_number(self):
         with pytest.raises(WrongResult):
-            self.picked([2, 0, 1, 3], 4)
+            self.select([2, 0, 1, 3], 4)
 
     def test_what_rounding_swaps_passes(self):
         source = torch.tensor([[5.0, 7.0, 5.01]], dtype=torch.float64)

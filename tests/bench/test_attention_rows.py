@@ -147,7 +147,7 @@ class TestRuntimeColumns:
         (DECODE, {"input_layout": "BSH"}, "only TND and BNSD_NBSD"),
         (DECODE, {"actual_seq_lengths_values": "1,1,1"}, "end with the 3 tokens of slot 0"),
         (DECODE, {"actual_seq_lengths_kv_values": "5,0,5"}, "without keys"),
-        (DECODE, {"block_table_valid_blocks": "1,1"}, "it tells 2 sequences, and there are 3"),
+        (DECODE, {"block_table_valid_blocks": "1,1"}, "2 lengths, and the row has 3 sequences"),
         (DECODE, {"block_table_valid_blocks": "1,0,1"}, "without keys"),
         (LATENT[1], {"actual_seq_lengths_values": "1,3"}, "every sequence of slot 0 has 3 queries"),
         (PACKED[0], {"actual_seq_lengths_kv_values": "10,23,22"}, "end with the 23 tokens of slot 1"),

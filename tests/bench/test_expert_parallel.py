@@ -234,12 +234,12 @@ def test_shapes_of_a_combine_and_what_the_user_says_tell_its_group(
 
 def test_an_exchange_that_the_shapes_do_not_allow_is_told() -> None:
     open_row = f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16"
-    with pytest.raises(MissingPrecondition, match="32, 64, 128, 256 ranks, and not of 16: name one with --ep-size"):
+    with pytest.raises(MissingPrecondition, match="32, 64, 128, 256 ranks, not to 16: name a number with --ep-size"):
         group_of_combine(cells_of(open_row), options())
     with pytest.raises(InvalidRow, match="column 'EP Size' is 5"):
         group_of_combine(cells_of(f"{open_row} @ EP Size = 5"), options())
     dispatch = f"4,7168;4,8 | DT_BF16;INT32 -> 512,7168;512;32;16;256 | DT_BF16;{TOLD}"
-    with pytest.raises(InvalidRow, match="column 'EP Size' is 8, and the shapes are those of 16 ranks"):
+    with pytest.raises(InvalidRow, match="column 'EP Size' is 8, and the shapes belong to 16 ranks"):
         group_of_dispatch(cells_of(f"{dispatch} @ EP Size = 8"), options())
     with pytest.raises(InvalidRow, match="no exchange of tokens"):
         group_of_dispatch(cells_of(dispatch.replace("16;256", "16;257")), options())

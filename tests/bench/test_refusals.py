@@ -120,7 +120,7 @@ def silent(row, replay):
 def test_replay_that_measures_nothing_fails():
     outcome = runner().run(job_of("Silent", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.silent"))
     assert outcome.status is Status.FAILED
-    assert "without having called replay" in outcome.reason
+    assert "did not call replay" in outcome.reason
 
 
 def test_a_size_of_more_digits_than_python_converts_is_invalid():

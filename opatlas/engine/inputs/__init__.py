@@ -1,1 +1,1 @@
-"""What a row says about its call, and the tensors that follow from it."""
+"""Derives the arguments of a call, and their tensors, from a row."""

@@ -1,7 +1,7 @@
 """Reads the call of a FusedInferAttentionScore row from its 31 input slots and its Runtime columns.
 
 A capture has the shapes of the sequence lengths, and not their values, on which the duration depends. Values in the
-Runtime columns come first. Where there are none, equal lengths are assumed:
+Runtime columns come first. For empty Runtime columns, equal lengths are assumed:
 
 - queries (TND), and keys without a block table: the tokens are split evenly between the sequences;
 - keys in pages: see `opatlas.engine.inputs.sequences.assign_pages`.
@@ -59,8 +59,8 @@ _OTHERS = {
 _NAMES = {QUERY: "query", KEY: "key", VALUE: "value"}
 _USED = {*_NAMES, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
 
-#: Queries and keys are uniform in -2 ... 2. Scores have a standard deviation of 4 / 3 then: no key alone decides a
-#: result, and a missing key shows.
+#: Queries and keys are uniform in -2 ... 2. The scores then have a standard deviation of 4 / 3: no single key decides
+#: a result, and a missing key shows.
 RANGE = (-2.0, 2.0)
 
 #: The remedy for lengths of sequences that are missing or contradict each other.
@@ -76,20 +76,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of the call that are no tensors, and the shapes that a row may lack.
+    """The arguments of the call that are not tensors, and the shapes that a row may lack.
 
     Attributes:
         layout: "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch, heads, S, D), results (heads, batch, S, D).
-        query_lengths: cumulative, as the call takes them; None for layout BNSD_NBSD.
-        kv_lengths: as the call takes them: of each sequence for keys in pages, else cumulative.
+        query_lengths: cumulative numbers of queries, as in the call; None for layout BNSD_NBSD.
+        kv_lengths: numbers of keys, as in the call: of each sequence for keys in pages, else cumulative.
         rope: whether there is a rope part (slots 24 and 25).
-        mask_dtype: the profiler's name; "" for a call without a mask.
-        table: shape of the block table; None for keys that are not in pages.
+        mask_dtype: the profiler's name of the dtype of the mask; "" for a call without a mask.
+        table: shape of the block table; None for keys without pages.
         used_blocks: number of blocks of the table that each sequence uses; () without a table.
         block_size: tokens of a block; 0 without a table.
         sparse_mode: 3: causal, the last tokens of queries and keys aligned; 0: no mask.
-        scale: 1 / sqrt(D), D with the rope part.
-        with_lse: whether the kernel gives the log-sum-exp as its second result.
+        scale: 1 / sqrt(D), where D includes the rope part.
+        with_lse: whether the kernel returns the log-sum-exp as its second result.
     """
 
     layout: str
@@ -120,7 +120,7 @@ def with_operator_shapes(row: ReplayRow) -> ReplayRow:
 
 
 def read_attention(row: ReplayRow) -> AttentionCall:
-    """Returns the call of a row (see `with_operator_shapes`). Raises InvalidRow for a row of no replayed family.
+    """Returns the call of a row (see `with_operator_shapes`). Raises InvalidRow for a row that no replayed family fits.
 
     The families: queries TND, keys in pages, a causal mask; queries BNSD with a rope part, keys in pages (multi-head
     latent attention); queries TND, keys TND.
@@ -133,7 +133,7 @@ _VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
 
 
 class _AttentionReader:
-    """Reads a row; each method finds one argument of the call."""
+    """Reads a row; each method reads one argument of the call."""
 
     def __init__(self, row: ReplayRow) -> None:
         self.row = row
@@ -143,17 +143,17 @@ class _AttentionReader:
         for slot, tensor in enumerate(self.row.input_slots):
             if tensor.shape and slot not in _USED:
                 raise self.refuse(
-                    f"slot {slot} ({_OTHERS.get(slot, 'unknown')}) is used, which no replayed family does"
+                    f"slot {slot} ({_OTHERS.get(slot, 'unknown')}) is used, which no replayed family uses"
                 )
         layout, table = self.layout(), self.table()
         self.expect_dtypes()
         query, key, value = (self.needed(slot) for slot in (QUERY, KEY, VALUE))
         heads = self.agreed("num_heads", query[1], "slot 0 has {} heads")
         if layout == "TND" and table is not None and self.shape(MASK) is None and self.recorded_mode() != 3:
-            raise self.refuse("keys in pages with queries TND, but no mask in slot 4")
+            raise self.refuse("keys in pages and queries TND need a mask in slot 4")
         kv_heads, block_size = self.cache(table, key, value, query[-1])
         if kv_heads == 0 or heads % kv_heads:
-            raise self.refuse(f"{heads} query heads are no multiple of {kv_heads} key heads")
+            raise self.refuse(f"the number of query heads, {heads}, is not a multiple of the {kv_heads} key heads")
         rope = self.rope(layout, query, key)
         sparse_mode = self.sparse_mode(layout)
         queries = self.query_lengths(layout, query, self.count(table))
@@ -161,7 +161,7 @@ class _AttentionReader:
         used = [math.ceil(length / block_size) for length in keys] if table else []
         if table and max(used) > table[1]:
             raise self.refuse(
-                f"a sequence of {max(keys)} keys takes {max(used)} blocks, its line of slot 14 has fewer", _LENGTHS
+                f"a sequence of {max(keys)} keys needs {max(used)} blocks, and a line of slot 14 has fewer", _LENGTHS
             )
         if sparse_mode == 3 and any(k < q for q, k in zip(queries, keys, strict=True)):
             raise self.refuse(
@@ -243,9 +243,9 @@ class _AttentionReader:
         if layout == "TND" and self.table() is not None:
             raise self.refuse("queries TND with a rope part (slots 24, 25) are not replayed with keys in pages")
         if of_query is None or of_key is None:
-            raise self.refuse("a rope part is there for queries or keys only (slots 24, 25)")
+            raise self.refuse("the rope part of the queries or of the keys is missing (slots 24, 25)")
         if of_query[:-1] != query[:-1] or of_key[:-1] != key[:-1] or of_query[-1] != of_key[-1]:
-            raise self.refuse("slots 24 and 25 (rope) must have the shapes of slots 0 and 1, and one last axis")
+            raise self.refuse("slots 24 and 25 (rope) must have the shapes of slots 0 and 1, but for one last axis")
         return of_query[-1]
 
     def recorded_mode(self) -> int | None:
@@ -270,7 +270,7 @@ class _AttentionReader:
     def mask_dtype(self, sparse_mode: int) -> str:
         if not sparse_mode:
             return ""
-        # The call needs a mask also where the mode is recorded and the mask is not.
+        # The call needs a mask even if the row records the mode and not the mask.
         dtype = self.row.input_slots[MASK].dtype if self.shape(MASK) else "INT8"
         if dtype not in ("INT8", "UINT8", "BOOL"):
             raise self.row.refuse(
@@ -304,7 +304,7 @@ class _AttentionReader:
         if len(self.needed(QUERY)) == 4:
             told["slot 0 (query)"] = self.needed(QUERY)[0]
         if not told:
-            raise self.refuse("nothing tells how many sequences there are (slots 5, 6)", _LENGTHS)
+            raise self.refuse("the number of sequences is not recorded (slots 5, 6)", _LENGTHS)
         if len(set(told.values())) > 1:
             detail = ", ".join(f"{count} in {where}" for where, count in told.items())
             raise self.refuse(f"the number of sequences differs: {detail}", _LENGTHS)
@@ -334,14 +334,14 @@ class _AttentionReader:
         if lengths is None:
             lengths, column = assign_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
         if len(lengths) != count:
-            raise self.row.refuse(column, f"it tells {len(lengths)} sequences, and there are {count}", "correct it")
+            raise self.row.refuse(column, f"{len(lengths)} lengths, and the row has {count} sequences", "correct it")
         if min(lengths) < 1:
             raise self.row.refuse(column, "a sequence without keys has no attention", "correct the cell")
         return lengths
 
     def shares(self, tokens: int, count: int, slot: int) -> list[int]:
         if not count or tokens < count:
-            raise self.refuse(f"the {tokens} tokens of slot {slot} are no {count} sequences", _LENGTHS)
+            raise self.refuse(f"the {tokens} tokens of slot {slot} cannot be split into {count} sequences", _LENGTHS)
         if count > 1:
             column = RUNTIME_PREFIX + ("actual_seq_lengths_values" if slot == QUERY else "actual_seq_lengths_kv_values")
             self.row.assume(
@@ -355,7 +355,7 @@ class _AttentionReader:
         if min(lengths) < 1 or cumulative[-1] != tokens:
             raise self.row.refuse(
                 column,
-                f"lengths add up along the sequences of TND, and end with the {tokens} tokens of slot {slot}",
+                f"lengths must be cumulative for TND, and end with the {tokens} tokens of slot {slot}",
                 "correct the lengths",
             )
         return lengths
@@ -367,7 +367,7 @@ class _AttentionReader:
         return inferred
 
     def shape(self, slot: int) -> Shape | None:
-        """Returns the shape of a slot; None for an absent one. In attention an empty slot with a dtype is absent."""
+        """Returns the shape of a slot; None for an absent slot. In attention an empty slot with a dtype is absent."""
         return self.row.input_slots[slot].shape if has_input(self.row, slot) else None
 
     def needed(self, slot: int) -> Shape:

@@ -1,4 +1,4 @@
-"""What the shapes of an expert-parallel row tell: its slots, its sizes, and the group that it needs. Imports no torch.
+"""Finds the slots, the sizes and the group of an expert-parallel row from its shapes. Imports no torch.
 
 A capture records neither how many ranks share the experts nor how many experts there are. Sources: vllm-ascend,
 csrc/mc2/dispatch_ffn_combine/op_host/dispatch_ffn_combine_def.cpp; op-plugin's pages of npu_moe_distribute_dispatch,
@@ -31,9 +31,9 @@ from opatlas.model.schema import (
 )
 from opatlas.model.slots import Slot, parse_slots, slot_words
 
-#: Slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
+#: Number of slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
 _FIXED = 3
-#: More ranks than any version of the kernels takes.
+#: A larger number of ranks than any version of the kernels supports.
 _MOST_RANKS = 1024
 #: Slots of a dispatch: x, the experts, their weights. Outputs: expand_x, the counts of experts, the counts of ranks.
 _X, _IDS, _WEIGHTS = 0, 1, 4
@@ -57,7 +57,7 @@ class LayerSlots:
 
     @property
     def listed(self) -> int:
-        """Number of tensors of each list."""
+        """Returns the number of tensors of each list."""
         return (self.count - _FIXED) // 4
 
     @property
@@ -66,7 +66,7 @@ class LayerSlots:
 
     @property
     def fits(self) -> bool:
-        """Whether a call can have this number of slots."""
+        """Returns whether a call can have this number of slots."""
         return self.listed > 0 and (self.count - _FIXED) % 4 < 2
 
     @property
@@ -81,7 +81,7 @@ class LayerSlots:
 
     @property
     def scales(self) -> tuple[range, range]:
-        """Slots of scale1 and of scale2."""
+        """Returns the slots of scale1 and of scale2."""
         first, n = self.experts + 1, self.listed
         return range(first, first + n), range(first + n, first + 2 * n)
 
@@ -117,15 +117,15 @@ def needed_bytes(cells: Mapping[str, str]) -> int:
 class GroupWeights(Sequence[Any]):
     """One weight of every expert of a group, by the number of the expert in the group.
 
-    A rank holds the weights of its own experts. The check draws the others again, from the seed of the row.
+    A rank holds the weights of its own experts. The check draws the weights of other ranks from the seed of the row.
     """
 
     def __init__(self, weights_of: Callable[[int], Sequence[Any]], which: int, per_rank: int, ranks: int) -> None:
         """
         Args:
             weights_of: returns the weights of a rank, each (experts of a rank, ...).
-            which: the place of the weight among them.
-            per_rank: experts of each rank.
+            which: position of the weight among the weights of a rank.
+            per_rank: number of experts of each rank.
         """
         self._weights_of = weights_of
         self._which = which
@@ -144,13 +144,13 @@ class GroupWeights(Sequence[Any]):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The sizes of an exchange of tokens, alike on all ranks.
+    """The sizes of an exchange of tokens, which are equal on all ranks.
 
     Attributes:
         tokens, width, top_k: each rank has (tokens, width), and each token goes to top_k experts.
         ranks: number of ranks that share the experts.
         experts: number of experts of each rank.
-        most_tokens: room for tokens of all ranks together; more than they have where ranks may differ.
+        most_tokens: total room for the tokens of all ranks; larger than their number if the ranks may differ.
     """
 
     tokens: int
@@ -166,29 +166,29 @@ class Exchange:
 
     @property
     def global_bs(self) -> int:
-        """The argument `global_bs`: 0 where every rank fills its room."""
+        """Returns the argument `global_bs`: 0 where every rank fills its room."""
         return 0 if self.is_uniform else self.most_tokens
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the tokens of every rank fill its room."""
+        """Returns whether the tokens of every rank fill its room."""
         return self.most_tokens == self.tokens * self.ranks
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of HCCL's buffer."""
+        """Returns the needed bytes of HCCL's buffer."""
         most = -(-self.most_tokens // self.ranks)
         return moe_distribute_bytes(most, self.width, self.top_k, self.ranks, self.experts)
 
 
 def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
-    """Returns the group that a row of a dispatch needs. Raises InvalidRow, MissingPrecondition."""
+    """Returns the group that a dispatch row needs. Raises InvalidRow, MissingPrecondition."""
     found = dispatched(*_slots(cells), cells)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
 def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
-    """Returns the group that a row of a combine needs. Raises InvalidRow, MissingPrecondition."""
+    """Returns the group that a combine row needs. Raises InvalidRow, MissingPrecondition."""
     found = _chosen(combined(_slots(cells)[0], cells), ep_size(cells), options.ep_size)
     return ep_group(options, found.ranks, found.needed_bytes)
 
@@ -196,8 +196,8 @@ def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
 def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[str, str]) -> Exchange:
     """Returns the exchange of a dispatch. Raises InvalidRow for shapes that contradict each other.
 
-    expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). Where
-    weights are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
+    expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). If weights
+    are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
     """
     (bs, h), (of_ids, k) = _pair(inputs, _X, INPUT_SHAPES, cells), _pair(inputs, _IDS, INPUT_SHAPES, cells)
     a, width = _pair(outputs, _EXPAND_X, OUTPUT_SHAPES, cells)
@@ -215,13 +215,13 @@ def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[s
         raise _contradiction(OUTPUT_SHAPES, cells)
     if (named := ep_size(cells)) not in (None, fitting[0].ranks):
         raise InvalidRow(
-            f"column {EP_SIZE!r} is {named}, and the shapes are those of {fitting[0].ranks} ranks; correct the cell"
+            f"column {EP_SIZE!r} is {named}, and the shapes belong to {fitting[0].ranks} ranks; correct the cell"
         )
     return fitting[0]
 
 
 def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]:
-    """Returns the exchanges that fit a combine; several where the shapes leave open how many ranks there are.
+    """Returns the exchanges that fit a combine; several exchanges if the shapes fit several numbers of ranks.
 
     If uniform exchanges fit, only these are returned.
 
@@ -248,8 +248,8 @@ def _chosen(fitting: Sequence[Exchange], named: int | None, wanted: int | None) 
     """Returns the exchange of the right number of ranks. Raises InvalidRow, MissingPrecondition.
 
     Args:
-        named: ranks by the row's cell; None where it is empty.
-        wanted: ranks by --ep-size, for rows that do not tell.
+        named: number of ranks in the row's cell; None for an empty cell.
+        wanted: number of ranks of --ep-size, for rows with an empty cell.
     """
     if named is None and len({found.ranks for found in fitting}) == 1:
         return fitting[0]
@@ -259,16 +259,14 @@ def _chosen(fitting: Sequence[Exchange], named: int | None, wanted: int | None) 
             return found
     possible = ", ".join(map(str, sorted({found.ranks for found in fitting})))
     if named is not None:
-        raise InvalidRow(
-            f"column {EP_SIZE!r} is {named}, and the shapes are those of {possible} ranks; correct the cell"
-        )
+        raise InvalidRow(f"column {EP_SIZE!r} is {named}, and the shapes belong to {possible} ranks; correct the cell")
     raise MissingPrecondition(
-        f"the shapes are those of {possible} ranks, and not of {ranks}: name one with --ep-size or in {EP_SIZE!r}"
+        f"the shapes belong to {possible} ranks, not to {ranks}: name a number with --ep-size or in column {EP_SIZE!r}"
     )
 
 
 def _room(most_tokens: int, k: int, ranks: int, weighted: bool) -> int:
-    """Returns how many numbers stand behind the counts: sums of a node, where weights are dispatched too."""
+    """Returns the number of elements after the counts: sums of a node, if weights are dispatched too."""
     return 2 * k * most_tokens * (ranks // 8) if weighted else 0
 
 
@@ -313,6 +311,6 @@ def _shape(slots: Sequence[Slot], slot: int, axes: int, column: str, cells: Mapp
 
 def _contradiction(column: str, cells: Mapping[str, str]) -> InvalidRow:
     return InvalidRow(
-        f"column {column!r} is {cells.get(column, '')!r}: these are the shapes of no exchange of tokens between ranks "
+        f"column {column!r} is {cells.get(column, '')!r}: no exchange of tokens has these shapes between ranks "
         "that have equally many tokens and experts; correct the shape that does not fit"
     )

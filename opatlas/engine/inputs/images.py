@@ -2,10 +2,10 @@
 
 An NPU stores channels in blocks of C0 (32 bytes; in pooling 16 numbers of any dtype) and pads the last block. So
 captures have feature maps as NC1HWC0 (N, C1, H, W, C0) and filters as FRACTAL_Z (C1 * KH * KW, N1, 16, C0). A row does
-not tell how many channels are padding, and a kernel computes them like the others: C = C1 * C0 is assumed. The tensors
-are made in the logical shapes, (N, C, H, W), and cast to the formats of the row on an NPU.
+not record the number of padding channels, which a kernel computes like other channels: C = C1 * C0 is assumed. The
+tensors are made in the logical shapes, (N, C, H, W), and cast to the formats of the row on an NPU.
 
-A row does not tell strides and paddings either; `find_windows` finds them from the sizes of source and result.
+A row does not record strides and paddings either; `find_windows` finds them from the sizes of source and result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 BLOCKED = ("NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ")
 
-#: `distinct_map` has no number twice in a window with sides of this many places.
+#: Longest side of the windows in which all numbers of `distinct_map` differ.
 DISTINCT = 16
 
 
@@ -102,7 +102,7 @@ def map_shape(row: ReplayRow, place: Place) -> Shape:
         return slot.shape
     raise row.refuse(
         place.column,
-        f"{slot.shape} in the format {slot.format or '(none)'} is no feature map, which has 4 axes in NCHW or 5 in "
+        f"{slot.shape} in the format {slot.format or '(none)'} is not a feature map, which has 4 axes in NCHW or 5 in "
         "NC1HWC0",
         "correct the shape or the format",
     )
@@ -114,7 +114,7 @@ def find_convolution(
     """Returns the convolution, without dilation, that fits three slots.
 
     Args:
-        channels: of the result, if known: a bias has one number for each.
+        channels: number of channels of the result, if known from a bias.
 
     Raises:
         InvalidRow: no convolution fits.
@@ -124,7 +124,7 @@ def find_convolution(
     block = result.slot.shape[-1] if len(result.slot.shape) == 5 else 1
     o = stored_o if channels is None else channels
     if n != result_n or block_count(o, block) * block != stored_o:
-        raise row.refuse(result.column, f"it must hold {n} feature maps of {o} channels", "correct one of the shapes")
+        raise row.refuse(result.column, f"the result needs {n} maps of {o} channels", "correct one of the shapes")
     kernels, groups = _kernels(weight.slot, c, o)
     fitting = find_windows(size, result_size, kernels)
     if fitting is None:
@@ -148,8 +148,8 @@ def find_convolution(
 def find_windows(source: Sequence[int], result: Sequence[int], kernels: Iterable[Pair]) -> Windows | None:
     """Returns the first kernel with strides and paddings that lead from `source` (H, W) to `result`; None if none does.
 
-    Of several strides and paddings: those that both axes share; then those that leave the least of the source over;
-    then the smallest stride, then the smallest padding.
+    Of several fitting strides and paddings the result is the first in this order: equal for both axes; the smallest
+    unused part of the source; the smallest stride; the smallest padding.
     """
     for kernel in kernels:
         h, w = (_slides(*sizes) for sizes in zip(source, result, kernel, strict=True))
@@ -163,7 +163,7 @@ def find_windows(source: Sequence[int], result: Sequence[int], kernels: Iterable
 
 
 def kernel_sizes(area: int) -> list[Pair]:
-    """Returns the kernels (height, width) of `area` places, the squarest first."""
+    """Returns the kernels (height, width) of `area` places, the kernel with the most similar sides first."""
     pairs = [(side, area // side) for side in range(1, area + 1) if area % side == 0]
     return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
@@ -191,7 +191,7 @@ def in_layout(row: ReplayRow, slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:
-    """Returns the kernels that weights from C to O channels may have, none if they do not fit, and the groups."""
+    """Returns the kernels that weights from C to O channels may have, [] if the weights do not fit, and the groups."""
     if len(weight.shape) != 4 or not c or not o:
         return [], 1
     if layout(weight) != "FRACTAL_Z":
@@ -204,7 +204,7 @@ def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:
 
 
 def _slides(source: int, result: int, kernel: int) -> dict[Pair, int]:
-    """Returns what is left over of `source` by stride and padding, for those that give `result` windows.
+    """Returns the unused part of `source` by stride and padding, for each pair that gives `result` windows.
 
     Paddings are at most half a kernel.
     """

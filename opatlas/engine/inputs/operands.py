@@ -21,7 +21,7 @@ def factors(
     """Returns the factors (..., M, K) and (..., K, N) as views; the shape of the output tells which are transposed.
 
     Args:
-        rank: of the product; see `ReplayRow.matrices`.
+        rank: number of axes of the product; see `ReplayRow.matrices`.
 
     Raises:
         InvalidRow: the factors have no product of the shape of the output.
@@ -40,7 +40,7 @@ def factors(
     return a.mT if a_is_transposed else a, b.mT if b_is_transposed else b
 
 
-#: INT8 operands are at most this large, so that a product fits into FLOAT16 without a scale.
+#: Largest absolute value of INT8 operands, so that a product fits into FLOAT16 without a scale.
 LARGEST = 16
 
 
@@ -48,13 +48,13 @@ def expect_int8(row: ReplayRow, *slots: int) -> None:
     """Raises Unsupported for a slot of another dtype than INT8: torch has no INT4."""
     for slot in slots:
         if row.has(slot) and row.input_slots[slot].dtype != "INT8":
-            raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only, slot {slot} is not")
+            raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only: slot {slot} is not INT8")
 
 
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
     """Returns a bias about as large as the sum of K products that it is added to, so that a missing bias shows.
 
-    An INT32 bias is added to the sum of integers, another one to the scaled sum.
+    An INT32 bias is added to the sum of integers, a bias of another dtype to the scaled sum.
     """
     if row.input_slots[slot].dtype != "INT32":
         return row.tensor(slot, -8.0, 8.0)
@@ -63,7 +63,7 @@ def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
 
 
 def scale_range(k: int) -> tuple[float, float]:
-    """Returns the range of scales with which sums of K products fill the range of INT8 and seldom exceed it."""
+    """Returns the range of scales with which sums of K products fill and seldom exceed the range of INT8."""
     return 0.25 / max(k, 1) ** 0.5, 0.75 / max(k, 1) ** 0.5
 
 
@@ -112,7 +112,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """Returns the shape that `shapes` broadcast to by the rule of numpy; None if they do not."""
+    """Returns the shape to which `shapes` broadcast by the rule of numpy; None if the shapes do not broadcast."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     result = []
@@ -125,7 +125,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def matrix_product(a: Shape, b: Shape, result: Shape, *, transposed_b_first: bool) -> tuple[bool, bool] | None:
-    """Returns which of two matrices are stored transposed in a product `result` (M, N); None if no way fits.
+    """Returns which of two matrices are stored transposed in a product `result` (M, N); None if no storage fits.
 
     Args:
         a: (M, K), or (K, M) if transposed; (M, K) is tried first.
@@ -146,16 +146,16 @@ def matrix_product(a: Shape, b: Shape, result: Shape, *, transposed_b_first: boo
 
 
 def nz_matrix(stored: torch.Tensor) -> torch.Tensor:
-    """Returns the matrices that a tensor in FRACTAL_NZ stands for: (..., a, b, c, d) to (..., b * c, a * d).
+    """Returns the matrices in plain layout of a tensor in FRACTAL_NZ: (..., a, b, c, d) to (..., b * c, a * d).
 
-    The format cuts a matrix into blocks of c rows and d columns (16 by 16 for half types, 16 by 32 for INT8). It stores
-    the columns of blocks one after the other, each from top to bottom.
+    The format cuts a matrix into blocks of c rows and d columns (16 by 16 for half types, 16 by 32 for INT8). Columns
+    of blocks are stored one after the other, and each column is stored from top to bottom.
     """
     return stored.movedim(-4, -2).flatten(-4, -3).flatten(-2, -1)
 
 
 def nz_shape(stored: Shape) -> Shape:
-    """Returns the shape that `nz_matrix` makes of this shape."""
+    """Returns the shape of the result of `nz_matrix` for a tensor of the shape `stored`."""
     *batch, a, b, c, d = stored
     return (*batch, b * c, a * d)
 
@@ -163,8 +163,8 @@ def nz_shape(stored: Shape) -> Shape:
 def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
     """Returns for each axis of `result` its axis in `source`; None if no order fits.
 
-    Of several orders, the first one that moves the fewest axes. An order that moves axes of size 1 only launches no
-    kernel, so it is the last choice.
+    Of several fitting orders, the first order that moves the fewest axes is returned. An order that moves only axes of
+    size 1 launches no kernel, and is the last choice.
     """
     if sorted(source) != sorted(result):
         return None
@@ -178,7 +178,7 @@ def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
 
 
 def _moved_axes(order: Sequence[int]) -> int:
-    """Returns how many axes a permutation moves: all but its longest ascending subsequence."""
+    """Returns the number of axes that a permutation moves: all axes outside its longest ascending subsequence."""
     longest = [1] * len(order)
     for i, axis in enumerate(order):
         longest[i] += max((longest[j] for j in range(i) if order[j] < axis), default=0)
@@ -190,13 +190,13 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 
 def permutation_is_unique(source: Shape) -> bool:
-    """Returns whether the permuted shape tells the permutation; the places of axes of size 1 do not matter."""
+    """Returns whether the permuted shape determines the permutation; the places of axes of size 1 do not matter."""
     sizes = [size for size in source if size > 1]
     return len(set(sizes)) == len(sizes)
 
 
 def concatenation(parts: Sequence[Shape], result: Shape) -> int | None:
-    """Returns the first axis along which `parts`, concatenated, give `result`; None if there is none."""
+    """Returns the first axis along which `parts` can be concatenated to `result`; None if no axis fits."""
     if any(len(part) != len(result) for part in parts):
         return None
     for axis, size in enumerate(result):
@@ -207,10 +207,10 @@ def concatenation(parts: Sequence[Shape], result: Shape) -> int | None:
 
 
 def reduction(source: Shape, result: Shape, count: int | None = None) -> tuple[tuple[int, ...], bool] | None:
-    """Returns the first axes whose reduction turns `source` into `result`, and whether they stay as ones.
+    """Returns the first axes whose reduction turns `source` into `result`, and whether they stay with size 1.
 
     Args:
-        count: number of reduced axes; None: not known, the fewest that fit.
+        count: number of reduced axes; None: unknown, so that the smallest fitting number is used.
 
     Returns:
         None if no axes fit.

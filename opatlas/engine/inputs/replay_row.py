@@ -29,27 +29,27 @@ _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 class ReplayRow(RowSlots):
     """A row of the database, on the device that replays it.
 
-    Its tensors are made on the device, from a seed that derives from the row: the same row has the same values.
+    The tensors are made on the device, from a seed that depends on the row only: the same row has the same values.
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device, rank: int = 0) -> None:
-        """`rank`: rank of a group; every rank has other values. See `for_rank`."""
+        """`rank` is the rank in a group; each rank has different values. See `for_rank`."""
         super().__init__(kernel_type, cells)
         self.device = device
         # From the signature: a row keeps its seed when it gets a duration.
         text = f"{kernel_type}|{signature(kernel_type, cells)}" + (f"|{rank}" if rank else "")
         seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
         self.seed = int.from_bytes(seed, "little")
-        # Device "meta", on which calls are proven, has no values and no generator.
+        # Device "meta", on which tests prove NPU calls, has no values and no generator.
         self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
 
     def for_rank(self, rank: int) -> ReplayRow:
-        """Returns the row with the values that a rank of the group has, on any rank."""
+        """Returns the row with the values of a rank of the group; the same on every rank."""
         return ReplayRow(self.kernel_type, self.cells, self.device, rank)
 
     @property
     def on_npu(self) -> bool:
-        """Whether the NPU call is made: on an NPU, and on "meta", where the call is proven."""
+        """Returns whether the NPU call is made: on an NPU, and on "meta", where tests prove the call."""
         return self.device.type in ("npu", "meta")
 
     def call_of(self, npu: str, impl: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,13 +65,13 @@ class ReplayRow(RowSlots):
         return load_npu_call(npu)
 
     def inputs(self, low: float = -1.0, high: float = 1.0) -> list[torch.Tensor]:
-        """Returns random tensors for all input slots but absent ones; see `tensor`."""
+        """Returns random tensors for all input slots except absent slots; see `tensor`."""
         return [self.tensor(i, low, high) for i, slot in enumerate(self.input_slots) if not slot.absent]
 
     def tensor(
         self, slot: int, low: float = -1.0, high: float = 1.0, *, shape: tuple[int, ...] | None = None
     ) -> torch.Tensor:
-        """Returns a random tensor for an input slot; it is 0-dim for an empty shape with a dtype.
+        """Returns a random tensor for an input slot; an empty shape with a dtype gives a tensor without axes.
 
         Real numbers are uniform in [low, high). Integers are uniform in 1 ... 8, so that they can be divisors and
         exponents. Booleans are true or false with equal odds.
@@ -96,7 +96,7 @@ class ReplayRow(RowSlots):
         """Returns a Python number for a scalar argument of a call, in the range of `tensor`."""
         torch_dtype = self.input_dtype(slot)
         self.expect_scalar(slot)
-        # Drawn on the host: reading a tensor would wait for the device.
+        # Drawn on the host, because reading a tensor would wait for the device.
         drawn = random.Random(self.seed)
         if torch_dtype.is_floating_point:
             return drawn.uniform(low, high)
@@ -114,9 +114,9 @@ class ReplayRow(RowSlots):
     def operands(
         self, first: tuple[float, float] = (-1.0, 1.0), second: tuple[float, float] = (-1.0, 1.0)
     ) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """Returns both operands of an elementwise kernel, from these ranges; SCALAR for an absent second one.
+        """Returns both operands of an elementwise kernel, from these ranges; SCALAR for an absent second operand.
 
-        Refuses a row without one or two tensors, and shapes that do not broadcast to the output.
+        Refuses a row that does not have one or two tensors, and shapes that do not broadcast to the output.
         """
         self.expect_inputs(1, 2)
         self.expect_broadcast()
@@ -137,12 +137,12 @@ class ReplayRow(RowSlots):
     def matrices(self, slot: int, *, rank: int | None = None, largest: int | None = None) -> torch.Tensor:
         """Returns a random tensor of two axes or more, whose last two axes are a matrix.
 
-        A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands for. On an NPU they
-        are in that format.
+        A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) of the plain layout. On an NPU the
+        matrices are in FRACTAL_NZ.
 
         Args:
-            rank: the number of axes; a slot with two more is FRACTAL_NZ, also without a format. None: any number of
-                axes, and the format tells whether it is FRACTAL_NZ.
+            rank: number of axes; a slot with two more axes is FRACTAL_NZ even without a format. None: any number of
+                axes; only the format identifies FRACTAL_NZ.
             largest: the values are integers in -largest ... largest; default: the values of `tensor`.
         """
         stored = self.input_slot(slot)
@@ -150,8 +150,8 @@ class ReplayRow(RowSlots):
         if blocked and stored.format not in ("", "FRACTAL_NZ"):
             raise self.refuse(
                 INPUT_FORMATS,
-                f"slot {slot} has {len(stored.shape)} axes, which a matrix has in the format FRACTAL_NZ only, "
-                f"and the format {stored.format}",
+                f"slot {slot} has {len(stored.shape)} axes and the format {stored.format}, but a matrix with so "
+                f"many axes has the format FRACTAL_NZ",
                 "correct its format or its shape",
             )
         axes = len(stored.shape) - 2 if blocked else len(stored.shape)
@@ -188,8 +188,8 @@ class ReplayRow(RowSlots):
         """Returns legal indices for an input slot: whole numbers in 0 ... below - 1.
 
         Args:
-            distinct: no two indices are equal.
-            along: no two indices along this axis are equal.
+            distinct: whether all indices differ.
+            along: axis along which all indices differ.
             shape: default: the shape of the slot.
         """
         shape = self.shape(slot) if shape is None else shape
@@ -220,8 +220,8 @@ class ReplayRow(RowSlots):
     def block_table(self, shape: tuple[int, int], used: Sequence[int], blocks: int) -> torch.Tensor:
         """Returns the table of a paged cache: the numbers of the blocks of each sequence, in order.
 
-        Row i begins with `used[i]` random numbers below `blocks`. No number occurs twice unless the rows need more
-        blocks than there are. The rest of a row is 0, and no kernel may read it.
+        Row i begins with `used[i]` random numbers below `blocks`, which are distinct unless the rows need more blocks
+        than `blocks`. The rest of a row is 0, and kernels do not read the rest.
         """
         table = torch.zeros(shape, dtype=torch.int32)
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(self.seed)).to(torch.int32)
@@ -232,22 +232,22 @@ class ReplayRow(RowSlots):
         return table.to(self.device)
 
     def group_list(self, slot: int, total: int) -> torch.Tensor:
-        """Returns where each group of rows ends, for a grouped product of `total` rows in balanced groups."""
+        """Returns the end of each group of rows, for a grouped product of `total` rows in balanced groups."""
         groups = math.prod(self.shape(slot))
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
         return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 
     def expert_ids(self, slot: int, experts: int, first: int = 0) -> torch.Tensor:
-        """Returns the experts of each token, (T,) or (T, k): different ones for a token, and all equally often.
+        """Returns the experts of each token, (T,) or (T, k): distinct for a token, and all chosen equally often.
 
         Args:
-            first: number of choices of the ranks before this one, whose experts come first.
+            first: number of choices of all lower ranks, whose experts come first.
         """
         shape = self.shape(slot)
         if len(shape) not in (1, 2) or shape[1:] > (experts,):
             raise self.refuse(
                 INPUT_SHAPES,
-                f"slot {slot} holds for each token the experts that it goes to, up to {experts}: one axis or two",
+                f"slot {slot} (experts of each token) needs one or two axes, and up to {experts} experts for a token",
                 "correct its shape",
             )
         # Token t takes the k experts from t k on; the order of the tokens is random.
@@ -277,7 +277,7 @@ class ReplayRow(RowSlots):
     def float_bits(self, slot: int, low: float, high: float) -> torch.Tensor:
         """Returns `tensor`; for an INT64 slot float32 bits, as vllm-ascend's scale_from_float_to_int64 makes them.
 
-        The 13 lowest bits are 0: the matrix unit of an NPU reads 19 bits of a scale (aclnnTransQuantParamV2).
+        The 13 lowest bits are 0, because the matrix unit of an NPU reads 19 bits of a scale (aclnnTransQuantParamV2).
         """
         if self.input_dtype(slot) is not torch.int64:
             return self.tensor(slot, low, high)
@@ -292,7 +292,7 @@ class ReplayRow(RowSlots):
         return self._integers(shape, dtype, 1, 9)
 
     def _sample(self, shape: tuple[int, ...], axis: int, below: int) -> torch.Tensor:
-        """Returns indices below `below`, in random order, no two of them equal along an axis.
+        """Returns indices below `below`, in random order, all different along an axis.
 
         The range is cut into as many stretches as the axis is long, and one index is drawn from each: memory and
         time grow with the sample, not with the range.

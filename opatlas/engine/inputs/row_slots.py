@@ -31,8 +31,8 @@ class RowSlots:
     """A row of the database, without a device.
 
     Attributes:
-        cells: by column name.
-        assumptions: what the replay assumed where the row does not tell.
+        cells: cells by column name.
+        assumptions: assumptions of the replay about properties that the row does not record.
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str]) -> None:
@@ -42,12 +42,12 @@ class RowSlots:
 
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
-        """Input slots in order, with absent ones in between. Raises InvalidRow."""
+        """Returns the input slots in order, including absent slots. Raises InvalidRow."""
         return self._slots(INPUT_SLOTS)
 
     @cached_property
     def output_slots(self) -> tuple[Slot, ...]:
-        """Output slots in order. Raises InvalidRow."""
+        """Returns the output slots in order. Raises InvalidRow."""
         return self._slots(OUTPUT_SLOTS)
 
     def has(self, slot: int) -> bool:
@@ -55,7 +55,7 @@ class RowSlots:
         return slot < len(self.input_slots) and not self.input_slots[slot].absent
 
     def assume(self, what: str) -> None:
-        """Records an assumption in the measurement, for something that the row does not tell."""
+        """Records an assumption about a property that the row does not record."""
         self.assumptions.append(what)
 
     def shape(self, slot: int) -> tuple[int, ...]:
@@ -103,14 +103,14 @@ class RowSlots:
             wanted = " or ".join([", ".join(map(str, counts[:-1])), str(counts[-1])][len(counts) == 1 :])
             raise self.refuse(
                 INPUT_SHAPES,
-                f"{count} tensor{'s' * (count != 1)}, where {self.kernel_type} takes {wanted}",
+                f"{count} tensor{'s' * (count != 1)}, but {self.kernel_type} takes {wanted}",
                 "restore the missing slots from the capture"
                 if count < max(counts)
-                else f"if slots from {max(counts)} on are not tensors of this kernel, remove them",
+                else f"remove slots from {max(counts)} on, if they are not tensors of this kernel",
             )
 
     def expect_shape(self, slot: int, *shapes: tuple[int, ...], what: str = "") -> None:
-        """Refuses a row whose input slot has none of these shapes; the message says `what` the slot holds."""
+        """Refuses a row whose input slot has none of these shapes; `what` describes the slot in the message."""
         if self.shape(slot) not in shapes:
             named = f"slot {slot} ({what})" if what else f"slot {slot}"
             raise self.refuse(
@@ -147,7 +147,7 @@ class RowSlots:
     def expect_list(self, slot: int, length: int, what: str) -> None:
         """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
 
-        A capture has the lengths of such lists (of sizes, of axes), and not their values.
+        A capture has the lengths of such lists (of sizes, of axes) without their values.
         """
         if slot < len(self.input_slots) and self.shape(slot) != (length,):
             raise self.refuse(
@@ -159,7 +159,7 @@ class RowSlots:
         inputs = [slot.shape for slot in self.input_slots]
         common = operands.broadcast(inputs)
         if common is None:
-            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common one", "correct one of them")
+            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common shape", "correct one of them")
         if common != self.output_shape():
             raise self.refuse(
                 OUTPUT_SHAPES,
@@ -168,7 +168,7 @@ class RowSlots:
             )
 
     def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
-        """Returns the error that names the cell because of which the row cannot be replayed."""
+        """Returns the error for a row that cannot be replayed because of the cell in `column`."""
         return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
 
     def bytes(self) -> int:
@@ -184,7 +184,7 @@ class RowSlots:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
             if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
-                # The signature of a Slice has its first slot only.
+                # The signature of a Slice contains the first slot only.
                 shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
             return parse_slots(shapes, dtypes, formats, columns)
         except CellError as error:
@@ -223,5 +223,5 @@ def is_blocked(slot: Slot, rank: int | None) -> bool:
 
 
 def _cell(shape: tuple[int, ...]) -> str:
-    """Returns a shape as cells have it."""
+    """Returns a shape in the notation of cells."""
     return ",".join(map(str, shape)) or "a scalar"

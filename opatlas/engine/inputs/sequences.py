@@ -1,4 +1,4 @@
-"""Lengths of the sequences of attention kernels: recorded by the row, or assumed where it does not tell."""
+"""Finds the lengths of the sequences of attention kernels: recorded lengths, or else assumed lengths."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def split_evenly(total: int, count: int) -> list[int]:
-    """Returns `count` shares of `total`, as equal as whole numbers can be, the larger ones first."""
+    """Returns `count` shares of `total`, as equal as whole numbers can be, the larger shares first."""
     return [total // count + (i < total % count) for i in range(count)]
 
 
 def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: int) -> list[int]:
     """Returns assumed lengths of the sequences of a block table.
 
-    The first of these that the row tells: the blocks of `Runtime block_table_valid_blocks`, all full; `avg_seq_len`
-    tokens for every sequence (the column may have the prefix); an equal share of the blocks of the cache, all full,
-    at most a line of the table.
+    The first possible choice: the blocks of `Runtime block_table_valid_blocks`, all full; `avg_seq_len` tokens for
+    every sequence (the column may have the prefix); an equal share of the blocks of the cache, all full, at most a
+    line of the table.
     """
     count, width = table
     valid = runtime_numbers(row, "block_table_valid_blocks")
@@ -74,7 +74,7 @@ def lengths_tensor(row: ReplayRow, lengths: Sequence[int] | Sequence[Sequence[in
 
 
 def spread_positions(row: ReplayRow, shape: tuple[int, ...], seen: Sequence[int]) -> torch.Tensor:
-    """Returns the positions that each query looks at, int32 and ascending, below `seen[i]` for query i.
+    """Returns the positions that each query reads, int32 and ascending, below `seen[i]` for query i.
 
     The positions are at even distances, from a random first one on. `shape` is (queries, ..., count); -1 fills the end
     of a line where a query sees fewer than `count` tokens.

@@ -42,7 +42,7 @@ def msprof_executable() -> str:
 
 
 def accepts_profiles(folder: Path) -> bool:
-    """Whether msprof can write below a folder: it refuses long paths and some characters."""
+    """Returns whether msprof can write below a folder: it refuses long paths and some characters."""
     text = str(folder.absolute())
     return not _REFUSED & set(text) and len(text) + _BELOW <= _LONGEST
 
