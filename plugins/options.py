@@ -175,8 +175,8 @@ MEASURING = (
         Scope.RUNNING,
         type=share,
         metavar="SHARE",
-        help="5%% or 0.05: measure a row up to 3 times while the standard deviation of its samples is a larger share "
-        "of their mean, and fail the row if it stays larger (default: any noise)",
+        help="5%% or 0.05: measure a row up to 3 times (under msprof once) while the standard deviation of its samples "
+        "is a larger share of their mean, and fail the row if it stays larger (default: any noise)",
     ),
     declare(
         "--cache",

@@ -14,10 +14,10 @@ from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import NODE_OPTIONS
-from opatlas.engine.job import LEAST_SAMPLES
 from opatlas.files import absolute_path
 from opatlas.instruments.attribution import MOST_ROWS
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
+from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import at_least, changed
 from opatlas.store.write_back import UpdateMode
 
@@ -227,9 +227,9 @@ def _has_msprof(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
 
 def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings:
     repeat_count = option.repeat_count or _repeat_count_of_environment()
-    if option.max_noise is not None and repeat_count is not None and repeat_count < LEAST_SAMPLES:
+    if option.max_noise is not None and repeat_count is not None and repeat_count < LEAST_FOR_NOISE:
         raise pytest.UsageError(
-            f"--max-noise needs at least {LEAST_SAMPLES} samples of a row, and --repeat-count or "
+            f"--max-noise needs at least {LEAST_FOR_NOISE} samples of a row, and --repeat-count or "
             f"{REPEAT_COUNT_VARIABLE} asks for {repeat_count}"
         )
     return MeasureSettings(

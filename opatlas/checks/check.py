@@ -320,7 +320,7 @@ class Check:
         check_table: finds rows of one kernel type; None for a check of the whole database.
         check_database: finds rows or runs of the whole database; None for a check of each kernel type.
         advisory: whether findings fail only with --strict.
-        why_skipped: says why the check does not apply to a database; "" if it why_skipped.
+        why_skipped: says why the check does not apply to a database; "" if it applies.
     """
 
     name: str

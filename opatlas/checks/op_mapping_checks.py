@@ -184,7 +184,7 @@ def _finding(database: CheckedDatabase, operator: MappedOperator, value: str, re
     return Finding(str(database.path / MAPPING), operator.line, operator.kernel_type, operator.name, value, reason)
 
 
-def _applies(database: CheckedDatabase) -> str:
+def _why_skipped(database: CheckedDatabase) -> str:
     return "" if (database.path / MAPPING).exists() else f"no {MAPPING}; only databases of NPUs have one"
 
 
@@ -193,7 +193,7 @@ OP_MAPPING = Check(
     "operators for which a simulator finds no rows",
     "correct the line (docs/tutorials/op-mapping.md)",
     check_database=_find,
-    why_skipped=_applies,
+    why_skipped=_why_skipped,
 )
 OP_MAPPING_ROWS = Check(
     "op-mapping-rows",
@@ -201,5 +201,5 @@ OP_MAPPING_ROWS = Check(
     "measure the rows (opatlas ingest, opatlas shapes, opatlas bench), or name the kernel type in op_mapping.yaml",
     check_database=_find_missing,
     advisory=True,
-    why_skipped=_applies,
+    why_skipped=_why_skipped,
 )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opatlas.engine.job import REST
+from opatlas.engine.stand_in import REST
 
 #: Number of bytes of a tensor's memory that are compared; of a larger tensor this much is compared in blocks.
 COMPARED_BYTES = 256 << 10

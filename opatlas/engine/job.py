@@ -1,15 +1,14 @@
-"""Defines a job (one row to replay) and its outcome, including profiled samples and noise. Imports no torch."""
+"""Defines a job (one row to replay) and its outcome, which the samples of a profile complete. Imports no torch."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from opatlas.engine.group_spec import GroupSpec
+from opatlas.engine.stand_in import add_device_kernels
 from opatlas.instruments.attribution import AnotherCase, NoSamples, PendingSamples, ProfiledSamples, own_kernel
-from opatlas.model.quality import relative_noise
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 from opatlas.text import detail_text, reason_text
@@ -69,37 +68,6 @@ class RowOutcome:
         object.__setattr__(self, "detail", detail_text(self.detail))
 
 
-#: Stands for operators that could not be counted.
-REST = "..."
-#: Maximum number of operator names in a cell.
-_MOST_NAMES = 4
-
-
-def describe_stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
-    """Describes a composition of operators that is timed in place of a kernel; "" for one operator or device kernel.
-
-    A kernel type is one kernel on Ascend. On other devices several operators of torch may replace the kernel; their
-    time is not an estimate of a fused kernel's time.
-
-    Args:
-        operators: names of the called operators in their order; none if the kernel bypasses torch.
-        device_kernels: number of device kernels of the call; None: unknown.
-    """
-    if len(operators) <= 1:
-        return ""
-    names = list(dict.fromkeys(operators))
-    if len(names) > _MOST_NAMES:
-        names[_MOST_NAMES:] = [REST]
-    least = "at least " if operators[-1] == REST else ""
-    text = f"composition of {least}{len(operators)} torch operators ({', '.join(names)})"
-    return text if device_kernels is None else add_device_kernels(text, device_kernels)
-
-
-def add_device_kernels(text: str, device_kernels: int) -> str:
-    """Adds the number of device kernels to a description by `describe_stand_in`."""
-    return f"{text}, {device_kernels} device kernels" if text and device_kernels != 1 else ""
-
-
 def add_profiled_samples(
     outcome: RowOutcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
 ) -> RowOutcome:
@@ -128,67 +96,3 @@ def add_profiled_samples(
         assumptions=(*outcome.measurement.assumptions, *own.assumptions),
     )
     return replace(outcome, measurement=measurement, pending=None)
-
-
-#: Maximum number of attempts to measure a row within the noise limit; each has the row's time limit.
-ATTEMPTS = 3
-
-#: Noise is computed from at least this many samples.
-LEAST_SAMPLES = 3
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt to measure a row within the noise limit.
-
-    Attributes:
-        noise: relative standard deviation, in a group that of the noisiest rank; None if it is not known.
-        median_us: median of this rank's samples in microseconds.
-        samples: number of samples.
-    """
-
-    noise: float | None
-    median_us: float
-    samples: int
-
-    def is_within(self, limit: float) -> bool:
-        """Returns whether the noise is known and at most the limit, a share of the mean."""
-        return self.noise is not None and self.noise <= limit
-
-    def __str__(self) -> str:
-        return f"{format_noise(self.noise)} in {self.samples} samples, median {self.median_us:.4g} us"
-
-
-def sample_noise(samples_us: Sequence[float]) -> float | None:
-    """Returns the relative standard deviation of samples; None for fewer than `LEAST_SAMPLES`."""
-    return relative_noise(samples_us) if len(samples_us) >= LEAST_SAMPLES else None
-
-
-def make_attempt(samples_us: Sequence[float]) -> Attempt:
-    """Returns the attempt of a single process."""
-    return Attempt(sample_noise(samples_us), median(samples_us), len(samples_us))
-
-
-def apply_noise_limit(outcome: RowOutcome, limit: float | None, attempts: Sequence[Attempt]) -> RowOutcome:
-    """Returns the outcome, or a NOISY one if the row was measured and its last attempt exceeds the limit.
-
-    Args:
-        outcome: the outcome of a row.
-        limit: largest noise as a share of the mean; None: no limit.
-        attempts: all attempts; at least one if there is a limit.
-    """
-    if limit is None or outcome.status is not Status.MEASURED or attempts[-1].is_within(limit):
-        return outcome
-    tried = f"{len(attempts)} attempts" if len(attempts) > 1 else "one attempt"
-    reason = f"noise over --max-noise {format_noise(limit)} in {tried}: {'; '.join(map(str, attempts))}"
-    return RowOutcome(Status.NOISY, reason, changed=outcome.changed)
-
-
-def describe_discarded(attempts: Sequence[Attempt]) -> list[str]:
-    """Returns a remark on the attempts before the last one; [] if there were none."""
-    return [f"measured again for its noise, after {'; '.join(map(str, attempts[:-1]))}"] if attempts[1:] else []
-
-
-def format_noise(share: float | None) -> str:
-    """Formats a share as `2.1 %`."""
-    return "unknown noise" if share is None else f"{100 * share:.3g} %"

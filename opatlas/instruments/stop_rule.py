@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
+from opatlas.model.quality import LEAST_FOR_NOISE
+
+#: Fewest samples of a row whose time limit does not end first.
 LEAST_SAMPLES = 10
 #: A row with a smaller relative standard deviation is quiet.
 _QUIET = 0.005
@@ -22,8 +25,6 @@ SETTLED_WINDOW = 10
 MOST_SAMPLES = 200
 #: Number of samples if their durations, and so their noise, are known only later.
 _UNSEEN_SAMPLES = 20
-#: Fewest samples of a row that exceeds its time limit, if noise is to be computed.
-_LEAST_UNSEEN_SAMPLES = 3
 
 
 class Rule(Protocol):
@@ -75,8 +76,8 @@ class StopRule:
         self._repeat_count = repeat_count
         self._time_limit_s = time_limit_s
         self._max_noise = math.inf if max_noise is None else max_noise
-        #: One sample of a slow row is enough, unless noise is needed, which takes three.
-        self._least_in_time = 1 if max_noise is None else _LEAST_UNSEEN_SAMPLES
+        #: One sample of a slow row is enough, unless noise is needed.
+        self._least_in_time = 1 if max_noise is None else LEAST_FOR_NOISE
         self._clock = clock
         self._deadline: float | None = None
         self._count = 0
@@ -102,7 +103,7 @@ class StopRule:
         deadline = self._begin()
         if self._repeat_count is not None:
             return count >= self._repeat_count
-        return count >= _UNSEEN_SAMPLES or (count >= _LEAST_UNSEEN_SAMPLES and self._clock() >= deadline)
+        return count >= _UNSEEN_SAMPLES or (count >= LEAST_FOR_NOISE and self._clock() >= deadline)
 
     def batch(self, count: int) -> int:
         if self._repeat_count is not None:

@@ -54,8 +54,8 @@ def number_cell(value: float) -> str:
 
 #: Samples with a larger relative standard deviation are noisy.
 NOISE_LIMIT = 0.10
-#: Fewer samples say nothing about noise.
-_LEAST_SAMPLES = 3
+#: Noise is computed from at least this many samples; a mode has as many.
+LEAST_FOR_NOISE = 3
 #: Fewer samples say nothing about drift or two modes.
 _LEAST_FOR_SHAPE = 10
 #: Smaller relative differences of two medians are not reported.
@@ -157,7 +157,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
         )
     if throttled:
         return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
-    if len(samples_us) < _LEAST_SAMPLES:
+    if len(samples_us) < LEAST_FOR_NOISE:
         return QualityVerdict(Quality.UNKNOWN, f"{pluralize(len(samples_us), 'sample')} are too few to judge noise")
     if modes := find_modes(samples_us):
         return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
@@ -247,7 +247,7 @@ class Modes:
 def find_modes(samples_us: Sequence[float]) -> Modes | None:
     """Splits samples in two with the least variance within (Otsu, 1979); None if they are one population."""
     count = len(samples_us)
-    least = max(_LEAST_SAMPLES, math.ceil(count * _LEAST_MODE))
+    least = max(LEAST_FOR_NOISE, math.ceil(count * _LEAST_MODE))
     if count < _LEAST_FOR_SHAPE:
         return None
     ordered = np.sort(np.asarray(samples_us, dtype=np.float64))

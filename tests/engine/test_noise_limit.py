@@ -13,7 +13,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.check import Checked
 from opatlas.engine.formula import pointwise
 from opatlas.engine.group import Group
-from opatlas.engine.job import ATTEMPTS, apply_noise_limit, make_attempt
+from opatlas.engine.noise_limit import ATTEMPTS, apply_noise_limit, make_attempt
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.engine.sampling import Sampling

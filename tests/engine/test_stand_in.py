@@ -15,9 +15,9 @@ from sample_rows_attention import PAGED
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.call_watch import OperatorCount, count_operators
 from opatlas.engine.formula import pointwise
-from opatlas.engine.job import REST, describe_stand_in
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
+from opatlas.engine.stand_in import REST, describe_stand_in
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.record import Record
 from opatlas.model.schema import ASSUMPTIONS, STAND_IN, Status

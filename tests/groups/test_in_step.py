@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from opatlas.engine.group import Group, SynchronizedInstrument, spread_us
-from opatlas.engine.job import RowOutcome, make_attempt
+from opatlas.engine.job import RowOutcome
+from opatlas.engine.noise_limit import make_attempt
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
 from opatlas.isolation.groups.rank_main import combine_ranks

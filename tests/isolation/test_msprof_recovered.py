@@ -11,7 +11,8 @@ import captures
 import pytest
 
 from opatlas.capture.captures import Launch
-from opatlas.engine.job import Job, RowOutcome, describe_stand_in
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples
 from opatlas.isolation.msprof import pending as launched
 from opatlas.isolation.msprof import pending as read_back

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import device_environment, ranks_share
 from opatlas.engine.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
-from opatlas.engine.job import Job, RowOutcome, apply_noise_limit, make_attempt
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation import process_end as std_streams
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting

@@ -13,7 +13,8 @@ from pathlib import Path
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
 from opatlas.engine.group_spec import GroupSpec
-from opatlas.engine.job import Job, RowOutcome, apply_noise_limit, make_attempt
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.attribution import ProfiledRow
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess, Launcher
