@@ -116,7 +116,7 @@ _GZIP = b"\x1f\x8b"
 _BUFFER_BYTES = 1 << 18
 
 
-class _Counted(io.RawIOBase):
+class _CountingFile(io.RawIOBase):
     """A file that reports how many bytes were read."""
 
     def __init__(self, file: io.FileIO, on_bytes: Callable[[int], None]) -> None:
@@ -148,7 +148,7 @@ def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[byte
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
     with file:
-        counted = io.BufferedReader(_Counted(file, on_bytes), _BUFFER_BYTES)
+        counted = io.BufferedReader(_CountingFile(file, on_bytes), _BUFFER_BYTES)
         try:
             is_packed = counted.peek(len(_GZIP)).startswith(_GZIP)
         except OSError as error:

@@ -97,7 +97,7 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
     return read
 
 
-class Listed(argparse.Action):
+class ListAction(argparse.Action):
     """Takes several values: `2,4` and `2 4` mean the same. Use with `nargs="+"` and `items_of`."""
 
     def __call__(
@@ -213,7 +213,7 @@ def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **argpars
     return Option(name, scope, argparse_arguments, aliases)
 
 
-class _Moved(argparse.Action):
+class _RemovedOption(argparse.Action):
     """Refuses an option that has left, and names its successor."""
 
     def __call__(
@@ -229,7 +229,7 @@ class _Moved(argparse.Action):
 def moved(name: str, successor: str) -> Option:
     """Returns a hidden option that is refused wherever it is given, with its successor as the remedy."""
     hidden = {"nargs": "?", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    return Option(name, Scope.ANY, {"action": _Moved, "metavar": successor, **hidden})
+    return Option(name, Scope.ANY, {"action": _RemovedOption, "metavar": successor, **hidden})
 
 
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:

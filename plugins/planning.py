@@ -37,7 +37,7 @@ from opatlas.store.cells import duration_columns, identity_columns
 from opatlas.store.csv_files import release_memory
 from opatlas.store.database import Database, SessionLock, Table
 from opatlas.store.header import misspelt_columns
-from opatlas.store.history import clear_edited, find_edited, without_measurement
+from opatlas.store.history import clear_edited, edited_rows, without_measurement
 from opatlas.store.op_mapping import write_default_mapping
 from opatlas.store.write_back import RecoveredJournal, UpdateMode, has_duration, recover
 from opatlas.text import printable, suggest
@@ -85,7 +85,7 @@ def _plan_session(context: SessionContext) -> Plan:
         _lock_database(context)
         prepared = _prepare_for(context)
     else:
-        prepared = PreparedDatabase(edited=find_edited(database))
+        prepared = PreparedDatabase(edited=edited_rows(database))
     plan = make_plan(
         database,
         settings.choice,

@@ -102,14 +102,14 @@ _LEAST_DRAWN = 128
 
 
 def sample_rows(
-    spaces: Sequence[Space], count: int, *, seed: int, apart_from: Container[str] = ()
+    spaces: Sequence[Space], count: int, *, seed: int, exclude: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """Returns up to `count` distinct rows of some spaces by signature; see `draw_rows`."""
-    return draw_rows(batches_of_rows(spaces), count, seed=seed, apart_from=apart_from)
+    return draw_rows(batches_of_rows(spaces), count, seed=seed, exclude=exclude)
 
 
 def draw_rows(
-    strategy: SearchStrategy[list[TheoryRow]], count: int, *, seed: int, apart_from: Container[str] = ()
+    strategy: SearchStrategy[list[TheoryRow]], count: int, *, seed: int, exclude: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """Draws distinct rows of one kernel type.
 
@@ -117,7 +117,7 @@ def draw_rows(
         strategy: draws batches of rows.
         count: number of rows; fewer are drawn where the strategy has no more.
         seed: the same seed draws the same rows in the same order, for a given version of hypothesis.
-        apart_from: signatures of rows that are not wanted.
+        exclude: signatures of rows that are not wanted.
 
     Returns:
         The rows by signature.
@@ -128,7 +128,7 @@ def draw_rows(
         rows = _draws(strategy, max(count - before, _LEAST_DRAWN), f"{seed}/{round_number}")
         for row in rows:
             signature = row.signature()
-            if len(sample) < count and signature not in apart_from:
+            if len(sample) < count and signature not in exclude:
                 sample.setdefault(signature, row)
         if len(sample) == count or len(sample) - before < _LEAST_YIELD * len(rows):
             break

@@ -18,7 +18,7 @@ def test_theory_rows(kernel_type: str, theory: Any, record_property: Any) -> Non
     except OpAtlasError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     record_property("theory_rows", asdict(result))
-    if result.added or result.there:
+    if result.added or result.existing:
         return
     if result.over_budget:
         needed = (result.smallest_bytes + FLUSH_BUFFER_BYTES) / GB

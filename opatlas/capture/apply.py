@@ -116,8 +116,8 @@ class CsvChanges:
 def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> CsvChanges:
     """Writes the cases into the CSVs, each file in one step. The caller holds the lock of the database.
 
-    A file that cannot be read or written becomes a problem of the result; the other files are written. A row whose
-    captured durations no samples explain also becomes a problem, unless the case replaces these durations.
+    A file that cannot be read or written becomes a problem of the result; the other files are written. A row with
+    captured durations that no samples explain also becomes a problem, unless the case replaces these durations.
 
     Args:
         cases: by kernel type.
@@ -148,7 +148,7 @@ def _apply_to_table(
         positions = rows.case_positions(case.signature)
         unexplained = [] if case.replaced else rows.unexplained(positions, known)
         if unexplained:
-            counts.problems.append(_not_touched(database, kernel_type, rows, unexplained[0]))
+            counts.problems.append(_unexplained_problem(database, kernel_type, rows, unexplained[0]))
             continue
         if modes is not None:
             counts.mixed.append(TwoPopulations(kernel_type, _shapes(case.cells), modes))
@@ -196,7 +196,7 @@ class UnexplainedRow:
     profiling: Mapping[str, str]
 
 
-def find_unexplained(
+def unexplained_rows(
     database: Database, cases: Mapping[str, Collection[str]], known: Collection[str]
 ) -> list[UnexplainedRow]:
     """Returns the rows of some cases whose captured durations no samples explain. Skips files that cannot be read.
@@ -229,7 +229,7 @@ def find_unexplained(
 def clear_edited_rows(
     database: Database, cases: Mapping[str, PooledCases], known: Collection[str]
 ) -> dict[str, list[Mapping[str, str]]]:
-    """Empties the Profiling cells of rows that were edited: they name ingests that never captured the row as it is now.
+    """Empties the Profiling cells of edited rows, because no ingest captured a row with their present cells.
 
     The samples stay, with the cells of the row as captured. Skips files that cannot be read. The caller holds the lock
     of the database.
@@ -239,7 +239,7 @@ def clear_edited_rows(
         known: ids of the ingests whose samples are in the database.
 
     Returns:
-        The rows as they were, by kernel type.
+        The rows before the change, by kernel type.
 
     Raises:
         OpAtlasError: a file cannot be written.
@@ -262,7 +262,7 @@ def clear_edited_rows(
     return found
 
 
-def _not_touched(database: Database, kernel_type: str, rows: _CapturedRows, at: int) -> str:
+def _unexplained_problem(database: Database, kernel_type: str, rows: _CapturedRows, at: int) -> str:
     return (
         f"{database.csv_path(kernel_type)}: the row {rows.edit[INPUT_SHAPES][at]} -> {rows.edit[OUTPUT_SHAPES][at]} "
         f"has a captured duration of {rows.edit[PROFILING_AVERAGE][at]} us without samples in {database.runs_dir}, "
@@ -295,9 +295,9 @@ class _CapturedRows:
     def case_positions(self, signature: str) -> list[int]:
         """Returns the positions of the rows that the launches of a case belong to.
 
-        A capture tells neither sequence lengths nor EP Size. A row with these belongs to the case only if it has a
-        captured duration, which --attention-records copies from the captured row. A theory row with lengths is more
-        specific than the capture.
+        A capture states neither sequence lengths nor EP Size. A row with such cells belongs to the case only if the row
+        has a captured duration, which --attention-records copies from the captured row. A theory row with lengths is
+        more specific than the capture.
         """
         exact = self._exact.get(signature, [])
         if exact:
@@ -365,7 +365,7 @@ def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
     cells = {
         PROFILING_AVERAGE: number_cell(durations.mean_us),
         PROFILING_MEDIAN: number_cell(durations.median_us),
-        # A single launch has no spread.
+        # The standard deviation of a single launch is unknown.
         PROFILING_STD: number_cell(durations.std_us) if durations.count > 1 else "",
         PROFILING_SAMPLES: str(durations.count),
         PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),

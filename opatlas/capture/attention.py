@@ -103,7 +103,7 @@ def runtime_cells(case: CaptureCase, root: Path) -> dict[str, str]:
 
 
 def shape_cells(case: CaptureCase) -> dict[str, str]:
-    """Returns the Runtime cells that the shapes of an attention kernel tell; none for other kernels."""
+    """Returns the Runtime cells that follow from the shapes of an attention kernel; none for other kernels."""
     if case.kernel_type not in ATTENTION_TYPES:
         return {}
     shapes = split_cell(case.cells[INPUT_SHAPES])
@@ -135,8 +135,8 @@ def _beside(capture: Path, name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-_PRUNED = "measured with assumed lengths, before --attention-records gave the row those of a call"
-#: Columns about a single call that no record tells.
+_PRUNED = "measured with assumed lengths, before --attention-records filled in the lengths of a call"
+#: Columns about a single call that no record states.
 _CALL_COLUMNS = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
 _WORD_MARKS = re.compile(r"[\s\[\](){}\"']+")
 
@@ -151,7 +151,7 @@ class UnfilledRow:
 
 @dataclass
 class FillResult:
-    """What attention records did to the rows.
+    """The changes of rows by attention records.
 
     Attributes:
         rows: attention rows before.
@@ -237,7 +237,7 @@ def _fill_table(
                 UnfilledRow(_place(kernel_type, at), key) for at in positions if not kv_values[at].strip()
             ]
     if rows.measured:
-        # Written first, so that a measurement is always in one of both places.
+        # Pruned rows are written first, so that each measurement is always in pruned/ or in the CSV.
         old = table.frame.iloc[sorted(rows.measured)]
         append_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
         counts.pruned = len(old)
@@ -280,7 +280,7 @@ class _AttentionRows:
             counts.unchanged += len(at) - sum(changed)
         added = 0
         for values in left:
-            fitting = next((call for call in open_cases if call.may_be(values)), None)
+            fitting = next((call for call in open_cases if call.fits(values)), None)
             if fitting is not None:
                 at = open_cases.pop(fitting)
                 for position in at:
@@ -327,7 +327,7 @@ def _completeness(cells: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a row tells about its call.
+    """The facts that a row states about its call.
 
     Attributes:
         case: cells of RUNTIME_IN_SIGNATURE.
@@ -337,7 +337,7 @@ class _Call:
     case: tuple[str, ...]
     average: str
 
-    def may_be(self, values: CallValues) -> bool:
+    def fits(self, values: CallValues) -> bool:
         """Returns whether the row and a record do not contradict each other."""
         return (not self.average or self.average == _whole(values.average)) and all(
             not cell or cell == text for cell, text in zip(self.case, values.case, strict=True)

@@ -156,7 +156,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
                 self._open()
             self.recording = True
         except Exception as error:
-            self._give_up(error)
+            self._stop_after_error(error)
 
     def _record(self, names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> None:
         if not self.recording:
@@ -174,14 +174,14 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
                     del self._seen[next(iter(self._seen))]
                 self._write(_record_of(*call))
         except Exception as error:
-            self._give_up(error)
+            self._stop_after_error(error)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._pid != os.getpid():
             self._open()
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         if self._written + len(line) > self._most_bytes:
-            raise OSError(f"{self._name()} has {self._written >> 20} MiB, which is enough")
+            raise OSError(f"{self._name()} has {self._written >> 20} MiB, the largest size of a file")
         written = os.write(self._file, line)
         self._written += written
         if written < len(line):
@@ -202,11 +202,11 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
     def _name(self) -> Path:
         return self._path.with_name(f"{self._path.stem}.{os.getpid()}{self._path.suffix or '.jsonl'}")
 
-    def _give_up(self, error: Exception) -> None:
+    def _stop_after_error(self, error: Exception) -> None:
         self.recording = False
         for hook in self._hooks:
             hook.remove()
-        # Several threads may come here at once.
+        # Several threads may call this method at once.
         with self._lock:
             told, self._told = self._told, True
         if not told:
@@ -328,7 +328,7 @@ def _record_of(
     blocks = None
     if table is not None and kv_lengths is not None and block_size:
         # The table is on the device, and its lines have unused entries. The keys of a sequence fill its blocks one
-        # after the other, so the lengths tell the blocks in use.
+        # after the other, so the lengths give the blocks in use.
         blocks = [-(-length // block_size) for length in kv_lengths]
     return {
         "query_shape": query,

@@ -35,7 +35,7 @@ _QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE = 0, 1, 2, 4, 6, 14
 
 
 class JoinKey(NamedTuple):
-    """The facts that both a capture and a recorded call have. None: there is no such tensor or list."""
+    """The facts that both a capture and a recorded call have. None stands for a missing tensor or list."""
 
     query: Shape | None
     key: Shape | None
@@ -47,7 +47,7 @@ class JoinKey(NamedTuple):
     def __str__(self) -> str:
         return "; ".join(f"{_WORDS[name]} {_text(part)}" for name, part in zip(self._fields, self, strict=True))
 
-    def unlike(self, other: JoinKey) -> str:
+    def differences(self, other: JoinKey) -> str:
         """Returns the components that differ: `kv sequences 4 (there 5)`."""
         pairs = zip(self._fields, self, other, strict=True)
         return ", ".join(f"{_WORDS[name]} {_text(a)} (there {_text(b)})" for name, a, b in pairs if a != b)
@@ -96,7 +96,7 @@ def _text(part: Shape | int | None) -> str:
 
 
 class NearestKeys:
-    """Finds the key that differs from a given key in the fewest components; of several, the first."""
+    """Finds the first key with the fewest components that differ from a given key."""
 
     def __init__(self, keys: Iterable[tuple[JoinKey, str]]) -> None:
         """`keys`: each key with its place."""
@@ -123,7 +123,7 @@ class NearestKeys:
 
 
 _BOM = b"\xef\xbb\xbf"
-#: How a list of objects begins; a list of numbers is one malformed line.
+#: The beginning of a list of objects. A list of numbers counts as one malformed line.
 _ARRAY = re.compile(rb"\s*\[\s*(\{|\Z)")
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
@@ -210,8 +210,8 @@ class DistinctRecords:
         return list(self._by_digest.values())
 
 
-def _no_records(begin: bytes) -> str:
-    """Returns what a file holds instead of one JSON object a line, and the remedy; "" for a valid file."""
+def _format_problem(begin: bytes) -> str:
+    """Returns why a file is not JSON Lines, and the remedy; "" for a valid file."""
     if packed := binary_format(begin):
         return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
     if encoding := wide_encoding(begin, ("query_shape",)):
@@ -255,7 +255,7 @@ class Records:
         Args:
             wanted: the keys that rows have.
             limit: the largest number of distinct records of a key to keep; 0: all.
-            on_step: receives now and then the MB read since its last call.
+            on_step: called from time to time with the MB read since the last call.
 
         Raises:
             OpAtlasError: the file cannot be opened.
@@ -297,7 +297,7 @@ class Records:
                 number += 1
                 if number == 1:
                     line = line.removeprefix(_BOM)
-                    if problem := _no_records(line):
+                    if problem := _format_problem(line):
                         self.problems.append(f"{path}: {problem}")
                         return
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
@@ -307,7 +307,7 @@ class Records:
                     continue
                 yield number, line
         except BROKEN_GZIP as error:
-            self.problems.append(f"{path}: ends early after line {number} ({error}): what came before is in")
+            self.problems.append(f"{path}: ends early after line {number} ({error}): the earlier lines were read")
         except OSError as error:
             self.problems.append(f"{path}: cannot be read after line {number} ({error.strerror or error})")
 
@@ -385,8 +385,8 @@ def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
 
 
 def is_complete(cells: dict[str, str]) -> bool:
-    """Returns whether the Runtime cells of a row tell everything that the kernel's work depends on."""
-    # In other layouts the shape of the queries tells their length.
+    """Returns whether the Runtime cells of a row state everything that the kernel's work depends on."""
+    # In other layouts the shape of the queries has their length.
     needed = [name for name in RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
     return all(cells[name] for name in needed)
 

@@ -113,7 +113,7 @@ def read_capture_header(path: Path) -> CaptureHeader:
                 break
     duration = DURATION if DURATION in names else _SYNONYMS[DURATION]
     if TYPE not in text or duration not in names:
-        raise _no_capture(path, names, [name for name in (TYPE, DURATION) if name not in (*text, *names)])
+        raise _not_a_capture(path, names, [name for name in (TYPE, DURATION) if name not in (*text, *names)])
     if INPUT_SHAPES not in text:
         raise TableError(path, "taken at profiler level 0, which records no shapes", LEVEL_0_REMEDY, line=1)
     missing = [column for column in REQUIRED if column not in text]
@@ -131,7 +131,7 @@ def _known_names(names: Sequence[str]) -> list[str]:
     return [name if name in _DESCRIPTIVE or alike[_key(name)] > 1 else _BY_KEY.get(_key(name), name) for name in names]
 
 
-def _no_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
+def _not_a_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
     said, remedy = [], "Correct the header, or leave the file out"
     for name in missing:
         near = [other for other in names if _key(other) == _key(name)] or close_matches(
@@ -302,8 +302,8 @@ class Capture:
         text, no_text = _without_invalid_lines(block)
 
         def reject(row: pa.csv.InvalidRow) -> str:
-            swallowed = sum(bad.lines - 1 for bad in malformed)
-            line = first_line + row.number - 1 + swallowed
+            extra_lines = sum(bad.lines - 1 for bad in malformed)
+            line = first_line + row.number - 1 + extra_lines
             malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
             return "skip"
 

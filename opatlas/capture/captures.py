@@ -167,10 +167,8 @@ def check_unchanged(given: CaptureInput) -> None:
 def earlier_ingests(
     files: Sequence[CaptureInput], earlier: Sequence[IngestManifest], *, replace: bool
 ) -> Mapping[str, IngestManifest]:
-    """Returns for each file, by sha256, the earlier ingest that makes ingesting it again pointless.
-
-    With `replace` these are all files or none: all, if the last ingest replaced with exactly these files or is the only
-    ingest.
+    """Returns the earlier ingests of files that need not be ingested again, by sha256. With `replace` the result has
+    all files or no file: all files, if the last ingest replaced with exactly these files or is the only ingest.
     """
     if not replace:
         return {file.sha256: manifest for manifest in earlier for file in manifest.files}
@@ -221,7 +219,7 @@ def op_summaries(folder: Path) -> list[Path]:
 
     Each export of msprof adds files beside those of earlier exports. Of files that differ only in the time of their
     export, the last counts, as in msprof itself. In a PROF_* folder with the output folder of current versions, files
-    that older versions wrote elsewhere (device_0/summary) are copies and do not count.
+    of older versions in other folders (device_0/summary) are copies and do not count.
 
     Raises:
         OpAtlasError: a folder cannot be read.
@@ -246,7 +244,7 @@ class Launch:
     """One launch of a kernel.
 
     Attributes:
-        device: the profiler's number of the device; "" where the file does not tell.
+        device: the profiler's number of the device; "" if the file does not state the device.
         start_ns: start on the profiler's clock.
         duration_us: duration on the device.
         kernel_type: the profiler's type.

@@ -271,7 +271,7 @@ class _CaseParts:
 
     Attributes:
         place: position of the oldest ingest, and of the line in its file.
-        closed: whether an ingest hides the older ones.
+        closed: whether an ingest hides the older ingests.
         replaced: see PooledCase.
     """
 
@@ -331,7 +331,7 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
     """Returns the cases of ingests by kernel type, in the order in which they were first seen.
 
     Args:
-        ingests: in the order in which they began. An ingest without samples counts for nothing.
+        ingests: in the order in which they began. An ingest without samples is ignored.
         keys: the wanted cases; None: all. Ingests that later ones hide for all these cases are not read.
 
     Raises:

@@ -28,7 +28,7 @@ from opatlas.capture.apply import (
     UnexplainedRow,
     apply_cases,
     clear_edited_rows,
-    find_unexplained,
+    unexplained_rows,
 )
 from opatlas.capture.attention import (
     Bundle,
@@ -114,7 +114,7 @@ class IngestRequest:
 
 @dataclass
 class IngestResult:
-    """What an ingest did.
+    """The result of an ingest.
 
     Attributes:
         manifest: None if nothing was written.
@@ -200,7 +200,7 @@ def _store_samples(
     if not asked.mixed:
         check_same_software(manifests, asked.device, asked.versions)
     signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
-    unexplained = find_unexplained(database, signatures, _known(earlier))
+    unexplained = unexplained_rows(database, signatures, _known(earlier))
     if unexplained and not asked.replace:
         raise OpAtlasError(_refusal(database, unexplained))
     manifest = new_manifest(
@@ -250,12 +250,12 @@ def _complete_interrupted(database: Database, done: IngestResult) -> list[str]:
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """What `rebuild_profiling` did.
+    """The result of `rebuild_profiling`.
 
     Attributes:
         outcome: changes of the CSVs: `updated` counts signatures with other cells than before, `new` signatures whose
             row was missing. Rows whose durations no samples explain are problems.
-        edited: rows whose Profiling cells were emptied, as they were, by kernel type.
+        edited: the rows with emptied Profiling cells, before the change, by kernel type.
         without_samples: ingests without a file of samples, whose rows cannot be computed again.
     """
 
@@ -267,8 +267,9 @@ class RebuildResult:
 def rebuild_profiling(database: Database) -> RebuildResult:
     """Computes the Profiling cells of all rows again from the files of the ingests.
 
-    The caller holds the lock of the database. Missing rows come back. Rows that were edited since their capture lose
-    their Profiling cells, which describe the row as captured. Rows whose durations came without samples stay.
+    The caller holds the lock of the database. Missing rows are added again. Rows that were edited since their capture
+    lose their Profiling cells, which describe the captured row. Rows with durations that no samples explain do not
+    change.
 
     Raises:
         OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.

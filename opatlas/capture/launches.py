@@ -101,7 +101,7 @@ class CaptureLaunches:
         self._variants: list[Variant] = []
         self._sums = np.zeros((len(self._header.counters), 256))
         self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
-        # Needed only while the file is read: the variants by their cells, each launch's variant and duration.
+        # The variants by their cells, and each launch's variant and duration, until the file is read.
         self._numbers: dict[tuple[str, ...], int] = {}
         self._which: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
         self._durations: list[np.ndarray] = [np.empty(0)]
@@ -162,7 +162,7 @@ class CaptureLaunches:
             if text.upper() not in EMPTY_WORDS and parse_real(text) != 0:
                 self._bad_durations += 1
                 if self._bad_durations <= _DURATIONS_NAMED:
-                    self._report(chunk.line_of(row), _no_duration(self._header.duration, text[:_SHOWN]), _CORRECT)
+                    self._report(chunk.line_of(row), _invalid_duration(self._header.duration, text[:_SHOWN]), _CORRECT)
             elif not self.account.invalid_durations:
                 self.account.invalid_durations.append(f"{self.path}:{chunk.line_of(row)}: {text!r}")
 
@@ -230,8 +230,8 @@ class CaptureLaunches:
     def _add_malformed(self, chunk: Chunk) -> None:
         columns = len(self._header.names)
         for bad in chunk.malformed:
-            swallowed = f", an open quote swallowed {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
-            fields = f"{bad.fields} fields where the header has {columns} columns{swallowed}"
+            included = f", an open quote includes {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
+            fields = f"{bad.fields} fields where the header has {columns} columns{included}"
             self._report(bad.line, "not UTF-8" if bad.fields is None else fields)
             self.account.rows += bad.lines
             self.account.left_out[SkipReason.MALFORMED] += bad.lines
@@ -241,10 +241,10 @@ class CaptureLaunches:
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:
-    """Returns the most telling reason why a row of a capture does not count; None if the row counts."""
+    """Returns the most specific reason why a row of a capture does not count; None if the row counts."""
     if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
         return SkipReason.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else SkipReason.OTHER_COLLECTIVE
-    # The profiler writes 0 for a kernel whose name it lost.
+    # The profiler writes 0 for a kernel without a known name.
     if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
         return SkipReason.NO_KERNEL_TYPE
     shapes = cells[INPUT_SHAPES]
@@ -254,14 +254,14 @@ def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReas
     return None
 
 
-def _no_duration(column: str, text: str) -> str:
+def _invalid_duration(column: str, text: str) -> str:
     meant = f" ({text.replace(',', '')} or {text.replace(',', '.')}?)" if _ONE_COMMA.fullmatch(text) else ""
     return f"column {column!r} is {text!r}{meant}, not a number of microseconds above zero"
 
 
 def _check_dimensions(cells: Mapping[str, str]) -> None:
     for column in (INPUT_SHAPES, OUTPUT_SHAPES):
-        wrong = _no_dimension(cells[column])
+        wrong = _invalid_dimension(cells[column])
         if wrong is not None:
             raise CellError(
                 column, cells[column][:_SHOWN], f"{wrong[:_SHOWN]!r} is not a dimension (a whole number below 10^18)"
@@ -269,7 +269,7 @@ def _check_dimensions(cells: Mapping[str, str]) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _no_dimension(shapes: str) -> str | None:
+def _invalid_dimension(shapes: str) -> str | None:
     """Returns the first invalid dimension of a cell; None where there is none."""
     for shape in split_cell(shapes):
         for dimension in shape.split(",") if shape else ():

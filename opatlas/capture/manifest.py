@@ -60,7 +60,7 @@ class CaptureFile:
 
 @dataclass(frozen=True)
 class CaptureVersions:
-    """The software of a capture, as given or as the folder of the database tells; None where unknown."""
+    """The software of a capture, as given or as the folder of the database states; None if unknown."""
 
     vllm: str | None = None
     torch: str | None = None
@@ -69,7 +69,7 @@ class CaptureVersions:
 
 @dataclass(frozen=True)
 class SignatureCounts:
-    """Numbers of signatures by what happened to their rows."""
+    """The numbers of signatures with new, updated and unchanged rows."""
 
     new: int = 0
     updated: int = 0
@@ -81,7 +81,7 @@ class IngestManifest:
     """The manifest of an ingest.
 
     Attributes:
-        kind: tells the manifest of an ingest from the manifest of a run.
+        kind: distinguishes the manifest of an ingest from the manifest of a run.
         run_id: the id in the Profiling Run ID column.
         started_at: seconds since the epoch. Ingests count in this order.
         finished_at: seconds since the epoch; None until every CSV has the statistics.

@@ -1,9 +1,9 @@
 """Samples of rows from profiles of other programs: PROF_* folders of msprof.
 
 Launches are grouped by signature, as in an ingest. A row has the samples of its signature. A row that was never
-measured may borrow samples from a sibling (opatlas/model/siblings.py), or from a product of the MatMul family that
-differs only in what is transposed. Facts that a capture does not tell (sequence lengths, EP Size) are ignored as long
-as only one row comes into question.
+measured may borrow samples from a sibling (opatlas/model/same_case.py), or from a product of the MatMul family that
+differs only in what is transposed. Facts that a capture does not state (sequence lengths, EP Size) are ignored if only
+one row fits.
 """
 
 from __future__ import annotations

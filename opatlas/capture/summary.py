@@ -1,4 +1,5 @@
-"""Reports what an ingest did, in lines for 80 columns, and the attention records and rows without a partner."""
+"""The reports of ingests and of attention records, in lines of 80 columns, and the CSV of unmatched records and
+rows."""
 
 from __future__ import annotations
 
@@ -146,15 +147,15 @@ def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
     """Returns lines about rows with two typical durations, the largest difference first."""
     if not rows:
         return []
-    furthest = sorted(rows, key=lambda row: row.modes.low_us - row.modes.high_us)[:CHANGES_SHOWN]
+    widest = sorted(rows, key=lambda row: row.modes.low_us - row.modes.high_us)[:CHANGES_SHOWN]
     have = pluralize(len(rows), "row has", "rows have")
     lines = [
         "",
         wrap(f"two populations: {have} launches with two typical durations, so the mean describes neither", indent=0),
     ]
-    for row in furthest:
+    for row in widest:
         lines.append(wrap(f"{row.kernel_type} {row.shapes}: {row.modes.text('launches')}", indent=2))
-    more = len(rows) - len(furthest)
+    more = len(rows) - len(widest)
     return [*lines, f"  and {more:,} more; see the column {PROFILING_POPULATIONS!r}"] if more else lines
 
 
@@ -163,7 +164,7 @@ def _changes(changes: Sequence[DurationChange]) -> list[str]:
     if not changes:
         return []
     worst = sorted(changes, key=lambda change: change.distance, reverse=True)[:CHANGES_SHOWN]
-    which = f"the {CHANGES_SHOWN} furthest" if len(changes) > CHANGES_SHOWN else "the furthest first"
+    which = f"the {CHANGES_SHOWN} largest" if len(changes) > CHANGES_SHOWN else "the largest first"
     lines = ["", f"changed durations: {len(changes):,} ({which}; microseconds)"]
     for change in worst:
         percent = (change.after_us / change.before_us - 1) * 100
@@ -179,7 +180,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class UnmatchedEntry:
-    """A record or row without a partner; the columns of the CSV.
+    """A record without a row, or a row without a record; the columns of the CSV.
 
     Attributes:
         what: "record" or "row".
@@ -201,7 +202,7 @@ class UnmatchedEntry:
 _HEADER = ("What", "Count", "Place", "Key", "Nearest", "Reason")
 
 
-def find_unmatched(
+def unmatched_entries(
     records: Records, outcome: FillResult, keys_of_rows: Sequence[tuple[JoinKey, str]]
 ) -> list[UnmatchedEntry]:
     """Returns unmatched records, the most frequent key first, then rows without values, in their order."""
@@ -225,7 +226,7 @@ def _why(key: JoinKey, others: NearestKeys, other: str) -> tuple[str, str]:
     if absent:
         return "", f"it has no shape of {', '.join(absent)}"
     nearest = others.to(key)
-    return ("", f"no {other} has any of its shapes") if nearest is None else (nearest[1], key.unlike(nearest[0]))
+    return ("", f"no {other} has any of its shapes") if nearest is None else (nearest[1], key.differences(nearest[0]))
 
 
 def fill_summary(
@@ -273,7 +274,7 @@ def _shown(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
 
 
 def write_unmatched(database: Database, alone: Sequence[UnmatchedEntry], at: float) -> Path | None:
-    """Writes records and rows without a partner to reports/; no file if there are none. Raises OpAtlasError."""
+    """Writes unmatched records and rows to reports/; no file without such entries. Raises OpAtlasError."""
     if not alone:
         return None
     path = database.new_report_path("fill_runtime", at)

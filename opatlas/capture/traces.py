@@ -72,7 +72,7 @@ class TokenLengthGuard:
         return block
 
     def _long_number(self, block: bytes) -> int | None:
-        """Returns where a number that is too long begins; None if there is none."""
+        """Returns the position of a number that is too long; None without such a number."""
         letters = (self._tail + block).translate(_OF_NUMBERS)
         if b"0" * MOST_DIGITS not in letters:
             return None
@@ -135,18 +135,16 @@ def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
             found += 1
             yield event
     except LongTokenError as error:
-        raise TruncatedTraceError(f"{path}: has {error} behind {found:,} events: these are kept") from None
+        raise TruncatedTraceError(f"{path}: has {error} after {found:,} events: these are kept") from None
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise TruncatedTraceError(
-            f"{path}: is not UTF-8 (byte {byte:#04x}) behind {found:,} events: these are kept"
+            f"{path}: is not UTF-8 (byte {byte:#04x}) after {found:,} events: these are kept"
         ) from None
     except ArithmeticError:
-        raise TruncatedTraceError(
-            f"{path}: has a number out of range behind {found:,} events: these are kept"
-        ) from None
+        raise TruncatedTraceError(f"{path}: has a number out of range after {found:,} events: these are kept") from None
     except ijson.JSONError as error:
-        # The parser draws a picture of the place in further lines.
+        # Further lines of the message show the place as a drawing.
         what = str(error).removeprefix("b'").partition("\n")[0].strip()
         ends = "premature EOF" in what or "Incomplete" in what
         why = "ends in the middle of an event" if ends else f"is not JSON from there on ({what})"

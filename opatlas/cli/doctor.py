@@ -104,8 +104,8 @@ def _examine(target: Target, signs: list[str]) -> tuple[Target, dict[str, ProbeR
             why_skipped = _NO_ASCEND
         elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
             why_skipped = "there is no device: see above"
-        elif probe.stands_on and results[probe.stands_on].verdict.state is not State.PASS:
-            why_skipped = f"{probe.stands_on} has to pass first: see above"
+        elif probe.requires and results[probe.requires].verdict.state is not State.PASS:
+            why_skipped = f"{probe.requires} has to pass first: see above"
         else:
             why_skipped = ""
         if why_skipped:

@@ -148,10 +148,10 @@ def _unprune(database: Database, chosen: RowChoice) -> int:
     with _locked(database, "unprune"):
         unpruned = unprune(database, chosen)
     if not unpruned.problems:
-        chosen.expect(len(unpruned.back) + len(unpruned.there), str(database.pruned_dir))
-    show(f"{pluralize(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs")
-    if unpruned.there:
-        stay = pluralize(len(unpruned.there), "row stays", "rows stay")
+        chosen.expect(len(unpruned.restored) + len(unpruned.kept), str(database.pruned_dir))
+    show(f"{pluralize(len(unpruned.restored), 'row')} of {database.pruned_dir} brought back into the CSVs")
+    if unpruned.kept:
+        stay = pluralize(len(unpruned.kept), "row stays", "rows stay")
         show(f"{stay} there: the CSV has a row of the same signature")
     print_problems(unpruned.problems)
     return 1 if unpruned.problems else 0

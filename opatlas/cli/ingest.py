@@ -17,7 +17,7 @@ from opatlas.capture.attention_records import JoinKey, Records
 from opatlas.capture.captures import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
-from opatlas.capture.summary import fill_summary, find_unmatched, ingest_summary, write_unmatched
+from opatlas.capture.summary import fill_summary, ingest_summary, unmatched_entries, write_unmatched
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
@@ -157,7 +157,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
         keys = list(row_keys(database))
         records = _read(files, total_mb, {key for key, _ in keys}, limit)
         outcome = fill_rows(database, records.matched, limit)
-        unmatched = find_unmatched(records, outcome, keys)
+        unmatched = unmatched_entries(records, outcome, keys)
         problems = [*(problem for found in recovered for problem in found.problems), *outcome.problems]
         report = None
         try:
@@ -171,7 +171,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
             show(str(found))
     show(fill_summary(database.path, len(files), records, outcome, unmatched, limit))
     if report is not None:
-        show(f"without a partner:\n  {report}")
+        show(f"unmatched records and rows:\n  {report}")
     problems = [*records.problems, *problems]
     print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
     print_problems(problems)

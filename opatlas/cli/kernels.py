@@ -55,13 +55,13 @@ def kernels() -> list[Kernel]:
                 spec.npu or "",
                 proof_of(spec.npu or "") or "not yet",
                 ", ".join(kind for kind in DEVICE_KINDS if kind != "npu" or spec.npu),
-                _named(calls.get(kernel_type, ())),
+                _operator_names(calls.get(kernel_type, ())),
             )
         )
     return sorted(found, key=lambda kernel: (kernel.family, kernel.kernel_type))
 
 
-def _named(operators: Sequence[str]) -> str:
+def _operator_names(operators: Sequence[str]) -> str:
     more = len(operators) - _NAMED
     return ", ".join(sorted(operators, key=lambda name: not _HEAVY.search(name))[:_NAMED]) + (
         f" and {more} more" if more > 0 else ""

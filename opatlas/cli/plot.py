@@ -129,7 +129,7 @@ def _plot_collectives(folders: Sequence[Path], names: Sequence[str], output: Pat
         )
     for plot in made:
         save(plot.figure, output)
-        show(f"{output}: {plot.holds}")
+        show(f"{output}: {plot.content}")
     return 0
 
 
@@ -168,7 +168,7 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     others = sorted({row.device for row in timed.rows if row.device and row.device != device})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
     # A stand-in moves other bytes than the kernel.
-    own_kernels = [row for row in of_one if not row.stands_in]
+    own_kernels = [row for row in of_one if not row.is_stand_in]
     both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
     for title, kind, draw, rows in (
@@ -235,7 +235,7 @@ def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], devi
         files = [f"{plot.name}.{arguments.format}" for plot in plots]
         width = max(map(len, files))
         lines += [f"plots of {device or 'an unknown device'}, in {arguments.output}:"]
-        lines += [f"  {file:{width}}  {plot.holds}" for file, plot in zip(files, plots, strict=True)]
+        lines += [f"  {file:{width}}  {plot.content}" for file, plot in zip(files, plots, strict=True)]
     needs = {kind.name: kind.needs for kind in (DURATIONS, ROOFLINE, BANDWIDTH, COMPARISON, COMMUNICATION)}
     without = [name for name, found in made.items() if not found]
     if without:

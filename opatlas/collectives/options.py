@@ -26,7 +26,7 @@ from opatlas.model.schema import (
 from opatlas.model.slots import known_dtype
 from opatlas.model.versions import Versions
 from opatlas.options import (
-    Listed,
+    ListAction,
     Scope,
     add_all,
     at_least,
@@ -68,7 +68,12 @@ def _usage_error(message: str) -> Exception:
 
 def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
     """Returns the argparse keywords of an option that takes several values, separated by commas or blanks."""
-    return {"nargs": "+", "action": Listed, "type": items_of(read), "metavar": (f"{metavar}[,{metavar}...]", metavar)}
+    return {
+        "nargs": "+",
+        "action": ListAction,
+        "type": items_of(read),
+        "metavar": (f"{metavar}[,{metavar}...]", metavar),
+    }
 
 
 #: The options of the collectives alone.

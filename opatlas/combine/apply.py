@@ -100,7 +100,7 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
                 continue
             if there:
                 problems.append(
-                    f"{manifest_path(source, run_id)}: TARGET already has its capture {there[0].name}, from "
+                    f"{manifest_path(source, run_id)}: TARGET already has the capture {there[0].name}, from "
                     f"{known[there[0].sha256]}, but not the others: ingest these into TARGET"
                 )
                 continue
@@ -175,7 +175,7 @@ class CombineResult:
         kernel_types: the kernel types of the sources.
         new: the kernel types for which the target had no file.
         added: rows that the target lacked.
-        holds: the rows of `kernel_types` that the target has now, without unreadable files.
+        target_rows: the rows of `kernel_types` that the target has now, without unreadable files.
         taken: the number of existing rows that have the duration of a source now.
         kept: the number of existing rows that keep their duration although a source has one.
         statuses: the number of existing rows that have the status of a source now, by status.
@@ -195,7 +195,7 @@ class CombineResult:
     kernel_types: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     added: DurationCounts = field(default_factory=DurationCounts)
-    holds: DurationCounts = field(default_factory=DurationCounts)
+    target_rows: DurationCounts = field(default_factory=DurationCounts)
     taken: int = 0
     kept: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -301,7 +301,7 @@ def _combine_tables(
     if any(tally.added or tally.edited for tally in tallies):
         target.write(Table(kernel_type, path, frame))
         result.new += [kernel_type] * is_new
-    add_counts(result.holds, duration_counts(frame))
+    add_counts(result.target_rows, duration_counts(frame))
     new = frame.iloc[there:]
     add_counts(result.added, duration_counts(new))
     for cells in new[[INPUT_DTYPES, OUTPUT_DTYPES]].to_dict("records"):

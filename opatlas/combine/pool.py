@@ -50,7 +50,7 @@ class PooledRow:
 
     Attributes:
         median_us: the median over runs of each run's median, in microseconds.
-        runs, machines: how many measured the row.
+        runs, machines: the numbers of runs and of machines that measured the row.
         spread: the largest minus the smallest median of a machine, as a share of `median_us`; None for one machine.
     """
 

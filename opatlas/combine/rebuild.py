@@ -1,7 +1,7 @@
 """Rebuilds the CSVs of a database from the histories of its runs and the samples of its ingests.
 
-The measured cells of a row become what all records of the row give. Missing rows are added again, except pruned ones. A
-row without a history is not changed.
+The measured cells of a row are computed from all records of the row. Missing rows are added again, except pruned rows.
+A row without a history is not changed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rebuild(database: Database) -> RebuiltRows:
             ]
             for kernel_type, records in records_by_type(contents.records).items():
                 if kernel_type not in tables:
-                    tables[kernel_type] = _opened(database, histories, kernel_type, rebuilt)
+                    tables[kernel_type] = _open_table(database, histories, kernel_type, rebuilt)
                 table = tables[kernel_type]
                 if table is not None:
                     table.apply(records, UpdateMode(contents.header.update_mode), order)
@@ -84,7 +84,7 @@ class _RebuiltTable:
     def __init__(self, table: Table, histories: Histories, excluded: frozenset[str]) -> None:
         """`excluded` has the signatures of rows that are not added again."""
         self._before = table
-        self._excluded = excluded
+        self._pruned_signatures = excluded
         self._added: set[int] = set()
         kernel_type, frame = table.kernel_type, table.frame
         run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
@@ -106,12 +106,12 @@ class _RebuiltTable:
         return valid_duration(self._durations[position]) is not None
 
     def apply(self, records: TypeRecords, mode: UpdateMode, order: RunOrder) -> None:
-        here = TypeRecords(self._not_excluded(records.own), self._not_excluded(records.brought))
-        changes = self._merged.apply(here, append=True, brought_too=mode.adds_rows, order=order)
+        here = TypeRecords(self._without_pruned(records.own), self._without_pruned(records.of_siblings))
+        changes = self._merged.apply(here, append=True, update_siblings=mode.adds_rows, order=order)
         self._added |= changes.appended
 
-    def _not_excluded(self, records: Mapping[str, Record]) -> dict[str, Record]:
-        gone = self._excluded.difference(self._merged.positions)
+    def _without_pruned(self, records: Mapping[str, Record]) -> dict[str, Record]:
+        gone = self._pruned_signatures.difference(self._merged.positions)
         return {signature: record for signature, record in records.items() if signature not in gone}
 
     def write(self, database: Database, rebuilt: RebuiltRows) -> None:
@@ -143,16 +143,18 @@ class _RebuiltTable:
             save_replaced(database, run_id, kernel_type, self._before.frame.iloc[positions])
 
 
-def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: RebuiltRows) -> _RebuiltTable | None:
+def _open_table(
+    database: Database, histories: Histories, kernel_type: str, rebuilt: RebuiltRows
+) -> _RebuiltTable | None:
     """Returns a table for the rebuild; None, with a problem, if it cannot be read."""
     try:
-        return _RebuiltTable(database.read_or_empty(kernel_type), histories, _excluded(database, kernel_type))
+        return _RebuiltTable(database.read_or_empty(kernel_type), histories, _pruned_signatures(database, kernel_type))
     except OpAtlasError as error:
-        rebuilt.problems.append(f"{error} (so it was not rebuilt)")
+        rebuilt.problems.append(f"{error} (not rebuilt)")
         return None
 
 
-def _excluded(database: Database, kernel_type: str) -> frozenset[str]:
+def _pruned_signatures(database: Database, kernel_type: str) -> frozenset[str]:
     """Returns the signatures of the pruned rows that have a duration. Raises OpAtlasError."""
     path = pruned_path(database, kernel_type)
     own_duration = duration_columns(kernel_type)[0]

@@ -30,7 +30,7 @@ class CombineSources:
         sources: in the order of the command line; each database is followed by its journals, oldest first.
         target_manifests: the manifests of the target, by path.
         databases, journals: the number of each.
-        left_alone: files that are not combined, because they have another schema.
+        ignored: files that are not combined, because they have another schema.
         problems: files that could not be read.
     """
 
@@ -38,7 +38,7 @@ class CombineSources:
     target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
     databases: int = 0
     journals: int = 0
-    left_alone: list[Path] = field(default_factory=list)
+    ignored: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -53,8 +53,8 @@ def open_sources(
 ) -> CombineSources:
     """Opens the sources; writes to `scratch` only.
 
-    Journals are read now, and tables when they are combined, so that records which a session writes back in between are
-    in one of the two.
+    Journals are read now, and tables when they are combined, so that a record which a session writes back in between is
+    in the journal or in a table.
 
     Args:
         paths: folders of `{KernelType}.csv` files, and journals.
@@ -103,7 +103,7 @@ def _open_database(
             f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
         )
     opened.databases += 1
-    opened.left_alone += collectives
+    opened.ignored += collectives
     manifests = _read(manifest_paths(database), opened.problems)
     opened.sources.append(CombineSource(str(path), database, manifests))
     for left_behind in journals:

@@ -50,19 +50,19 @@ def summary(
         dry_run: whether nothing was written.
     """
     statuses = ", ".join(f"{count:,} {status}" for status, count in result.statuses.most_common() if status)
-    conflicts = _once_a_row(result.conflicts)
+    conflicts = _first_by_cell(result.conflicts)
     lines = [str(found) for found in recovered if found]
     counts = [
         ("sources", opened.databases + opened.journals, _sources(opened)),
         ("kernel types", len(result.kernel_types), f"{len(result.new):,} new"),
         ("rows added", result.added.rows, result.added.durations if result.added.rows else ""),
-        ("durations", result.taken + result.kept, f"of rows there: {result.taken:,} taken, {result.kept:,} kept"),
+        ("durations", result.taken + result.kept, f"existing rows: {result.taken:,} taken, {result.kept:,} kept"),
         ("statuses", result.statuses.total(), statuses),
         ("conflicts", len(conflicts), _kinds(conflicts)),
         (
             "TARGET then" if dry_run else "TARGET now",
-            result.holds.rows,
-            f"rows of these kernel types: {result.holds.durations}",
+            result.target_rows.rows,
+            f"rows of these kernel types: {result.target_rows.durations}",
         ),
     ]
     # Rare counts are shown only if they are not 0.
@@ -70,22 +70,22 @@ def summary(
         ("profiling", result.profiled, "rows whose captured durations were filled in"),
         ("other cells", result.filled, "filled in"),
         ("pruned rows", result.pruned, "added to pruned/"),
-        ("edited rows", result.edited, "without the duration of the shape that they had before"),
+        ("edited rows", result.edited, "durations ignored, because the row was edited later"),
         ("manifests", result.manifests, "copied to runs/"),
         ("ingests", result.ingests, "copied to runs/"),
-        ("captures", result.captures_pooled, "rows with launches of further captures now"),
+        ("captures", result.captures_pooled, "rows with added launches of other captures"),
     ]
     counts[-2:-2] = [line for line in rarer if line[1]]
     lines += count_lines(counts)
     lines += unknown_dtype_lines(result.unknown_dtypes)
-    lines += _furthest(conflicts)
+    lines += _largest_conflicts(conflicts)
     lines += _pool_lines(pooled) if pooled is not None else []
     if result.clocks_ahead:
         lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
         lines += [f"  {run_id}" for run_id in result.clocks_ahead]
-    if opened.left_alone:
-        lines += ["", "left alone (communication has another schema):"]
-        lines += [f"  {path}" for path in opened.left_alone]
+    if opened.ignored:
+        lines += ["", "ignored (communication has another schema):"]
+        lines += [f"  {path}" for path in opened.ignored]
     if conflict_report is not None:
         lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
     lines += ["", "database:", f"  {target}"]
@@ -120,7 +120,7 @@ def _sources(opened: CombineSources) -> str:
     return ", ".join(pluralize(count, kind) for kind, count in kinds if count)
 
 
-def _once_a_row(conflicts: Iterable[Conflict]) -> list[Conflict]:
+def _first_by_cell(conflicts: Iterable[Conflict]) -> list[Conflict]:
     """Returns the first conflict of each cell."""
     first: dict[tuple[str, str, str], Conflict] = {}
     for conflict in conflicts:
@@ -135,12 +135,12 @@ def _kinds(conflicts: Sequence[Conflict]) -> str:
     return f"{measured:,} durations, {captured:,} captured durations, {others:,} other cells" if conflicts else ""
 
 
-def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
+def _largest_conflicts(conflicts: Sequence[Conflict]) -> list[str]:
     """Returns lines with the first conflicts of durations."""
     durations = [(conflict, ratio) for conflict in conflicts if (ratio := conflict.ratio) is not None]
     if not durations:
         return []
-    which = f"the {CONFLICTS_SHOWN} furthest" if len(durations) > CONFLICTS_SHOWN else "the furthest first"
+    which = f"the {CONFLICTS_SHOWN} largest" if len(durations) > CONFLICTS_SHOWN else "the largest first"
     lines = ["", f"durations that disagree: {len(durations):,} ({which}; kept, dropped, microseconds)"]
     for conflict, ratio in durations[:CONFLICTS_SHOWN]:
         lines.append(

@@ -233,13 +233,13 @@ class _Combination:
         """Returns the position of the row with the newest valid duration, by signature."""
         durations, runs = self._theirs[AVERAGE], self._theirs[RUN_ID]
 
-        def worth(of: int) -> tuple[bool, Age]:
+        def sort_key(of: int) -> tuple[bool, Age]:
             return valid_duration(durations[of]) is not None, self._age(runs[of])
 
         chosen: dict[str, int] = {}
         for of, signature in enumerate(source_signatures):
             first = chosen.setdefault(signature, of)
-            if first != of and worth(of) > worth(first):
+            if first != of and sort_key(of) > sort_key(first):
                 chosen[signature] = of
         return chosen
 
@@ -251,11 +251,11 @@ class _Combination:
         self._move([name for name in self._columns if is_microbench_column(name)], newer)
         self.tally.taken = {at for at, _ in newer}
         self._write_runs((at, ours[at]) for at, _ in newer)
-        fresh = [(at, of) for at, of in self._pairs if self._weight(theirs[of]) > self._weight(ours[at])]
-        before = self._accounts(fresh)
+        fresh = [(at, of) for at, of in self._pairs if self._status_key(theirs[of]) > self._status_key(ours[at])]
+        before = self._status_cells(fresh)
         self._move((STATUS, CRASHES_IN_A_ROW), fresh)
         self._write_runs((at, theirs[of]) for at, of in fresh)
-        after = self._accounts(fresh)
+        after = self._status_cells(fresh)
         rows = zip(fresh, before, after, strict=True)
         self.tally.statuses = {at: now[0] for (at, _), was, now in rows if was != now}
 
@@ -285,13 +285,13 @@ class _Combination:
                     self.tally.dropped.append(of)
         return newer
 
-    def _weight(self, verdict: _RowStatus | None) -> tuple[Age, int]:
+    def _status_key(self, verdict: _RowStatus | None) -> tuple[Age, int]:
         """Returns a sort key, newer is greater; within a run, "measured" is the greatest."""
         if verdict is None:
             return self._age(""), 0
         return self._age(verdict.run), 2 if _measured(verdict.status) else bool(verdict.status)
 
-    def _accounts(self, pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
+    def _status_cells(self, pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
         columns = [self.rows[name] for name in (*STATUS_GROUP, RUN_ID)]
         return [tuple([column[at] for column in columns]) for at, _ in pairs]
 
@@ -311,13 +311,13 @@ class _Combination:
     def profiling(self) -> None:
         """Fills missing Profiling groups; records conflicts."""
         group = [name for name in self._columns if name.startswith(_PROFILING)]
-        differing = self._differing([name for name in group if name in self._source.columns])
+        differing = self._differing_pairs([name for name in group if name in self._source.columns])
         ours = _cells(self._target, group, [at for at, _ in differing])
         theirs = _cells(self._source, group, [of for _, of in differing])
         run = group.index(PROFILING_RUN_ID) if PROFILING_RUN_ID in group else None
         fill = []
         for pair, our_cells, their_cells in zip(differing, ours, theirs, strict=True):
-            if _worth(group, their_cells) > _worth(group, our_cells):
+            if _profiling_key(group, their_cells) > _profiling_key(group, our_cells):
                 fill.append(pair)
                 continue
             unlike = [
@@ -343,7 +343,7 @@ class _Combination:
                 or name in _SLOTS
             ):
                 continue
-            differing = self._differing([name])
+            differing = self._differing_pairs([name])
             if not differing:
                 continue
             ours = _cells(self._target, [name], [at for at, _ in differing])
@@ -357,7 +357,7 @@ class _Combination:
             self._move([name], fill)
             self.tally.filled += len(fill)
 
-    def _differing(self, names: Sequence[str]) -> list[Pair]:
+    def _differing_pairs(self, names: Sequence[str]) -> list[Pair]:
         """Returns the pairs in which the source has a different, non-empty cell in one of the columns.
 
         Compares with Arrow: most combinations have few different cells.
@@ -402,7 +402,7 @@ def _cells(frame: pd.DataFrame, columns: list[str], positions: Sequence[int]) ->
     return list(zip(*(rows[name].tolist() for name in columns), strict=True))
 
 
-def _worth(group: Sequence[str], cells: Sequence[str]) -> int:
+def _profiling_key(group: Sequence[str], cells: Sequence[str]) -> int:
     """Returns a sort key of a Profiling group: 2 with a valid average, 1 with any cell, 0 if empty."""
     average = cells[group.index(PROFILING_AVERAGE)] if PROFILING_AVERAGE in group else ""
     return 2 if valid_duration(average) is not None else any(cells)

@@ -193,7 +193,7 @@ def npu_calls(target: Target) -> Verdict:
     if not missing:
         return passed(f"torch_npu has all {len(others)} calls", calls=sorted(others))
     return failed(
-        f"torch_npu has {len(others) - len(missing)} of {len(others)} calls; {_told(missing, 'end as unsupported')}",
+        f"torch_npu has {len(others) - len(missing)} of {len(others)} calls; {_effect(missing, 'end as unsupported')}",
         "a later torch_npu may have them",
         missing=missing,
     )
@@ -213,7 +213,7 @@ def custom_ops(target: Target) -> Verdict:
         return failed(f"{why}: {rows} are skipped", npu_operators.remedy())
     _open(target)
     if missing := _missing(calls):
-        return failed(_told(missing, "are skipped"), npu_operators.remedy(), missing=missing)
+        return failed(_effect(missing, "are skipped"), npu_operators.remedy(), missing=missing)
     if failures := list(filter(None, map(_load_failure, npu_operators.libraries()))):
         return failed(f"{rows} end as unsupported: {'; '.join(failures)}", npu_operators.remedy())
     return passed(f"{len(calls)} are registered, and the package of their kernels is loaded", calls=sorted(calls))
@@ -226,7 +226,9 @@ def triton(target: Target) -> Verdict:
         return skipped(f"vllm-ascend is not installed: {_rows(_types(calls))} are skipped")
     _open(target)
     if missing := _missing(calls):
-        return failed(_told(missing, "are skipped"), "install the triton-ascend of this CANN and vLLM", missing=missing)
+        return failed(
+            _effect(missing, "are skipped"), "install the triton-ascend of this CANN and vLLM", missing=missing
+        )
     return passed(
         f"{len(calls)} kernels of vllm-ascend are registered, and Triton knows the cores", calls=sorted(calls)
     )
@@ -247,7 +249,7 @@ def atb(target: Target) -> Verdict:
         why = npu_operators.missing_kernel(loader) or exception_line(error)
         return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
     missing = _missing(calls)
-    return failed(_told(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
+    return failed(_effect(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
 
 
 def _load_failure(library: Path) -> str:
@@ -291,7 +293,7 @@ def _missing(calls: Iterable[str]) -> dict[str, str]:
     return missing
 
 
-def _told(missing: Mapping[str, str], fate: str) -> str:
+def _effect(missing: Mapping[str, str], fate: str) -> str:
     """Returns a sentence: the rows that lack a call, their fate, and the reasons."""
     return f"{_rows(_types(missing))} {fate}: {'; '.join(dict.fromkeys(missing.values()))}"
 

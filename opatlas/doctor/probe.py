@@ -121,7 +121,7 @@ class Probe:
         needed_by: the kinds of devices that do not work without what it examines; (): none.
         of_ascend: runs only where something points to an NPU.
         of_device: runs only where the device was found.
-        stands_on: the probe that has to pass before; "" for none.
+        requires: the probe that has to pass before; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
     """
 
@@ -130,7 +130,7 @@ class Probe:
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
     of_device: bool = False
-    stands_on: str = ""
+    requires: str = ""
     as_device_process: bool = False
 
     @property

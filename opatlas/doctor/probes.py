@@ -29,7 +29,7 @@ _NPU = ("npu",)
 _ON_TORCH_NPU: Mapping[str, Any] = {
     "of_ascend": True,
     "of_device": True,
-    "stands_on": "torch_npu",
+    "requires": "torch_npu",
     "as_device_process": True,
 }
 

@@ -26,9 +26,9 @@ class Collective:
         kernel_type: the name in HCCL, which is the name of the CSV on every device.
         message: what message_bytes counts.
         in_parts: whether the message has a part for each device.
-        bus_share: maps n to the share of m that the busiest link carries at least. Bus bandwidth is this share of m
-            over the duration, and is comparable with the bandwidth of the link. Defined as in nccl-tests
-            (doc/PERFORMANCE.md); its size for all_gather and reduce_scatter is n chunks, here m is one chunk.
+        bus_share: maps n to the least share of m that the busiest link carries. The bus bandwidth is this share of m
+            divided by the duration, and is comparable with the bandwidth of the link. Source: doc/PERFORMANCE.md of
+            nccl-tests, where the size for all_gather and reduce_scatter is n chunks; here m is one chunk.
     """
 
     name: str

@@ -61,14 +61,14 @@ class DeviceUnhealthy(OpAtlasError):
 
 
 class DeviceGone(OpAtlasError):
-    """The device is not available, or not any more: no row can run on it."""
+    """The device is missing, or stopped working: no row can run on it."""
 
 
 class GroupTimeout(DeviceGone):
-    """A group did not come together in time: to wait for it again would take as long.
+    """The ranks of a group did not all start in time; a second attempt would take as long.
 
     Attributes:
-        nodes: no rank of it could start, because other nodes did not come.
+        nodes: whether no rank could start, because other nodes did not join.
     """
 
     def __init__(self, message: str, *, nodes: bool) -> None:

@@ -50,7 +50,7 @@ NPU_DEVICES = (
     "ATLAS_800_A3_560T_128G_DIE",
 )
 
-#: The device of captures that name none.
+#: The device of captures that do not name a device.
 UNNAMED_NPU = "an unnamed NPU"
 
 #: The file of a database that ships with OpAtlas; its text says what the database was measured on.
@@ -75,7 +75,7 @@ _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
 def device_kind(device: str) -> Kind:
-    """Returns the kind of a device by its name. A name of no known maker of NPUs or GPUs is a CPU."""
+    """Returns the kind of a device by its name. A name without a known prefix of NPUs or GPUs is a CPU."""
     if device in NPU_DEVICES or _NPU_NAME.match(device):
         return "npu"
     return "cuda" if _CUDA_NAME.match(device) else "cpu"
@@ -85,7 +85,7 @@ def expect_npu(device: str) -> None:
     """Checks that a name is an NPU: a known Atlas, a chip (`Ascend910B3`), or an NPU that has a folder already.
 
     Raises:
-        OpAtlasError: the name is no NPU; the message suggests a similar one.
+        OpAtlasError: the name is not an NPU; the message suggests a similar name.
     """
     if device in NPU_DEVICES or is_chip(device) or (device_kind(device) == "npu" and (ROOT / device).is_dir()):
         return
@@ -123,7 +123,7 @@ def database_place(path: Path) -> Place | None:
 
 
 def list_databases(root: Path = ROOT) -> list[Path]:
-    """Returns the folders below `root` whose places are those of databases (`{device}/{stack}/{versions}`), sorted."""
+    """Returns the folders below `root` whose paths have the form `{device}/{stack}/{versions}`, sorted."""
     return sorted(path for path in root.glob("*/*/*") if path.is_dir() and database_place(path) is not None)
 
 
@@ -193,14 +193,14 @@ def refuse_former_name(folder: Path) -> None:
     """Checks that no communication database lies under the former name of its folder (`hccl/8.5`).
 
     Raises:
-        OpAtlasError: there is one. The message has the command that renames the folder, or, if both names exist, asks
-            to move the former folder away.
+        OpAtlasError: such a database exists. The message has the command that renames the folder, or, if both names
+            exist, asks to move the former folder away.
     """
     former = folder.with_name(folder.name.removeprefix("v"))
     if former == folder or not former.is_dir():
         return
     if folder.exists():
-        remedy = "both folders exist: copy the CSVs that the new one lacks, then move the former away"
+        remedy = "both folders exist: copy the CSVs that the new folder lacks, then move the former folder away"
     else:
         remedy = f"rename it (mv {former} {folder})"
     raise OpAtlasError(

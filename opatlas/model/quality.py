@@ -69,7 +69,7 @@ _LEAST_MODE = 0.2
 _MODES_D = 6.0
 #: Tukey's "far out" values are more interquartile ranges beyond the quartiles.
 _FAR_OUT = 3.0
-#: A duration below this share of the roofline's bound is more than rounding of a clock or of a data sheet.
+#: A duration below this share of the roofline's bound is wrong; the rest is rounding of clocks and data sheets.
 _ROOFLINE_SLACK = 0.95
 
 
@@ -148,7 +148,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     """
     middle = median(samples_us)
     outliers = _outliers(samples_us, middle)
-    named = _named(outliers, len(samples_us))
+    named = _outlier_text(outliers, len(samples_us))
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
         return QualityVerdict(
             Quality.ABOVE_ROOFLINE,
@@ -156,25 +156,25 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
             len(outliers),
         )
     if throttled:
-        return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
+        return QualityVerdict(Quality.THROTTLED, _join_reasons(throttled, named), len(outliers))
     if len(samples_us) < LEAST_FOR_NOISE:
         return QualityVerdict(Quality.UNKNOWN, f"{pluralize(len(samples_us), 'sample')} are too few to judge noise")
     if modes := find_modes(samples_us):
         return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
     if drift := _drift(samples_us, middle):
-        return QualityVerdict(Quality.DRIFTING, _joined(drift, named), len(outliers))
+        return QualityVerdict(Quality.DRIFTING, _join_reasons(drift, named), len(outliers))
     noise = relative_noise(samples_us) or 0.0
     if noise > NOISE_LIMIT:
         text = f"standard deviation {noise:.0%} of the mean, median {middle:.4g} us"
-        return QualityVerdict(Quality.NOISY, _joined(text, named), len(outliers))
+        return QualityVerdict(Quality.NOISY, _join_reasons(text, named), len(outliers))
     return QualityVerdict(Quality.QUIET, named, len(outliers))
 
 
-def _joined(*texts: str) -> str:
+def _join_reasons(*texts: str) -> str:
     return "; ".join(filter(None, texts))
 
 
-def _named(outliers: Sequence[float], count: int) -> str:
+def _outlier_text(outliers: Sequence[float], count: int) -> str:
     if not outliers:
         return ""
     verb = "is an outlier" if len(outliers) == 1 else "are outliers"

@@ -208,7 +208,7 @@ class Record:
             problem = _row_problem(kernel_type, cells)
             if problem:
                 raise DecodeError(place, problem)
-        return _shared(record)
+        return _intern_words(record)
 
     def _cases(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         yield self.kernel_type, self.cells
@@ -222,7 +222,7 @@ def is_run_id(text: str) -> bool:
 
 
 def _row_problem(kernel_type: str, cells: Mapping[str, str]) -> str:
-    """Returns why a database can have no such row; "" if it can."""
+    """Returns why a database cannot have the row; "" if it can."""
     if not is_file_name(kernel_type):
         return f"kernel type {kernel_type!r} cannot name a file"
     if is_communication(kernel_type):
@@ -234,7 +234,7 @@ def _row_problem(kernel_type: str, cells: Mapping[str, str]) -> str:
     return ""
 
 
-def _shared(record: Record) -> Record:
+def _intern_words(record: Record) -> Record:
     """Returns a record with the present signature and interned words.
 
     A journal repeats few words often: interning halves the memory of its records.

@@ -37,7 +37,7 @@ def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: flo
 _HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0}
 _AMPERE = {"FLOAT16": 312.0, "BF16": 312.0, "INT8": 624.0, "FLOAT": 19.5}
 
-#: By the folder name of the device.
+#: Peaks by the folder name of the device.
 PEAKS: Mapping[str, Peak] = {
     # NVIDIA H200, H100 (SXM) and A100 Tensor Core GPU data sheets.
     "NVIDIA_H200": Peak(4800.0, _HOPPER),
@@ -103,7 +103,7 @@ def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot
 
 
 def operations(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
-    """Returns 2 m n k of each matrix product, one for each output element of arithmetic, None for other kernels."""
+    """Returns the operations: 2 m n k of each matrix product, 1 for each output element of arithmetic; else None."""
     kernel_type = base_type(kernel_type)
     if kernel_type in ARITHMETIC and len(outputs) == 1:
         return math.prod(outputs[0].shape)
@@ -130,7 +130,7 @@ class Work:
     """The work of a row.
 
     Attributes:
-        read_bytes, moved_bytes: of the inputs, and of inputs and outputs; each tensor counts once.
+        read_bytes, moved_bytes: the bytes of the inputs, and of inputs and outputs; each tensor counts once.
         operations: 2 m n k for a matrix product; None for other kernels.
         dtype: the dtype of the first input, which selects the arithmetic peak.
     """

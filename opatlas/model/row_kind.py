@@ -35,7 +35,8 @@ class RowKind:
         identity_columns: the columns of a new table.
         required_columns: a file without these columns is no table of this kind.
         duration_columns: columns that may hold the duration of a row; replays write the first one.
-        known_columns: candidates for a misspelt column. MicroBench columns have the name of any counter, and are none.
+        known_columns: candidates for a misspelt column. MicroBench columns may be named after any counter, and are not
+            among the candidates.
         has_former_names: whether older tools wrote some columns under other names.
         stores_median: whether the stored duration is the median of the samples, and not their mean.
         starts_together: whether all ranks of a group begin a call at once, so that the slowest rank is the same in all

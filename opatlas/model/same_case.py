@@ -65,7 +65,7 @@ def compare_launch(kernel_type: str, row: Mapping[str, str], launch: Mapping[str
     if is_communication(kernel_type):
         # Profilers do not record messages.
         return LaunchComparison()
-    return _compared(kernel_type, _base(row), _base(launch))
+    return _compare_cells(kernel_type, _base(row), _base(launch))
 
 
 def _base(cells: Mapping[str, str]) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def _base(cells: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -> LaunchComparison:
+def _compare_cells(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -> LaunchComparison:
     wanted, ran = (dict(zip(BASE, cells, strict=True)) for cells in (row, launch))
     if signature(kernel_type, wanted) == signature(kernel_type, ran):
         return LaunchComparison()

@@ -202,7 +202,7 @@ _PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlash
 
 
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
-    """Returns the extra columns of a signature: all of the kernel type's if the row has one of them, else none."""
+    """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
     if kernel_type in EXPERT_PARALLEL:
         wanted: tuple[str, ...] = (EP_SIZE,)
     else:
@@ -211,7 +211,7 @@ def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> l
 
 
 def _extra_text(extra: Sequence[str]) -> str:
-    """Returns the extra columns as text; if the lengths of the keys are empty, with the columns that imply them."""
+    """Returns the extra columns as text. If the lengths of the keys are empty, adds the columns that imply them."""
     values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
     told = [_plain(cell) for cell in values]
     if lengths and not values[_KV_VALUES]:

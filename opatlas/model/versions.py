@@ -63,7 +63,8 @@ def versions_option(versions: Mapping[Component, str] | Iterable[Component]) -> 
 
 
 def detect(given: Versions | None = None) -> Versions:
-    """Returns the versions of the installed software; `given` versions of vllm-ascend, torch and CANN replace these."""
+    """Returns the versions of the installed software; `given` versions of vllm-ascend, torch and CANN take
+    precedence."""
     given = given or Versions()
     return Versions(
         vllm=given.vllm or _package_version("vllm-ascend"),
@@ -138,7 +139,7 @@ def _stated(paths: Iterable[Path], key: str) -> str | None:
     for path in paths:
         try:
             found = line.search(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:  # missing, or not readable for this user; the next file may be
+        except OSError:  # The file is missing or unreadable; the next file may be readable.
             continue
         if found:
             return found[1]

@@ -48,7 +48,7 @@ _DECIMALS = 4
 
 
 def identity_columns(kernel_type: str) -> Sequence[str]:
-    """Returns the least columns of a new file of a kernel type."""
+    """Returns the columns of a new file of a kernel type."""
     return row_kind(kernel_type).identity_columns
 
 

@@ -58,8 +58,8 @@ _REMEDIES = {
     errno.EDQUOT: "make room",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EISDIR: "name a file, not a folder",
-    errno.ENOTDIR: "a file stands where a folder is to be: name another place",
-    errno.EEXIST: "a file stands where a folder is to be: name another place",
+    errno.ENOTDIR: "a file has the name of a needed folder: name another place",
+    errno.EEXIST: "a file has the name of a needed folder: name another place",
 }
 
 
@@ -106,7 +106,7 @@ def read_text_csv(path: Path) -> pd.DataFrame:
             return frame
         except pa.ArrowInvalid as error:
             if block_bytes > size or block_bytes == _LARGEST_BLOCK_BYTES:
-                raise _what_is_wrong(path, header, block_bytes, error) from None
+                raise _read_error(path, header, block_bytes, error) from None
             block_bytes = min(8 * block_bytes, size + 1, _LARGEST_BLOCK_BYTES)
         except OSError as error:
             raise TableError(path, f"cannot be read ({error.strerror or error})", "Check the disk") from None
@@ -130,7 +130,7 @@ def _arrow_table(
     )
 
 
-def _what_is_wrong(path: Path, header: CsvHeader, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
+def _read_error(path: Path, header: CsvHeader, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
     """Returns the error of the first line that cannot be read."""
     with open_safely(path) as file:
         for number, line in enumerate(file, start=1):
@@ -207,7 +207,7 @@ def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -
 
 
 def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
-    """Writes what `frame.to_csv` writes for text cells; ten times faster for many rows, by columns."""
+    """Writes text cells as `frame.to_csv` does, but by columns, which is ten times faster for many rows."""
     if len(frame) <= FEW_ROWS:
         rows = list(frame.itertuples(index=False, name=None))
         # Some versions of csv do not quote a single carriage return, which readers take for the end of a line.
@@ -227,7 +227,7 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
 
 
 def _quoted(cells: pa.Array, *, alone: bool = False) -> pa.Array:
-    """Returns cells, quoted where necessary. `alone`: the only column, whose empty cells need quotes."""
+    """Returns cells, quoted where necessary. `alone`: whether this is the only column; its empty cells need quotes."""
     special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
     if not pc.any(special).as_py():
         return cells
@@ -241,7 +241,7 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    # Terminals must not obey control characters.
+    # A terminal would execute control characters.
     writer.writerows([printable_lines(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     write_text(path, text.getvalue())
 

@@ -180,7 +180,7 @@ class SessionLock:
     """
 
     def __init__(self, database: Database, *, run_id: str, command: str, remedy: str = "wait for it to end") -> None:
-        """`remedy` ends the error that another user of the database gets."""
+        """`remedy` is the end of the error message for other users of the database."""
         self._database = database
         self._remedy = remedy
         self._lock = safe_lock(database.journal_dir / "session.lock")

@@ -134,7 +134,7 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
     if repeated and _NAMES.isdisjoint(names):
         raise _no_header(path)
     if repeated:
-        raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
+        raise TableError(path, f"column {repeated[0]!r} is repeated in the header", "Remove or rename one", line=1)
     lines = len(_LINE_END.findall(b"".join(text)))
     return CsvHeader(names, lines, alone=not file.read(1))
 
@@ -185,7 +185,7 @@ def _without_columns(path: Path, names: Sequence[str], missing: Sequence[str], k
     more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
     # With a suggestion the list of columns is not needed.
     there = "" if meant else f"; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}"
-    remedy = f"Correct the header; where this is not a {kind} CSV, move it out of the database"
+    remedy = f"Correct the header; if this is not a {kind} CSV, move it out of the database"
     return TableError(path, f"no column {said}{there}", remedy, line=1)
 
 

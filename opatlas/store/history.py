@@ -38,7 +38,7 @@ _EDITED_SUFFIX = ".edited"
 #: Larger contents are refused, so that a small file cannot fill the memory.
 _MOST_BYTES = 4 << 30
 _PIECE_BYTES = 1 << 20
-#: Takes half the time of level 6 for a tenth more space.
+#: The compression level: half the time of level 6, and a tenth more space.
 _LEVEL = 4
 
 
@@ -119,7 +119,7 @@ class Histories:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lines: dict[str, Sequence[_Line]] = {}
+        self._lines: dict[str, Sequence[_RecordFields]] = {}
         self._measured: dict[str, frozenset[RowName]] = {}
         self._types: dict[str, dict[str, set[str]]] = {}
 
@@ -145,7 +145,7 @@ class Histories:
                 types.setdefault(row.kernel_type, set()).add(row.signature)
         return self._types[run_id]
 
-    def _run_lines(self, run_id: str) -> Sequence[_Line]:
+    def _run_lines(self, run_id: str) -> Sequence[_RecordFields]:
         if run_id not in self._lines:
             try:
                 self._lines[run_id] = list(_read_lines(file_path(self._database, run_id)))
@@ -155,23 +155,23 @@ class Histories:
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _LaunchedFields:
     kernel_type: str
     cells: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Measured:
-    ran_as: _Ran | None = None
+class _MeasurementFields:
+    ran_as: _LaunchedFields | None = None
 
 
 @dataclass(frozen=True)
-class _Line:
+class _RecordFields:
     """The fields of a record that name its rows; decoding only these is several times faster."""
 
     kernel_type: str
     cells: Mapping[str, str]
-    measurement: _Measured | None = None
+    measurement: _MeasurementFields | None = None
 
     def rows(self) -> Iterator[RowName]:
         """Yields the requested row, and the launched row if it differs.
@@ -184,11 +184,11 @@ class _Line:
             yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or self.cells))
 
 
-def _read_lines(path: Path) -> Iterator[_Line]:
-    """Yields the records of a history, reduced to `_Line`. Raises OpAtlasError."""
+def _read_lines(path: Path) -> Iterator[_RecordFields]:
+    """Yields the records of a history, reduced to `_RecordFields`. Raises OpAtlasError."""
     if path.exists():
         for number, line in enumerate(_lines(path)[1:], start=2):
-            yield decode(line, _Line, f"{path}:{number}")
+            yield decode(line, _RecordFields, f"{path}:{number}")
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -261,7 +261,7 @@ class EditedLookup:
         }
 
 
-def find_edited(database: Database) -> EditedRows:
+def edited_rows(database: Database) -> EditedRows:
     """Finds the edited rows of a database; writes nothing. Files that cannot be read are skipped."""
     return _each_edited(database, None)
 

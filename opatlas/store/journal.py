@@ -111,7 +111,7 @@ class Journal:
             raise self._sync_error
         encoded = line(record)
         try:
-            # If only a part fits, writing the rest raises the reason.
+            # If only a part fits, the write of the rest raises the reason.
             rest = memoryview(encoded)
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -177,7 +177,7 @@ class EndedJournals:
                 self._files[path] = open_safely(path)
 
     def give_up(self) -> list[str]:
-        """Closes the journals, and writes removed ones again, as `Journal.close` does.
+        """Closes the journals, and writes removed journals again, as `Journal.close` does.
 
         Returns:
             A sentence for each journal that is not at its path, with the other path.
@@ -190,7 +190,7 @@ class EndedJournals:
                     if not _is_in_place(file, path):
                         _put_back(file.read(), path)
             except OSError as error:
-                problems.append(f"{path}: {error.strerror}: what it holds cannot be read any more")
+                problems.append(f"{path}: {error.strerror}: its records cannot be read any more")
             except OpAtlasError as error:
                 problems.append(str(error))
         return problems
@@ -215,8 +215,8 @@ def save_in_temporary_folder(text: str, path: Path) -> str:
     with suppress(OSError, OpAtlasError):
         elsewhere = Path(tempfile.gettempdir()) / path.name
         write_text(elsewhere, text)
-        return f"kept in {elsewhere}: bring them in with `{combine_command(path.parent.parent, elsewhere)}`"
-    return f"kept nowhere else; here is all there is:\n{text}"
+        return f"kept in {elsewhere}: add them with `{combine_command(path.parent.parent, elsewhere)}`"
+    return f"not kept in a file; the records:\n{text}"
 
 
 def combine_command(database: Path, path: Path) -> str:
@@ -308,7 +308,7 @@ def line(values: Mapping[str, Any]) -> bytes:
 
 
 def _header(text: bytes) -> tuple[JournalHeader | None, str]:
-    """Returns the header in a line, or None, and what is wrong with it."""
+    """Returns the header in a line, or None, and the problem of the line."""
     try:
         header = decode(text, JournalHeader, "")
     except DecodeError as error:

@@ -80,7 +80,7 @@ class Manifest:
 
     @property
     def torch(self) -> str:
-        """The public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed_versions."""
+        """The public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed."""
         return public_version(self.packages.get("torch", ""))
 
     @classmethod
@@ -178,7 +178,7 @@ def _deciding(directory: Path) -> Iterator[Path]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of the packages that are installed_versions."""
+    """Returns the versions of the installed packages."""
     versions = {}
     for name in packages:
         try:

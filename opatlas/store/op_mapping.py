@@ -186,7 +186,7 @@ def write_default_mapping(
     Args:
         database: a folder of {KernelType}.csv files.
         is_npu: whether the rows are of an NPU, if the path of the database does not say.
-        sources: databases whose file is copied in the first place.
+        sources: databases whose files are preferred as the source of the copy.
 
     Returns:
         What was written; None if there is a file, or the rows are not of an NPU.
@@ -203,7 +203,7 @@ def write_default_mapping(
         return None
     settings = _settings(database)
     for source in candidates:
-        text = _copied(source, settings)
+        text = _copy_text(source, settings)
         if text is not None:
             told = f"{_COPY}{os.path.relpath(source, database)}: notes and thresholds are of that version.\n"
             write_text(path, told + re.sub(rf"\A{_COPY}.*\n", "", text))
@@ -249,7 +249,7 @@ def _numbers(version: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", version)]
 
 
-def _copied(source: Path, settings: Mapping[str, str]) -> str | None:
+def _copy_text(source: Path, settings: Mapping[str, str]) -> str | None:
     """Returns the text of a mapping with other settings; None if the file cannot be read."""
     try:
         text = read_text(source)

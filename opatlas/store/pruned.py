@@ -26,7 +26,7 @@ def pruned_path(database: Database, kernel_type: str) -> Path:
 
 
 def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> None:
-    """Appends rows to the file of pruned rows; a row that is pruned twice is there twice."""
+    """Appends rows to the file of pruned rows; a row that is pruned twice has two lines."""
     path = pruned_path(database, kernel_type)
     if path.exists():
         rows = pd.concat([read_frame(path, kernel_type), rows]).fillna("")
@@ -38,13 +38,13 @@ class UnpruneResult:
     """The result of `unprune`.
 
     Attributes:
-        back: rows that are in the CSVs again.
-        there: rows that stay in `pruned/`, because the CSV has a row of the same signature.
+        restored: rows that are in the CSVs again.
+        kept: rows that stay in `pruned/`, because the CSV has a row of the same signature.
         problems: files that could not be read or written.
     """
 
-    back: list[RowName] = field(default_factory=list)
-    there: list[RowName] = field(default_factory=list)
+    restored: list[RowName] = field(default_factory=list)
+    kept: list[RowName] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -71,26 +71,26 @@ def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpr
     pruned = read_frame(path, kernel_type)
     table = database.read_or_empty(kernel_type)
     known = set(signatures(kernel_type, table.frame))
-    back: dict[int, RowName] = {}
-    there = []
+    restored: dict[int, RowName] = {}
+    kept = []
     for signature, positions in positions_by_key(signatures(kernel_type, pruned)).items():
         if not chosen.holds(kernel_type, signature):
             continue
         row = RowName(kernel_type, signature)
         if signature in known:
-            there.append(row)
+            kept.append(row)
         else:
-            back[positions[-1]] = row
-            there += [row] * (len(positions) - 1)
-    if back:
-        database.write(Table(kernel_type, table.path, _with_rows(table.frame, pruned.iloc[sorted(back)])))
-        left = pruned.drop(index=pruned.index[list(back)])
+            restored[positions[-1]] = row
+            kept += [row] * (len(positions) - 1)
+    if restored:
+        database.write(Table(kernel_type, table.path, _with_rows(table.frame, pruned.iloc[sorted(restored)])))
+        left = pruned.drop(index=pruned.index[list(restored)])
         if left.empty:
             path.unlink()
         else:
             write_frame(left, path)
-    unpruned.back += back.values()
-    unpruned.there += there
+    unpruned.restored += restored.values()
+    unpruned.kept += kept
 
 
 def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

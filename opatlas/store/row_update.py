@@ -38,14 +38,14 @@ class TypeRecords:
 
     Attributes:
         own: records of rows that were requested.
-        brought: records of rows that were launched for a sibling, and not requested themselves.
+        of_siblings: records of rows that were launched for a sibling, and not requested themselves.
     """
 
     own: dict[str, Record] = field(default_factory=dict)
-    brought: dict[str, Record] = field(default_factory=dict)
+    of_siblings: dict[str, Record] = field(default_factory=dict)
 
     def all(self) -> dict[str, Record]:
-        return {**self.own, **self.brought}
+        return {**self.own, **self.of_siblings}
 
 
 def records_by_type(records: Iterable[Record]) -> dict[str, TypeRecords]:
@@ -53,18 +53,18 @@ def records_by_type(records: Iterable[Record]) -> dict[str, TypeRecords]:
     found: dict[str, TypeRecords] = {}
     for record in records:
         found.setdefault(record.kernel_type, TypeRecords()).own[record.signature] = record
-    for asked in [record for of_type in found.values() for record in of_type.own.values()]:
-        brought = asked.launched_record()
-        if brought is None:
+    for requested in [record for of_type in found.values() for record in of_type.own.values()]:
+        launched = requested.launched_record()
+        if launched is None:
             continue
-        of_type = found.setdefault(brought.kernel_type, TypeRecords())
-        own = of_type.own.get(brought.signature)
+        of_type = found.setdefault(launched.kernel_type, TypeRecords())
+        own = of_type.own.get(launched.signature)
         if own is not None and own.measurement is not None and own.measurement.ran_as is not None:
             # The row's own record has samples of a sibling; these are samples of the row itself.
-            del of_type.own[brought.signature]
+            del of_type.own[launched.signature]
             own = None
         if own is None:
-            of_type.brought[brought.signature] = brought
+            of_type.of_siblings[launched.signature] = launched
     return found
 
 
@@ -77,7 +77,7 @@ class RowChanges:
         appended: positions of rows that were appended.
         marked: positions of rows that received a status only.
         unchanged: the number of rows that already had the content of their record.
-        stayed: records that were ignored, because the row has the result of a later run.
+        outdated: records that were ignored, because the row has the result of a later run.
         missing: records without a row that were not appended.
     """
 
@@ -85,7 +85,7 @@ class RowChanges:
     appended: set[int] = field(default_factory=set)
     marked: set[int] = field(default_factory=set)
     unchanged: int = 0
-    stayed: list[Record] = field(default_factory=list)
+    outdated: list[Record] = field(default_factory=list)
     missing: list[Record] = field(default_factory=list)
 
 
@@ -103,14 +103,14 @@ class TableUpdate:
         self.positions = positions_by_key(signatures(kernel_type, frame))
 
     def apply(
-        self, records: TypeRecords, *, append: bool, brought_too: bool, order: RunOrder | None = None
+        self, records: TypeRecords, *, append: bool, update_siblings: bool, order: RunOrder | None = None
     ) -> RowChanges:
         """Updates rows with records.
 
         Args:
             append: append rows for measured records without a row.
-            brought_too: append or update rows that were launched for a sibling. If False, such records fill only rows
-                without a duration.
+            update_siblings: append or update rows that were launched for a sibling. If False, such records fill only
+                rows without a duration.
             order: keep the results of runs later than the record's; None: the records are the latest.
         """
         changes = RowChanges()
@@ -118,13 +118,13 @@ class TableUpdate:
             if signature in self.positions:
                 continue
             of_a_sibling = record.measurement is None or record.measurement.ran_as is not None
-            if not of_a_sibling and (brought_too if signature in records.brought else append):
+            if not of_a_sibling and (update_siblings if signature in records.of_siblings else append):
                 position = self.rows.append(record.cells)
                 self.positions[signature] = [position]
                 changes.appended.add(position)
             else:
                 changes.missing.append(record)
-        measured, marks = self._matched(records, brought_too, order, changes.stayed)
+        measured, marks = self._match(records, update_siblings, order, changes.outdated)
         updated = self._set_measured(measured)
         changes.updated = {position: record for position, record, _ in measured if position in updated}
         changes.marked = {position for position, record in marks if self._set_status(position, record)}
@@ -145,13 +145,13 @@ class TableUpdate:
             if not any(valid_duration(cells[position]) for cells in durations)
         )
 
-    def _matched(
-        self, records: TypeRecords, brought_too: bool, order: RunOrder | None, stayed: list[Record]
+    def _match(
+        self, records: TypeRecords, update_siblings: bool, order: RunOrder | None, outdated: list[Record]
     ) -> tuple[list[tuple[int, Record, bool]], list[tuple[int, Record]]]:
         """Matches records with rows.
 
         Args:
-            stayed: receives the records that are ignored, because the row has the result of a later run.
+            outdated: receives the records that are ignored, because the row has the result of a later run.
 
         Returns:
             Position and record of each measured row, with whether the row keeps the status of a later run; position
@@ -163,10 +163,10 @@ class TableUpdate:
             for position in self.positions.get(signature, ()):
                 if record.measurement is None:
                     is_late = order is not None and self._has_later_status(position, record, order)
-                    stayed.append(record) if is_late else marks.append((position, record))
+                    outdated.append(record) if is_late else marks.append((position, record))
                     continue
                 # MISSING_ONLY: a row that was not requested keeps its duration, even if it was launched.
-                is_by_product = signature in records.brought and not brought_too
+                is_by_product = signature in records.of_siblings and not update_siblings
                 if is_by_product and any(valid_duration(self.rows[name][position]) for name in names):
                     continue
                 if order is None:
@@ -174,7 +174,7 @@ class TableUpdate:
                 elif order.age(self._duration_run(position)) <= order.age(record.run_id):
                     measured.append((position, record, self._has_later_status(position, record, order)))
                 else:
-                    stayed.append(record)
+                    outdated.append(record)
         return measured, marks
 
     def _set_measured(self, measured: Sequence[tuple[int, Record, bool]]) -> set[int]:

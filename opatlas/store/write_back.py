@@ -64,7 +64,7 @@ class WriteBackResult:
         added: rows that were appended, by kernel type.
         marked: rows that received a status only, by kernel type; they keep their durations.
         unchanged: rows that already had the content of their record, by kernel type.
-        stayed: rows that keep the result of a later run.
+        outdated: rows that keep the result of a later run.
         repeated: how many rows in `updated` have the signature of an earlier row, and received its duration.
         unmatched: requested rows that are not in a CSV and were not appended.
         of_siblings: rows that were launched for a sibling, are not in a CSV and were not appended.
@@ -76,7 +76,7 @@ class WriteBackResult:
     added: Counter[str] = field(default_factory=Counter)
     marked: Counter[str] = field(default_factory=Counter)
     unchanged: Counter[str] = field(default_factory=Counter)
-    stayed: list[RowName] = field(default_factory=list)
+    outdated: list[RowName] = field(default_factory=list)
     repeated: int = 0
     unmatched: list[RowName] = field(default_factory=list)
     of_siblings: list[RowName] = field(default_factory=list)
@@ -130,7 +130,7 @@ def _merge_table(
     table = database.read_or_empty(kernel_type)
     merged = TableUpdate(kernel_type, table.frame)
     append = mode.adds_rows
-    changes = merged.apply(records, append=append, brought_too=append, order=RunOrder() if keep_newer else None)
+    changes = merged.apply(records, append=append, update_siblings=append, order=RunOrder() if keep_newer else None)
     pruned = merged.to_prune(records.own.values()) if prune else []
     _keep_replaced(database, histories, table, changes.updated)
     is_changed = bool(changes.updated or changes.marked or pruned)
@@ -140,7 +140,7 @@ def _merge_table(
     result.added[kernel_type] += len(changes.appended)
     result.marked[kernel_type] += len(changes.marked)
     result.unchanged[kernel_type] += changes.unchanged
-    result.stayed += [RowName(kernel_type, record.signature) for record in changes.stayed]
+    result.outdated += [RowName(kernel_type, record.signature) for record in changes.outdated]
     result.repeated += len(changes.updated) - len({record.signature for record in changes.updated.values()})
     for record in changes.missing:
         if not mode.adds_rows or record.measurement is None:
@@ -190,27 +190,27 @@ class RecoveredJournal:
     Attributes:
         run_id: the session; the name of the journal if the header cannot be read.
         statuses: the number of records written to the CSVs, by status.
-        stayed: the number of records that were ignored, because a later run measured their rows.
+        outdated: the number of records that were ignored, because a later run measured their rows.
         problems: what was wrong, and the consequence.
         incomplete: whether some records are not in the CSVs.
     """
 
     run_id: str
     statuses: Counter[str] = field(default_factory=Counter)
-    stayed: int = 0
+    outdated: int = 0
     problems: tuple[str, ...] = ()
     incomplete: bool = False
 
     def __bool__(self) -> bool:
         """Returns whether the journal had records."""
-        return bool(self.statuses or self.stayed)
+        return bool(self.statuses or self.outdated)
 
     def __str__(self) -> str:
         """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
         what = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
         merged = f"merged {pluralize(self.statuses.total(), 'record')} that session {self.run_id} left behind"
-        stayed = f"; ignored {self.stayed:,}, because a later run measured their rows" if self.stayed else ""
-        return f"{merged}{what and f' ({what})'}{stayed}"
+        ignored = f"; ignored {self.outdated:,}, because a later run measured their rows" if self.outdated else ""
+        return f"{merged}{what and f' ({what})'}{ignored}"
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
         try:
             with journal.hold_if_abandoned(path) as abandoned:
                 if abandoned:
-                    found.append(_recovered(database, path))
+                    found.append(_recover_journal(database, path))
         except Exception as error:
             remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
             problem = describe_error(error, path, remedy)
@@ -251,7 +251,7 @@ def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
     return found
 
 
-def _recovered(database: Database, path: Path) -> RecoveredJournal:
+def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
     """Writes one journal back. Raises OpAtlasError, OSError."""
     try:
         contents = journal.read(path)
@@ -271,14 +271,14 @@ def _recovered(database: Database, path: Path) -> RecoveredJournal:
         problems = [*kept, f"{error}; its records are in the CSVs, and {path} stays until this is repaired"]
         return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
     problems = [*kept, *_put_away(path, contents)]
-    stayed, unmatched = set(result.stayed), set(result.unmatched)
+    outdated, unmatched = set(result.outdated), set(result.unmatched)
     # The last record of a row counts.
     records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
-    merged = [record for name, record in records.items() if name not in stayed and name not in unmatched]
+    merged = [record for name, record in records.items() if name not in outdated and name not in unmatched]
     return RecoveredJournal(
         header.run_id,
         Counter(record.status.value for record in merged),
-        len(stayed.intersection(records)),
+        len(outdated.intersection(records)),
         tuple(problems),
         incomplete=bool(kept or contents.unreadable),
     )
@@ -306,7 +306,7 @@ def write_back_run(
         except Exception as error:
             problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
     unsaved = list(unsaved)
-    unsaved_records = list(_decoded(unsaved, problems))
+    unsaved_records = list(_decode_records(unsaved, problems))
     records = [record for _, contents in read for record in contents.records] + unsaved_records
     result = None
     try:
@@ -333,7 +333,7 @@ def write_back_run(
     return RunWriteBack(result, records, problems)
 
 
-def _decoded(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
+def _decode_records(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
     for values in unsaved:
         try:
             yield Record.from_json(values)

@@ -57,9 +57,9 @@ class DrawRows(Protocol):
     """Draws random rows of some spaces; `opatlas.shapes.strategies.sample_rows` does so with hypothesis."""
 
     def __call__(
-        self, spaces: Sequence[Space], count: int, *, seed: int, apart_from: Container[str]
+        self, spaces: Sequence[Space], count: int, *, seed: int, exclude: Container[str]
     ) -> dict[str, TheoryRow]:
-        """Returns up to `count` distinct rows by signature, none of which is in `apart_from`."""
+        """Returns up to `count` distinct rows by signature, none of which is in `exclude`."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class KernelPlan:
     def without(self, known: set[str]) -> KernelPlan:
         """Returns the plan without rows that another process has added meanwhile."""
         kept = np.array([signature not in known for signature in self.signatures], dtype=bool)
-        there = self.result.there + int(np.count_nonzero(~kept))
+        existing = self.result.existing + int(np.count_nonzero(~kept))
         return replace(
             self,
             frame=self.frame[kept].reset_index(drop=True),
             signatures=[signature for signature in self.signatures if signature not in known],
             bytes=self.bytes[kept],
-            result=replace(self.result, there=there).with_new(self.bytes[kept].tolist()),
+            result=replace(self.result, existing=existing).with_new(self.bytes[kept].tolist()),
         )
 
 
@@ -134,11 +134,11 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
     """
     known = KnownRows(kernel, table, request.targets) if len(table.frame) else None
     spaces = pattern_spaces(kernel, request, known if forms_of_database else None)
-    there = signatures(kernel.kernel_type, table.frame)
-    captured = {s for s, row in zip(there, known.rows, strict=True) if row.captured} if known is not None else set()
+    existing = signatures(kernel.kernel_type, table.frame)
+    captured = {s for s, row in zip(existing, known.rows, strict=True) if row.captured} if known is not None else set()
     wanted = _sample(spaces, captured, request) if request.rows else map(_batch_rows, _all_batches(spaces))
     accepts = acceptance_filter(table.path.parent, kernel.kernel_type)
-    before, seen = set(there), set(there)
+    before, seen = set(existing), set(existing)
     kept, found, repeated, refused = [], [], 0, 0
     for part in wanted:
         fresh = np.zeros(len(part.frame), dtype=bool)
@@ -154,7 +154,7 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
     sizes = np.concatenate([part.bytes for part in kept]) if kept else np.zeros(0, dtype=np.int64)
     result = KernelResult(
         kernel.kernel_type,
-        there=repeated,
+        existing=repeated,
         refused=refused,
         over_budget=sum(space.over_budget for space in spaces),
         smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
@@ -198,7 +198,7 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
         return
-    drawn = request.draw(spaces, missing, seed=request.seed, apart_from=captured | chosen.keys())
+    drawn = request.draw(spaces, missing, seed=request.seed, exclude=captured | chosen.keys())
     if drawn:
         frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
         yield _PlannedRows(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
@@ -216,7 +216,7 @@ def _required(space: Space) -> Iterator[tuple[str, _PlannedRows, int]]:
 
 
 def read_table(database: Database, kernel_type: str) -> Table:
-    """Reads the rows of a kernel type; an empty table where there is no CSV. Raises OpAtlasError."""
+    """Reads the rows of a kernel type; an empty table if there is no CSV. Raises OpAtlasError."""
     path = database.csv_path(kernel_type)
     if path.exists():
         return database.read(kernel_type)
@@ -264,7 +264,7 @@ def _append(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Returns numbers that change whenever a file changes; None where there is no file."""
+    """Returns numbers that change whenever a file changes; None if there is no file."""
     if not path.exists():
         return None
     status = path.stat()

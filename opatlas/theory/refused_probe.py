@@ -1,8 +1,9 @@
-"""Finds the shapes that the installed DispatchFFNCombine accepts, by trying, and keeps the results with the database.
+"""Finds the shapes that the installed DispatchFFNCombine accepts, by running cases, and stores the results.
 
 Each case runs in a group of ranks, as a row does. A case that crashes or hangs ends its group, and counts as
 refused. Starting from an accepted case, the sizes (m, h, n, experts and top_k of a rank) vary one at a time, then
-together. Theory rows keep to the results (opatlas/theory/refused_shapes.py). Ctrl-C keeps the results so far.
+together. Theory rows are limited to accepted shapes (opatlas/theory/refused_shapes.py). Ctrl-C keeps the results so
+far.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")
 #: Rows and columns of a FRACTAL_NZ block, by the weights' dtype.
 BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
 #: The number of random cases in which all sizes differ.
-_TOGETHER = 20
+_RANDOM_CASES = 20
 
 
 class ShapeProbe:
@@ -68,14 +69,14 @@ class ShapeProbe:
         start: MoeShape,
         most: MoeShape,
         budget_s: float,
-        together: int = _TOGETHER,
+        random_cases: int = _RANDOM_CASES,
         clock: Callable[[], float] = time.monotonic,
     ) -> Path:
-        """Tries cases until the time is up, and returns the file with the results.
+        """Tries cases until the time limit, and returns the file with the results.
 
         Args:
             path: the database.
-            together: the number of random cases in which all sizes differ.
+            random_cases: the number of random cases in which all sizes differ.
 
         Raises:
             OpAtlasError: a precondition of all cases is missing, or a file cannot be written.
@@ -86,7 +87,7 @@ class ShapeProbe:
         search = ShapeSearch(self._try, self._axes(start, most), lambda: clock() >= end)
         with Progress(0, "cases", label=f"probe, at most {budget_s:g} s") as self._progress:
             try:
-                search.run(start, together)
+                search.run(start, random_cases)
             except KeyboardInterrupt:
                 show("interrupted: the results so far are kept")
         manifest = Manifest(
@@ -173,35 +174,35 @@ class SearchRange:
 
 
 class OutOfTimeError(Exception):
-    """The time for trying is up. The results so far count."""
+    """The time limit of the search has passed. The results so far are kept."""
 
 
 class ShapeSearch:
     """Searches the limits of a kernel's sizes, and remembers the answers."""
 
-    def __init__(self, taken: Try, axes: Mapping[str, SearchRange], enough: Callable[[], bool]) -> None:
+    def __init__(self, accepts: Try, axes: Mapping[str, SearchRange], is_over: Callable[[], bool]) -> None:
         """Args:
-        taken: tells whether the kernel accepts a case; called at most once for each case.
+        accepts: tells whether the kernel accepts a case; called at most once for each case.
         axes: the range of each size.
-        enough: tells whether to stop.
+        is_over: returns whether the search has to stop.
         """
-        self._taken = taken
+        self._accepts = accepts
         self._axes = axes
-        self._enough = enough
+        self._is_over = is_over
         self._known: dict[MoeShape, bool] = {}
 
-    def run(self, base: MoeShape, together: int) -> None:
-        """Tries cases until the search is complete or `enough` says to stop.
+    def run(self, base: MoeShape, random_cases: int) -> None:
+        """Tries cases until the search is complete or `is_over` returns True.
 
         Args:
             base: the case whose sizes vary.
-            together: the number of further cases in which all sizes differ.
+            random_cases: the number of further cases in which all sizes differ.
         """
         try:
             if not self._try(base):
                 return
             ranges = {axis: self._along(base, axis) for axis in AXES}
-            for shape in self._corners(ranges, together):
+            for shape in self._corners(ranges, random_cases):
                 self._try(shape)
         except OutOfTimeError:
             return
@@ -210,33 +211,33 @@ class ShapeSearch:
         """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
         axis, middle = self._axes[name], getattr(base, name)
 
-        def taken(size: int) -> bool:
+        def accepts(size: int) -> bool:
             return self._try(replace(base, **{name: size}))
 
         step = axis.unit
-        while middle + step <= axis.most and not taken(middle + step):
+        while middle + step <= axis.most and not accepts(middle + step):
             step *= 2
             if step > middle:
                 # No size up to twice the middle is accepted; smaller sizes may be.
                 step = middle
                 break
-        high = self._last(middle, step, axis.most, taken)
-        low = self._last(middle, -step, axis.least, taken)
+        high = self._last(middle, step, axis.most, accepts)
+        low = self._last(middle, -step, axis.least, accepts)
         return range(low, high + 1, step)
 
-    def _last(self, start: int, step: int, end: int, taken: Callable[[int], bool]) -> int:
+    def _last(self, start: int, step: int, end: int, accepts: Callable[[int], bool]) -> int:
         """Returns the last accepted size from `start` towards `end`: growing strides, then bisection."""
         most = abs(end - start) // abs(step)
         good, stride, bad = 0, 1, most + 1
         while good < most:
             reach = min(good + stride, most)
-            if not taken(start + reach * step):
+            if not accepts(start + reach * step):
                 bad = reach
                 break
             good, stride = reach, stride * 2
         while bad <= most and bad - good > 1:
             half = (good + bad) // 2
-            if taken(start + half * step):
+            if accepts(start + half * step):
                 good = half
             else:
                 bad = half
@@ -252,7 +253,7 @@ class ShapeSearch:
 
     def _try(self, shape: MoeShape) -> bool:
         if shape not in self._known:
-            if self._enough():
+            if self._is_over():
                 raise OutOfTimeError
-            self._known[shape] = self._taken(shape)
+            self._known[shape] = self._accepts(shape)
         return self._known[shape]

@@ -63,7 +63,7 @@ class KernelResult:
 
     Attributes:
         added: rows that were added, or would be.
-        there: rows of the run that the database had already.
+        existing: rows of the run that the database had before.
         largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
         refused: rows left out because the device's kernel refuses them.
         over_budget: points of the grid left out because their tensors exceed the memory budget.
@@ -75,7 +75,7 @@ class KernelResult:
 
     kernel_type: str
     added: int = 0
-    there: int = 0
+    existing: int = 0
     largest_bytes: int = 0
     total_bytes: int = 0
     refused: int = 0
@@ -144,7 +144,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
     yield f"{'kernel type':{width}}  {verb:>8}  {'there':>8}  {'too large':>9}  {'largest':>8}  {'together':>8}"
     for result in ordered:
         yield (
-            f"{result.kernel_type:{width}}  {result.added:8,}  {result.there:8,}  {result.over_budget:9,}  "
+            f"{result.kernel_type:{width}}  {result.added:8,}  {result.existing:8,}  {result.over_budget:9,}  "
             f"{_size(result.largest_bytes):>8}  {_size(result.total_bytes):>8}"
         )
         if result.refused:
@@ -152,7 +152,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
         if result.unknown_dtypes:
             yield f"  rows with unknown dtypes give no forms: {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)
-    there = sum(result.there for result in ordered)
+    there = sum(result.existing for result in ordered)
     some = sum(result.added > 0 for result in ordered)
     to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{pluralize(len(ordered), 'kernel type')}"
     added = f"{pluralize(total, 'row')} {'would be ' if plan_only else ''}added to {to}"

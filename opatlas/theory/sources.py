@@ -71,7 +71,7 @@ class Shape:
 def model_shapes(pattern: Pattern, targets: Targets) -> list[Shape]:
     """Returns the shapes of a pattern, generic shapes last; one empty shape where no axis has a source."""
     given = [_given(axis, targets) for axis in pattern.axes if axis.source]
-    return sorted((_joined(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
+    return sorted((_combine(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
 
 
 def interleave_models(shapes: Sequence[Shape]) -> list[int]:
@@ -113,7 +113,7 @@ def _given(axis: Axis, targets: Targets) -> list[Shape]:
     return [Shape(dict(zip(names, values, strict=True)), tuple(origins)) for values, origins in found.items()]
 
 
-def _joined(parts: Sequence[Shape]) -> Shape:
+def _combine(parts: Sequence[Shape]) -> Shape:
     """Combines sizes of several sources. Their origins are the models that give all of them."""
     values = {name: value for part in parts for name, value in part.values.items()}
     models = [{origin.model for origin in part.origins} for part in parts]

@@ -122,7 +122,7 @@ def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
     # Near the limits of choosy_replay, since each case that is refused costs the group.
     most = MoeShape(42, 128, 130, 4, 7)
     try:
-        path = probe.run(tmp_path, replace(START, m=30, h=96, n=126, top_k=5), most, budget_s=200, together=1)
+        path = probe.run(tmp_path, replace(START, m=30, h=96, n=126, top_k=5), most, budget_s=200, random_cases=1)
     finally:
         group.close()
     constraints = load_constraints(tmp_path)

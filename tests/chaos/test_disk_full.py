@@ -117,7 +117,7 @@ def half_made(sessions: Sessions) -> list[str]:
 
 def merge_as_told(done: Finished) -> None:
     """Runs the command that the summary gives."""
-    (line,) = (line for line in done.output.splitlines() if "bring them in with" in line)
+    (line,) = (line for line in done.output.splitlines() if "add them with" in line)
     command = shlex.split(line.split("`")[1])
     assert command[0] == "opatlas"
     merged = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
@@ -233,7 +233,7 @@ def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: D
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
     assert f"stopped: {sessions.database}" in done
-    assert "1 record, kept nowhere else" in done
+    assert "1 record, not kept in a file" in done
     (line,) = (line for line in done.output.splitlines() if line.startswith('{"kernel_type"'))
     printed = Record.from_json(json.loads(line))
     assert printed.cells["Input Shapes"] == "40;40"

@@ -59,18 +59,18 @@ def test_the_summary_and_the_conflicts(target: Database, source: Database, merge
 sources                1   1 database
 kernel types           2   1 new
 rows added             2   0 replayed, 0 captured
-durations              3   of rows there: 3 taken, 0 kept
+durations              3   existing rows: 3 taken, 0 kept
 statuses               1   1 measured
 other cells            3   filled in
 manifests              1   copied to runs/
 conflicts              2   2 durations, 0 captured durations, 0 other cells
 TARGET now             5   rows of these kernel types: 3 replayed, 0 captured
 
-durations that disagree: 2 (the furthest first; kept, dropped, microseconds)
+durations that disagree: 2 (the largest first; kept, dropped, microseconds)
   Abs                1,4                           20.00       5.00    4.00 x
   Abs                2,4                            4.00       5.00    0.80 x
 
-left alone (communication has another schema):
+ignored (communication has another schema):
   {source.path / "hcom_allReduce_.csv"}
 
 conflicts:
@@ -136,7 +136,7 @@ def test_only_the_worst_conflicts_are_shown_and_lines_fit_a_terminal(
     shown = [line for line in out.splitlines() if line.endswith(" x")]
     assert (len(shown), shown[0].split()[-2]) == (10, "16.00")
     assert all(len(line) <= 80 for line in shown)
-    assert "durations that disagree: 15 (the 10 furthest;" in out
+    assert "durations that disagree: 15 (the 10 largest;" in out
 
 
 def test_several_sources_at_once(target: Database, tmp_path: Path, merge: Merge) -> None:
@@ -187,11 +187,11 @@ def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: P
     write(target, [measured(9, 1.0, OLD)], "Neg")
     _, out, _ = merge(target.path, *(shard.path for shard in shards))
     assert "rows added             4   4 replayed, 1 captured\n" in out
-    assert "durations              0   of rows there: 0 taken, 0 kept\n" in out
+    assert "durations              0   existing rows: 0 taken, 0 kept\n" in out
     assert "TARGET now             4   rows of these kernel types: 4 replayed, 1 captured\n" in out
     _, out, _ = merge(target.path, *(shard.path for shard in shards))
     assert "rows added             0\n" in out
-    assert "durations              4   of rows there: 0 taken, 4 kept\n" in out
+    assert "durations              4   existing rows: 0 taken, 4 kept\n" in out
     assert "TARGET now             4   rows of these kernel types: 4 replayed, 1 captured\n" in out
 
 
@@ -200,7 +200,7 @@ def test_a_row_that_sources_disagree_about_counts_once(target: Database, tmp_pat
     for name, run, us in (("one", MIDDLE, 20.0), ("two", NEW, 10.0), ("again", MIDDLE, 20.0)):
         write(Database(tmp_path / name), [measured(1, us, run), measured(2, us, MIDDLE)])
     _, out, _ = merge(target.path, tmp_path / "one", tmp_path / "two", tmp_path / "again")
-    assert "durations              2   of rows there: 1 taken, 1 kept\n" in out
+    assert "durations              2   existing rows: 1 taken, 1 kept\n" in out
     assert "conflicts              2   2 durations," in out
     shapes = [line.split()[1] for line in out.splitlines() if line.startswith("  Abs ")]
     assert sorted(shapes) == ["1,4", "2,4"]

@@ -211,11 +211,11 @@ def test_records_that_a_later_run_overtook_are_not_counted_as_merged(database: D
     write_back(database, [later], UpdateMode.ALL, prune=False)
     abandoned(database, record(1, 10.0), record(2, 20.0))
     (found,) = recover(database, own_run="")
-    assert (found.statuses, found.stayed) == ({"measured": 1}, 1)
+    assert (found.statuses, found.outdated) == ({"measured": 1}, 1)
     assert averages(database) == ["99.0000", "20.0000", ""]
     abandoned(database, record(1, 10.0))
     (found,) = recover(database, own_run="")
-    assert (found.statuses, found.stayed, bool(found)) == ({}, 1, True)
+    assert (found.statuses, found.outdated, bool(found)) == ({}, 1, True)
 
 
 def test_of_several_records_about_a_row_one_counts(database: Database) -> None:

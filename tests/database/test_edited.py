@@ -16,7 +16,7 @@ from opatlas.model.schema import BASE, MESSAGE, Status
 from opatlas.model.signature import RowChoice, signature
 from opatlas.store import history
 from opatlas.store.database import Database
-from opatlas.store.history import clear_edited, find_edited
+from opatlas.store.history import clear_edited, edited_rows
 from opatlas.store.journal import JournalHeader
 from opatlas.store.row_history import row_histories
 from opatlas.store.write_back import recover, write_back_run
@@ -41,20 +41,20 @@ def edit(database: Database, position: int, **changes: str) -> None:
 
 def test_rows_that_nobody_edited_stay(database: Database) -> None:
     before = read(database)
-    assert find_edited(database).positions == clear_edited(database, "run-2").positions == {}
+    assert edited_rows(database).positions == clear_edited(database, "run-2").positions == {}
     assert read(database) == before
 
 
 def test_a_note_or_another_spelling_is_no_other_case(database: Database) -> None:
     edit(database, 0, **{"Input Data Types": "DT_FLOAT", "Input Shapes": '"1,4"', "Status Reason": "nice"})
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
 
 
 @pytest.mark.parametrize("position", [0, 3])
 def test_an_edited_row_is_as_if_it_had_never_run_and_its_duration_is_kept(database: Database, position: int) -> None:
     edit(database, position, **cells(5), **{"Pooled Runs": "2"})
     before = read(database)
-    edited = find_edited(database)
+    edited = edited_rows(database)
     assert (edited.positions, read(database)) == ({"Abs": [position]}, before)
     assert edited.example is not None
     assert edited.example.signature == signature("Abs", cells(5))
@@ -66,7 +66,7 @@ def test_an_edited_row_is_as_if_it_had_never_run_and_its_duration_is_kept(databa
     ]
     if before[position]["Average Duration(us)"]:
         assert replaced(database, "run-2", kind="edited") == [before[position]]
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
 
 
 def test_a_cleared_duration_is_no_part_of_the_history_of_the_new_shape(database: Database) -> None:
@@ -80,14 +80,14 @@ def test_a_cleared_duration_is_no_part_of_the_history_of_the_new_shape(database:
 def test_a_run_without_history_vouches_for_its_rows(database: Database) -> None:
     edit(database, 0, **cells(5))
     history.file_path(database, "run-1").unlink()
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
 
 
 @pytest.mark.parametrize("name", ["run-1.jsonl", "run-1-gw0.jsonl.unreadable"])
 def test_a_run_whose_journal_is_still_there_vouches_for_its_rows(database: Database, name: str) -> None:
     edit(database, 0, **cells(5))
     (database.journal_dir / name).touch()
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
 
 
 def test_signatures_of_an_older_version_are_computed_anew(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_signatures_of_an_older_version_are_computed_anew(tmp_path: Path) -> Non
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-1"}])
     older = dataclasses.replace(record(1, 1.0), signature="as it was then")
     history.add(database, JournalHeader("run-1", "all", prune=False), [older])
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
 
 
 def test_of_two_rows_that_were_one_case_in_an_older_version_the_measured_one_keeps_its_duration(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_of_two_rows_that_were_one_case_in_an_older_version_the_measured_one_kee
     named = {name: measured[name] for name in BASE if name in measured}
     older = dataclasses.replace(record(1, 1.0), kernel_type="Index", signature="64,32|BF16|ND|8|BF16", cells=named)
     history.add(database, JournalHeader("run-1", "all", prune=False), [older])
-    assert find_edited(database).positions == {"Index": [1]}
+    assert edited_rows(database).positions == {"Index": [1]}
 
 
 def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:
     write(database, [dict(asked.cells)], asked.kernel_type)
     write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
     assert len(list(database.path.glob("*.csv"))) == 2
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
 
 
 def test_messages(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_messages(tmp_path: Path) -> None:
         Measurement((5.0, 6.0), "wall-clock", "warm"),
     )
     write_back_run(database, JournalHeader("run-1", "all", prune=False), [measured.to_json()])
-    assert find_edited(database).count == 0
+    assert edited_rows(database).count == 0
     (row,) = read(database, kernel_type)
     write(database, [{**row, "message_bytes": "2048"}], kernel_type)
     assert clear_edited(database, "run-2").count == 1

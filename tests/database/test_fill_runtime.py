@@ -206,7 +206,7 @@ def test_any_number_of_rows(fill, database):
 
 
 def unmatched(database):
-    """What, Count, Place and Nearest of each line of the report of records and rows without a partner."""
+    """What, Count, Place and Nearest of each line of the report of unmatched records and rows."""
     (report,) = database.reports_dir.glob("fill_runtime_*.csv")
     with open(report, newline="") as file:
         return [tuple(line[name] for name in ("What", "Count", "Place", "Nearest")) for line in csv.DictReader(file)]

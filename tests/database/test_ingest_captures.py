@@ -230,7 +230,7 @@ def test_an_open_quote_swallows_no_more_than_it_must(path):
     path.write_text("\n".join(lines) + "\n")
     reasons, problems = left_out(path)
     assert reasons == {SkipReason.MALFORMED: 2}
-    assert "swallowed 1 more line(s)" in problems[0]
+    assert "includes 1 more line(s)" in problems[0]
     assert problems[0].startswith(f"{path}:4:")
 
 

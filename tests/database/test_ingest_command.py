@@ -78,7 +78,7 @@ def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
     status, out, _ = ingest(second, "--database-path", str(tmp_path / "database"), "--replace")
     assert status == 0
     lines = out.splitlines()
-    start = lines.index("changed durations: 14 (the 10 furthest; microseconds)")
+    start = lines.index("changed durations: 14 (the 10 largest; microseconds)")
     assert len([line for line in lines[start:] if "->" in line]) == 10
     assert lines[start + 1].split()[0] == "Kernel3"
     assert lines[start + 1].endswith("100.00 ->    20.00   -80.0%")

@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.model.versions import Versions
 from opatlas.options import (
-    Listed,
+    ListAction,
     at_least,
     between,
     items_of,
@@ -44,7 +44,7 @@ def test_no_time_is_endless(text: str) -> None:
 @pytest.mark.parametrize("arguments", [["1,2,3"], ["1", "2", "3"], ["1,2", "3,"]])
 def test_lists_have_commas_or_blanks_between_their_items(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", nargs="+", action=Listed, type=items_of(at_least(1)), default=[7])
+    parser.add_argument("--sizes", nargs="+", action=ListAction, type=items_of(at_least(1)), default=[7])
     assert parser.parse_args(["--sizes", *arguments]).sizes == [1, 2, 3]
     assert parser.parse_args([]).sizes == [7]
 

@@ -191,7 +191,7 @@ def test_many_kernel_types_are_pages_of_equal_size() -> None:
     rows = [timed(f"Type{number:02}", 4, replayed=3.0) for number in range(26)]
     made = durations_plots(rows, "Durations", Peak(100.0))
     assert [plot.name for plot in made] == ["durations_1", "durations_2"]
-    assert made[0].holds == "13 durations of 13 kernel types"
+    assert made[0].content == "13 durations of 13 kernel types"
     assert [axis.get_title() for axis in made[1].figure.axes if axis.get_visible()] == [
         f"Type{number}" for number in range(13, 26)
     ]
@@ -239,7 +239,7 @@ def test_stand_ins_are_in_no_roofline_and_no_bandwidth(folder: Path, capsys: pyt
     path = folder / "Add.csv"
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([f"{header},Stand-In", *(f"{row},composition of 2" for row in rows)]) + "\n")
-    assert {row.stands_in for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
+    assert {row.is_stand_in for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
     out = capsys.readouterr().out
     assert "2 stand-ins" in out

@@ -336,7 +336,7 @@ def test_a_report_is_named_for_its_local_time(tmp_path):
         (OSError(errno.ENOSPC, "No space left on device"), "(No space left on device): make room"),
         (
             NotADirectoryError(errno.ENOTDIR, "Not a directory"),
-            "(Not a directory): a file stands where a folder is to be: name another place",
+            "(Not a directory): a file has the name of a needed folder: name another place",
         ),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "(Disk quota exceeded): make room"),
         (

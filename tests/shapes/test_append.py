@@ -71,7 +71,7 @@ def test_a_second_time_nothing_is_added(database: Database, kernel_type: str, ro
     first = add_theory_rows(database, KERNELS[kernel_type], wanted)
     before = database.csv_path(kernel_type).read_bytes()
     again = add_theory_rows(database, KERNELS[kernel_type], wanted)
-    assert (again.signatures, again.result.there) == ([], len(first.signatures))
+    assert (again.signatures, again.result.existing) == ([], len(first.signatures))
     assert database.csv_path(kernel_type).read_bytes() == before
 
 
@@ -120,7 +120,7 @@ def test_a_dtype_of_unknown_size_is_not_taken_over(database: Database) -> None:
 def test_captured_rows_are_not_missing_and_cost_no_row(database: Database) -> None:
     write(database, "SwiGlu", "1,6144 | DT_BF16 | ND -> 1,3072 | DT_BF16 | ND")
     plan = add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=10))
-    assert (len(plan.signatures), plan.result.there) == (10, 0)
+    assert (len(plan.signatures), plan.result.existing) == (10, 0)
 
 
 def test_missing_shapes_of_models_come_first(database: Database) -> None:
@@ -171,7 +171,7 @@ def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
 
     monkeypatch.setattr(opatlas.theory.plan, "plan_kernel", slowly)
     plan = add_theory_rows(database, KERNELS["SwiGlu"], wanted)
-    assert (len(plan.signatures), plan.result.there) == (25, 15)
+    assert (len(plan.signatures), plan.result.existing) == (25, 15)
     frame = database.read("SwiGlu").frame
     assert len(frame) == len(set(signatures("SwiGlu", frame))) == 40
 

@@ -58,7 +58,7 @@ def test_another_process_gives_the_same_rows() -> None:
 
 def test_rows_that_are_not_wanted_are_not_drawn() -> None:
     first = draw_rows(ADDS, 40, seed=1)
-    assert not set(first) & set(draw_rows(ADDS, 40, seed=1, apart_from=first))
+    assert not set(first) & set(draw_rows(ADDS, 40, seed=1, exclude=first))
 
 
 def test_a_small_space_is_drawn_empty() -> None:

@@ -25,11 +25,11 @@ _OTHER_COLOR = "#c0c0c0"
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure for the file `{name}.png`; `holds` describes its content in a few words."""
+    """A figure for the file `{name}.png`; `content` describes its content in a few words."""
 
     name: str
     figure: Any
-    holds: str
+    content: str
 
 
 @dataclass(frozen=True)

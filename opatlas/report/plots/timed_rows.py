@@ -43,7 +43,7 @@ class TimedRow:
         how: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
         device: the device of the replay, by the manifest of the run; "" if unknown.
         noisy: whether the samples of the replay are noisy, by quality or relative standard deviation.
-        stands_in: whether the replay timed a stand-in for the kernel (column Stand-In).
+        is_stand_in: whether the replay timed a stand-in for the kernel (column Stand-In).
     """
 
     kernel_type: str
@@ -54,7 +54,7 @@ class TimedRow:
     how: str
     device: str = ""
     noisy: bool = False
-    stands_in: bool = False
+    is_stand_in: bool = False
 
     @property
     def duration_us(self) -> float:
@@ -117,7 +117,7 @@ def on_device(row: TimedRow, device: str) -> TimedRow | None:
     return (
         None
         if row.profiling_us is None
-        else replace(row, microbench_us=None, how="", device="", noisy=False, stands_in=False)
+        else replace(row, microbench_us=None, how="", device="", noisy=False, is_stand_in=False)
     )
 
 
