@@ -20,7 +20,7 @@ from opatlas.devices.cgroups import available_cores
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import INSTRUMENTS, choose_group_instrument, choose_instrument
 from opatlas.model.location import UNNAMED_NPU
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize, printable
 
 from .plan import Plan

@@ -30,7 +30,7 @@ from opatlas.options import (
     share,
     versions,
 )
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
 from . import newhooks

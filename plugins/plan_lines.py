@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
 from opatlas.model.signature import make_case_id
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize
 
 from .plan import Plan

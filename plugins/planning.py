@@ -39,7 +39,8 @@ from opatlas.store.database import Database, SessionLock, Table
 from opatlas.store.header import misspelt_columns
 from opatlas.store.history import clear_edited, edited_rows, without_measurement
 from opatlas.store.op_mapping import write_default_mapping
-from opatlas.store.write_back import RecoveredJournal, UpdateMode, has_duration, recover
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import RecoveredJournal, has_duration, recover
 from opatlas.text import printable, suggest
 
 from .mixing import captured_notes, origin_notes

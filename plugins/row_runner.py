@@ -16,19 +16,15 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
+from opatlas.isolation.device_pool import DevicePool, ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.isolation.executor import (
-    BatchExecutor,
-    DevicePool,
-    ExcludedDevices,
-    Executor,
-    InProcessExecutor,
-    ProfileExecutor,
-)
+from opatlas.isolation.executor import BatchExecutor, Executor
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.in_process import InProcessExecutor
 from opatlas.isolation.msprof import executor as msprof
 from opatlas.isolation.msprof.command import accepts_profiles
+from opatlas.isolation.profile_executor import ProfileExecutor
 from opatlas.model.errors import DeviceGone, ReplayError
 from opatlas.model.schema import Status
 from opatlas.text import exception_line

@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from opatlas.combine.provenance import Staleness
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import suggest
 
 from .row_variables import RowVariables

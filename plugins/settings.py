@@ -19,7 +19,7 @@ from opatlas.instruments.attribution import MOST_ROWS
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
 from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import at_least, changed
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 
 from .options import (
     CASE_TIMEOUT_S,

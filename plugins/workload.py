@@ -23,7 +23,7 @@ from opatlas.model.location import (
 )
 from opatlas.model.versions import TORCH, Component, Versions
 from opatlas.options import Scope
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize
 
 

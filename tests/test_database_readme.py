@@ -17,7 +17,7 @@ from opatlas.store import journal
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 from opatlas.store.pruned import PRUNED_REASON
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 
 PAGE = (ROOT / "database" / "README.md").read_text(encoding="utf-8")
 #: Columns of a file that OpAtlas may write, but for counters.

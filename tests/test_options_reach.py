@@ -13,7 +13,7 @@ from opatlas.plugins.workload import CollectiveWorkload
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 
 #: Fields of Settings that the manifest has under another name.
 RENAMED = {"mode": "update_mode", "workload": "communication"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.check import Rounded
 from opatlas.engine.formula import (
     each,
     first_rows,
@@ -15,6 +14,7 @@ from opatlas.engine.formula import (
     per_row,
     to_float64,
 )
+from opatlas.engine.result_check import Rounded
 
 from .activation import gated
 

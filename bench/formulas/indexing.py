@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from opatlas.engine.check import Picks
 from opatlas.engine.formula import per_element, per_row
+from opatlas.engine.result_check import Picks
 
 At = tuple[torch.Tensor, ...]
 

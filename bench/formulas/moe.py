@@ -8,13 +8,13 @@ from typing import Any
 import numpy
 import torch
 
-from opatlas.engine.check import Picks, Rounded
 from opatlas.engine.formula import (
     each,
     per_element,
     per_row,
     to_float64,
 )
+from opatlas.engine.result_check import Picks, Rounded
 
 from .activation import gated
 from .quantized import dequantized

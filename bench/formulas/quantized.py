@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.check import Rounded
 from opatlas.engine.formula import per_element, per_row, to_float64
+from opatlas.engine.result_check import Rounded
 
 from .matmul import within
 

@@ -1,8 +1,9 @@
 """Captures of profilers: their durations in the Profiling columns of a database, and their samples for single rows.
 
 ingest.py               the steps of an ingest
-captures.py             finds capture files, identifies them by their bytes, reads launches one by one
-capture_file.py         streams the rows of a kernel_details or op_summary file
+capture_discovery.py    finds capture files, and identifies them by their bytes
+capture_reader.py       streams the rows of a kernel_details or op_summary file
+single_launches.py      reads the launches of a file one by one
 launches.py             groups the rows of one file, and counts the rows left out
 cases.py                groups the launches of several files, and of several ingests, by signature
 manifest.py             the manifest and the samples of an ingest, which are kept in runs/

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.capture_file import Capture, NotNumericError, read_capture_header
+from opatlas.capture.capture_reader import Capture, NotNumericError, read_capture_header
 from opatlas.capture.launches import CaptureLaunches, LaunchCounts
 from opatlas.capture.manifest import (
     SAMPLES_SUFFIX,

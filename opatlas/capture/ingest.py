@@ -36,12 +36,7 @@ from opatlas.capture.attention import (
     shape_cells,
     source_names,
 )
-from opatlas.capture.captures import (
-    CaptureInput,
-    check_unchanged,
-    distinct_captures,
-    earlier_ingests,
-)
+from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
 from opatlas.capture.cases import (
     Aggregate,
     CaptureCases,
@@ -143,7 +138,7 @@ class IngestResult:
     problems: list[str] = field(default_factory=list)
 
 
-def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestRequest) -> IngestResult:
+def ingest_captures(database: Database, captures: Sequence[Path], request: IngestRequest) -> IngestResult:
     """Brings captures into a database.
 
     Raises:
@@ -157,7 +152,7 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestR
     if database.runs_dir.exists():
         with database.lock():
             done.completed = _complete_interrupted(database, done)
-            known = earlier_ingests(files, _manifests(database), replace=asked.replace)
+            known = earlier_ingests(files, _manifests(database), replace=request.replace)
     else:
         known = {}
     done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
@@ -172,7 +167,7 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestR
     if aggregate.account.ingested:
         done.attention = bundles(aggregate.cases())
         with database.lock():
-            ingests, keys = _store_samples(database, read, aggregate, asked)
+            ingests, keys = _store_samples(database, read, aggregate, request)
             # Frees some hundred megabytes for captures with very many signatures; the samples are on disk now.
             del aggregate
             done.manifest = ingests[-1].manifest
@@ -186,33 +181,33 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestR
 
 
 def _store_samples(
-    database: Database, files: Sequence[CaptureInput], aggregate: Aggregate, asked: IngestRequest
+    database: Database, files: Sequence[CaptureInput], aggregate: Aggregate, request: IngestRequest
 ) -> tuple[list[Ingest], set[CaseKey]]:
     """Runs steps 2 and 3. Returns all ingests, this one last, and its cases. Raises OpAtlasError."""
     cases = aggregate.cases()
     earlier = read_ingests(database)
     manifests = [ingest.manifest for ingest in earlier]
-    meanwhile = earlier_ingests(files, manifests, replace=asked.replace)
+    meanwhile = earlier_ingests(files, manifests, replace=request.replace)
     for file in files:
         if file.sha256 in meanwhile:
             run_id = meanwhile[file.sha256].run_id
             raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
-    if not asked.mixed:
-        check_same_software(manifests, asked.device, asked.versions)
+    if not request.mixed:
+        check_same_software(manifests, request.device, request.versions)
     signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
     unexplained = unexplained_rows(database, signatures, _known(earlier))
-    if unexplained and not asked.replace:
+    if unexplained and not request.replace:
         raise OpAtlasError(_refusal(database, unexplained))
     manifest = new_manifest(
         manifests,
-        replace=asked.replace,
-        device=asked.device,
-        versions=asked.versions,
+        replace=request.replace,
+        device=request.device,
+        versions=request.versions,
         files=[_capture_file(file, aggregate.files[file.path]) for file in files],
-        options=asked.options,
+        options=request.options,
     )
     path = samples_path(database, manifest.run_id)
-    write_samples(path, manifest, _lines(cases, unexplained, asked.root))
+    write_samples(path, manifest, _lines(cases, unexplained, request.root))
     manifest.write(database)
     keys = {(kernel_type, text) for kernel_type, texts in signatures.items() for text in texts}
     return [*earlier, Ingest(manifest, path)], keys

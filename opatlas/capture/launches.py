@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from opatlas.capture.capture_file import TYPE, Capture, Chunk
+from opatlas.capture.capture_reader import TYPE, Capture, Chunk
 from opatlas.errors import CellError
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.schema import (

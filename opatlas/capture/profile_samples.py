@@ -17,8 +17,8 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.capture.attention import runtime_cells
-from opatlas.capture.capture_file import read_capture_header
-from opatlas.capture.captures import distinct_captures, op_summaries, unparsed_profiles
+from opatlas.capture.capture_discovery import distinct_captures, op_summaries, unparsed_profiles
+from opatlas.capture.capture_reader import read_capture_header
 from opatlas.capture.cases import Aggregate, CaptureCase, CaptureCases
 from opatlas.capture.launches import LaunchCounts
 from opatlas.errors import OpAtlasError, TableError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opatlas.capture.attention import fill_rows, row_keys
 from opatlas.capture.attention_records import JoinKey, Records
-from opatlas.capture.captures import find_captures, skipped_files, unparsed_beside
+from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.summary import fill_summary, ingest_summary, unmatched_entries, write_unmatched

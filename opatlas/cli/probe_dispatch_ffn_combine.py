@@ -15,7 +15,7 @@ from opatlas.devices.discovery import available_devices, database_name
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
-from opatlas.isolation.executor import ExcludedDevices
+from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import DeviceGone
 from opatlas.model.location import default_path

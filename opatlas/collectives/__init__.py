@@ -2,5 +2,5 @@
 
 Without torch: topology.py (the grid of devices), options.py (the messages that options name), rows.py (a message
 as a row).
-With torch, in the ranks of a group: message.py (the tensors and expected results), timed.py (the measurement).
+With torch, in the ranks of a group: message.py (the tensors and expected results), timing.py (the measurement).
 """

@@ -36,7 +36,7 @@ from opatlas.options import (
     moved,
     one_of,
 )
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import suggest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
 
 if TYPE_CHECKING:
     from opatlas.collectives.message import Message
-    from opatlas.collectives.timed import TimedCollective
+    from opatlas.collectives.timing import TimedCollective
     from opatlas.devices.device import Device
     from opatlas.engine.group import Group
     from opatlas.instruments.instrument import Instrument, MeasureSettings
@@ -37,7 +37,7 @@ def _bind_message(
 ) -> tuple[Message, TimedCollective]:
     """Makes `row` and `replay` of a message. Raises InvalidRow."""
     from opatlas.collectives.message import Message
-    from opatlas.collectives.timed import TimedCollective
+    from opatlas.collectives.timing import TimedCollective
 
     row = Message(job.kernel_type, job.cells, device.torch_device, group.rank, group.size)
     return row, TimedCollective(row, device, instrument, settings, group)

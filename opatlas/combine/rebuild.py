@@ -24,7 +24,7 @@ from opatlas.store.history import Histories, save_replaced, without_measurement
 from opatlas.store.manifest import RunOrder, read_manifests
 from opatlas.store.pruned import pruned_path
 from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 
 
 @dataclass

@@ -18,7 +18,8 @@ from opatlas.store import journal
 from opatlas.store.cells import TableEdit
 from opatlas.store.database import Database, Table
 from opatlas.store.manifest import Manifest, manifest_paths
-from opatlas.store.write_back import UpdateMode, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import write_back
 from opatlas.text import pluralize
 
 

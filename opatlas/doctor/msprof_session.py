@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from opatlas.capture.captures import Launch
+from opatlas.capture.single_launches import Launch
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor.probe import Fact, Verdict, failed, passed
 from opatlas.doctor.sample_rows import (

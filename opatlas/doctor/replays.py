@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from time import monotonic
 
-from opatlas.capture.captures import read_launches
+from opatlas.capture.single_launches import read_launches
 from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec, open_device
 from opatlas.devices.discovery import available_devices
 from opatlas.doctor import msprof_session
@@ -37,8 +37,9 @@ from opatlas.instruments.instrument import (
     choose_instrument,
 )
 from opatlas.instruments.stop_rule import StopRule
+from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.isolation.executor import ExcludedDevices, Executor
+from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.executor import msprof_on_group

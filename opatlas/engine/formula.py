@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.check import Comparison, Expected, Formula
+from opatlas.engine.result_check import Comparison, Expected, Formula
 from opatlas.model.errors import WrongResult
 
 #: Maximum number of checked elements of a result. 4096 elements find a formula that is wrong in one element of a

@@ -13,11 +13,11 @@ import torch
 from opatlas.devices.cpu import bounded_memory, host_available_bytes
 from opatlas.devices.device import Device
 from opatlas.engine.call_watch import InputWatch, count_operators, index_inputs, may_be_compiled
-from opatlas.engine.check import Formula, check, is_checked_on_host
 from opatlas.engine.group import ALONE, Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import ReplaySpec
+from opatlas.engine.result_check import Formula, check, is_checked_on_host
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
@@ -93,7 +93,7 @@ class Replay:
         """
         kernel = self._device.kernel(impl, self._spec.npu)
         inputs = index_inputs(arguments, keywords)
-        pristine = {place: _clone(inputs[place]) for place in mutates}
+        unmodified = {place: _clone(inputs[place]) for place in mutates}
         watch = InputWatch(inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
 
         latest: Any = None
@@ -111,7 +111,7 @@ class Replay:
             return everything if output_slots is None else everything[: len(output_slots)]
 
         def restore() -> None:
-            for place, value in pristine.items():
+            for place, value in unmodified.items():
                 for changed, original in zip(_flat(inputs[place]), _flat(value), strict=True):
                     changed.copy_(original)
 
@@ -142,10 +142,10 @@ class Replay:
         self._expect_unchanged(watch, name)
 
         self._sampling.warm_up(repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
-        samples = self._sampling.take(call, restore if pristine else None, touched)
+        samples = self._sampling.take(call, restore if unmodified else None, touched)
         self._expect_unchanged(watch, name)
-        originals = [pristine.get(i, value) for i, value in enumerate(arguments)]
-        named = {name: pristine.get(name, value) for name, value in keywords.items()}
+        originals = [unmodified.get(i, value) for i, value in enumerate(arguments)]
+        named = {name: unmodified.get(name, value) for name, value in keywords.items()}
         checked = check(expected, originals, named, results(), self._row.seed)
         self.outcome = self._sampling.outcome(
             samples,

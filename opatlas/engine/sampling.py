@@ -10,10 +10,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from opatlas.devices.device import Device
-from opatlas.engine.check import Checked
 from opatlas.engine.group import Group
 from opatlas.engine.job import RowOutcome, add_profiled_samples
 from opatlas.engine.noise_limit import ATTEMPTS, Attempt, apply_noise_limit, describe_discarded, sample_noise
+from opatlas.engine.result_check import Checked
 from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples

@@ -28,7 +28,7 @@ from opatlas.typed_json import Count
 
 if TYPE_CHECKING:
     # Not at run time, because it brings pandas, which device processes do without.
-    from opatlas.capture.captures import Launch
+    from opatlas.capture.single_launches import Launch
 
 #: Kernel type of a mark.
 MARK_TYPE = "Neg"

@@ -140,7 +140,7 @@ def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
 
 def _found(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
     # Brings pandas, which other device processes do without.
-    from opatlas.capture.captures import read_launches
+    from opatlas.capture.single_launches import read_launches
 
     assert samples.pending is not None
     files = sorted(folder.rglob("kernel_details.csv"))

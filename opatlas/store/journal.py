@@ -28,14 +28,13 @@ from opatlas.gc_pause import gc_paused
 from opatlas.model.record import Record
 from opatlas.store.csv_files import not_writable, write_text
 from opatlas.store.database import Database
+from opatlas.store.update_mode import UpdateMode
 from opatlas.typed_json import DecodeError, decode, json_line
 
 VERSION = 3
 #: Version 1 lacks crashes_in_a_row, version 2 lacks ran_as.
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
-#: Values of `JournalHeader.update_mode` (opatlas.store.write_back.UpdateMode).
-UPDATE_MODES = ALL, MISSING_ONLY, UNREPLAYED, STALE = "all", "missing-only", "unreplayed", "stale"
 _LARGEST_BYTES = 1 << 30
 #: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
 _SYNC_PAUSE_S = 0.02
@@ -298,7 +297,7 @@ def parse(content: bytes, path: Path) -> JournalContents:
         raise NotAJournal(f"{path}:1: {why_not}, and no record follows")
     if header is None:
         unreadable[0] = (1, f"{why_not}: its records neither add nor prune rows")
-        header = JournalHeader(records[0].run_id, MISSING_ONLY, prune=False)
+        header = JournalHeader(records[0].run_id, UpdateMode.MISSING_ONLY.value, prune=False)
     return JournalContents(header, tuple(records), tuple(unreadable), torn)
 
 
@@ -313,7 +312,7 @@ def _header(text: bytes) -> tuple[JournalHeader | None, str]:
         header = decode(text, JournalHeader, "")
     except DecodeError as error:
         return None, f"not the header of a journal: {error.problem}"
-    if header.update_mode not in UPDATE_MODES:
+    if header.update_mode not in {mode.value for mode in UpdateMode}:
         return None, f"not the header of a journal: update_mode {header.update_mode!r}"
     if header.version in _READABLE_VERSIONS:
         return header, ""

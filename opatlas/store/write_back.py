@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -31,28 +30,8 @@ from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import RunOrder
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
+from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize
-
-
-class UpdateMode(str, Enum):
-    """Which rows a session runs, and whether it appends rows.
-
-    ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration. STALE: rows
-    whose replayed duration was measured with other code, another driver or other versions than the present ones.
-    """
-
-    ALL = journal.ALL
-    MISSING_ONLY = journal.MISSING_ONLY
-    UNREPLAYED = journal.UNREPLAYED
-    STALE = journal.STALE
-
-    @property
-    def adds_rows(self) -> bool:
-        """Whether measured records without a row are appended."""
-        return self is UpdateMode.ALL
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass

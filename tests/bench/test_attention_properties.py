@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.engine.check import check
+from opatlas.engine.result_check import check
 from opatlas.model.errors import WrongResult
 
 

@@ -11,7 +11,7 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
-from opatlas.engine.check import check
+from opatlas.engine.result_check import check
 from opatlas.model.schema import INPUT_DTYPES, Status
 
 WRITE, FUSED, LOAD = "ReshapeAndCacheNdKernel", "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"

@@ -10,7 +10,6 @@ import torch
 from opatlas.bench import formulas
 
 import opatlas.engine.formula
-from opatlas.engine.check import Picks, Rounded, check
 from opatlas.engine.formula import (
     Draw,
     each,
@@ -18,6 +17,7 @@ from opatlas.engine.formula import (
     per_row,
     pointwise,
 )
+from opatlas.engine.result_check import Picks, Rounded, check
 from opatlas.model.errors import WrongResult
 
 SEED = 5

@@ -10,8 +10,8 @@ from opatlas.bench import formulas, test_layout, test_movement
 from opatlas.bench.implementations import torch as impl
 from replaying import cells_of
 
-from opatlas.engine.check import check
 from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.result_check import check
 from opatlas.model.errors import Unsupported
 
 SIZES = st.integers(1, 40)

@@ -12,8 +12,8 @@ from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from replaying import replay_row
 
-from opatlas.engine.check import check
 from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.result_check import check
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, Status
 
 relaxed = settings(deadline=None, max_examples=40)

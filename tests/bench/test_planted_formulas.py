@@ -12,8 +12,8 @@ from replaying import assert_wrong, replay_row, time_instead, types_of_replays
 from sample_rows import ROWS
 
 import opatlas.engine.replay
-from opatlas.engine.check import Largest, Picks, Rounded, check
 from opatlas.engine.formula import Part
+from opatlas.engine.result_check import Largest, Picks, Rounded, check
 from opatlas.model.errors import WrongResult
 from opatlas.model.schema import Status
 

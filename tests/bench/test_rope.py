@@ -10,7 +10,7 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
-from opatlas.engine.check import check
+from opatlas.engine.result_check import check
 from opatlas.model.schema import INPUT_DTYPES
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
@@ -93,9 +93,9 @@ def test_table_of_angles_stands_for_the_angles_of_each_token(size, seed, neox, m
     table = torch.cat([cos[:, 0, :pairs], sin[:, 0, :pairs]], -1)[order.argsort()]
     wide = torch.cat([x, x.new_ones(tokens, heads, more)], -1)
     arguments = [order, wide.clone(), wide[:, :1].clone(), table, 2 * pairs + more, 2 * pairs, neox]
-    pristine = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
+    unmodified = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
     query, key = impl.rotary_embedding(*arguments)
-    check(formulas.rotary_embedding, pristine, {}, [query, key], seed)
+    check(formulas.rotary_embedding, unmodified, {}, [query, key], seed)
     if not neox:
         cos, sin = neighbours(cos), neighbours(sin)
     turned = impl.rotary_mul(x, cos, sin, "half" if neox else "interleave")

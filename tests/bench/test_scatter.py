@@ -12,7 +12,7 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
-from opatlas.engine.check import check
+from opatlas.engine.result_check import check
 from opatlas.model.schema import Status
 
 seeds = st.integers(0, 999)

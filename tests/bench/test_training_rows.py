@@ -6,7 +6,7 @@ import pytest
 import torch
 from opatlas.bench import formulas
 
-from opatlas.engine.check import check
+from opatlas.engine.result_check import check
 from opatlas.model.errors import WrongResult
 
 aten = torch.ops.aten

@@ -27,7 +27,8 @@ _MERGE = """
 import sys, time
 from pathlib import Path
 from opatlas.store import journal
-from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import merge
 from opatlas.store.database import Database
 database = Database(sys.argv[1])
 (path,) = database.journal_dir.glob("*.jsonl")

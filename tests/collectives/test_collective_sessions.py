@@ -17,7 +17,7 @@ from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.executor import ExcludedDevices
+from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.schema import Status

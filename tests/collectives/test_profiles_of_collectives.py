@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
-from opatlas.capture.captures import read_launches
+from opatlas.capture.single_launches import read_launches
 from opatlas.instruments.attribution import (
     BEGIN_MARK,
     END_MARK,

@@ -23,7 +23,8 @@ from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import RunOrder, read_manifests
-from opatlas.store.write_back import UpdateMode, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import write_back
 
 AVERAGE, RUN = "Average Duration(us)", "Run ID"
 PROFILED = "Profiling Average Duration(us)"

@@ -24,7 +24,8 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.write_back import UpdateMode, WriteBackResult, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import WriteBackResult, write_back
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
 RUN = "20260101T000000-aaaaaa"

@@ -18,7 +18,8 @@ from opatlas.model.schema import Status
 from opatlas.store import journal
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader, NotAJournal
-from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import recover, write_back, write_back_run
 from opatlas.typed_json import DecodeError
 
 AVERAGE = "Average Duration(us)"

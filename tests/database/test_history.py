@@ -15,7 +15,8 @@ from opatlas.model.record import LaunchedCase, Record
 from opatlas.store import history, journal
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
-from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import recover, write_back, write_back_run
 
 
 @pytest.fixture

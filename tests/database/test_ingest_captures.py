@@ -17,8 +17,8 @@ from captures import (
     write_capture,
 )
 
-from opatlas.capture import capture_file as capture_module
-from opatlas.capture.captures import distinct_captures, find_captures
+from opatlas.capture import capture_reader as capture_module
+from opatlas.capture.capture_discovery import distinct_captures, find_captures
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.launches import SkipReason
 from opatlas.errors import OpAtlasError, TableError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from captures import table
 
-from opatlas.capture.captures import find_captures
+from opatlas.capture.capture_discovery import find_captures
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.launches import SkipReason
 from opatlas.cli.main import main

@@ -24,7 +24,8 @@ from opatlas.model.record import Record
 from opatlas.store import journal
 from opatlas.store.database import Database
 from opatlas.store.journal import Journal, JournalHeader
-from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import recover, write_back, write_back_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.capture.captures import op_summaries, profile_folders, read_launches
+from opatlas.capture.capture_discovery import op_summaries, profile_folders
+from opatlas.capture.single_launches import read_launches
 from opatlas.errors import TableError
 
 HEADER = (

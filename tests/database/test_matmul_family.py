@@ -20,7 +20,8 @@ from opatlas.model.signature import signature
 from opatlas.store import journal
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
-from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import recover, write_back, write_back_run
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 V2, V3 = "MatMulV2", "MatMulV3"

@@ -15,7 +15,8 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.cells import measured_cells
 from opatlas.store.database import Database
-from opatlas.store.write_back import UpdateMode, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import write_back
 
 PRODUCT = {
     "Input Shapes": "2,3;4,3",

@@ -16,7 +16,8 @@ from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.database import Database, Table
-from opatlas.store.write_back import UpdateMode, WriteBackResult, has_duration, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import WriteBackResult, has_duration, write_back
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]

@@ -19,7 +19,8 @@ from opatlas.model.schema import (
 from opatlas.store import history
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
-from opatlas.store.write_back import UpdateMode, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import write_back
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 

@@ -26,7 +26,8 @@ from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import Journal, JournalHeader
 from opatlas.store.manifest import Manifest
 from opatlas.store.pruned import append_pruned
-from opatlas.store.write_back import UpdateMode, recover
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import recover
 from opatlas.theory.refused_shapes import MoeKernel as MoeKernel
 from opatlas.theory.refused_shapes import load_constraints, save_constraints
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.capture.capture_file import read_capture_header
+from opatlas.capture.capture_reader import read_capture_header
 from opatlas.errors import TableError
 from opatlas.model.schema import BASE
 from opatlas.store.csv_files import read_frame, read_text_csv

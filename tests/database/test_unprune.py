@@ -12,7 +12,8 @@ from test_merge import cells, read, record, write
 from opatlas.cli.main import main
 from opatlas.model.signature import digest, signature
 from opatlas.store.database import Database, SessionLock
-from opatlas.store.write_back import UpdateMode, write_back
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import write_back
 
 
 @pytest.fixture

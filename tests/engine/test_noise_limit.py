@@ -10,11 +10,11 @@ from replaying import job_of
 
 from opatlas.devices.cpu import CpuDevice
 from opatlas.devices.device import DeviceSpec
-from opatlas.engine.check import Checked
 from opatlas.engine.formula import pointwise
 from opatlas.engine.group import Group
 from opatlas.engine.noise_limit import ATTEMPTS, apply_noise_limit, make_attempt
 from opatlas.engine.registry import replays
+from opatlas.engine.result_check import Checked
 from opatlas.engine.runner import Runner
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import MeasureSettings, Samples

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from opatlas.capture.captures import Launch
+from opatlas.capture.single_launches import Launch
 from opatlas.instruments.attribution import (
     BEGIN_MARK,
     BY_ORDER,

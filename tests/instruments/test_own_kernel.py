@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from captures import cells
 
-from opatlas.capture.captures import Launch
+from opatlas.capture.single_launches import Launch
 from opatlas.instruments.attribution import AnotherCase, NoSamples, OwnKernel, ProfiledSamples, own_kernel
 from opatlas.model.schema import BASE
 

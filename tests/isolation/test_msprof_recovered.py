@@ -10,7 +10,7 @@ from typing import Any
 import captures
 import pytest
 
-from opatlas.capture.captures import Launch
+from opatlas.capture.single_launches import Launch
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples

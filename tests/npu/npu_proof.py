@@ -22,11 +22,11 @@ import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas.devices.npu_operators import resolve_npu_call
-from opatlas.engine.check import Comparison
 from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.registry import ReplaySpec, replay_spec, select_arguments
 from opatlas.engine.replay import Replay
+from opatlas.engine.result_check import Comparison
 from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.model.errors import InvalidRow, Unsupported
 from opatlas.model.schema import EP_SIZE

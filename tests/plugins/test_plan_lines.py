@@ -18,7 +18,8 @@ from opatlas.plugins.settings import Settings
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.store.write_back import RecoveredJournal, UpdateMode
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import RecoveredJournal
 
 SETTINGS = Settings(
     database=Path("/data"),

@@ -20,7 +20,8 @@ from opatlas.instruments.instrument import (
     choose_group_instrument,
     choose_instrument,
 )
-from opatlas.isolation.executor import BatchExecutor, ExcludedDevices, Executor
+from opatlas.isolation.device_pool import ExcludedDevices
+from opatlas.isolation.executor import BatchExecutor, Executor
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.schema import Status

@@ -17,7 +17,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from opatlas.capture.captures import Launch, op_summaries, profile_folders, read_launches
+from opatlas.capture.capture_discovery import op_summaries, profile_folders
+from opatlas.capture.single_launches import Launch, read_launches
 from opatlas.engine.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome, add_profiled_samples
 from opatlas.errors import OpAtlasError, TableError, describe_error
@@ -36,7 +37,7 @@ from opatlas.model.signature import signature
 from opatlas.store import journal
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
-from opatlas.store.write_back import UpdateMode
+from opatlas.store.update_mode import UpdateMode
 from opatlas.typed_json import (
     Count,
     DecodeError,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opatlas.collectives.message import Message
-from opatlas.collectives.timed import TimedCollective
+from opatlas.collectives.timing import TimedCollective
 from opatlas.devices.cpu import CpuDevice
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group import RANK_SPREAD, Group, SynchronizedInstrument

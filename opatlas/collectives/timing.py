@@ -19,7 +19,6 @@ import torch
 from opatlas.collectives.message import Message
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import Device
-from opatlas.engine.check import Checked
 from opatlas.engine.group import (
     RANK_SPREAD,
     Group,
@@ -28,6 +27,7 @@ from opatlas.engine.group import (
     spread_us,
 )
 from opatlas.engine.job import RowOutcome
+from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ReplayError

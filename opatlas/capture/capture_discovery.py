@@ -6,9 +6,7 @@ PROF_{number}_{time}_{hash}/mindstudio_profiler_output/op_summary_*.csv.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import math
 import re
 import shlex
 import stat
@@ -17,12 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opatlas.capture.capture_file import TYPE, read_capture_header
 from opatlas.capture.manifest import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
-from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.model.slots import strip_quotes
 
 _BLOCK_BYTES = 1 << 20
 _BESIDE = "op_summary files beside kernel_details, usually of the same launches"
@@ -31,10 +26,6 @@ _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as 
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
 _OUTPUT = "mindstudio_profiler_output"
-#: Columns of a capture, by the names of different versions.
-_START = ("Task Start Time(us)", "Start Time(us)")
-_DEVICE = "Device_id"
-_NAME = ("Op Name", "Name")
 
 
 def find_captures(path: Path) -> list[Path]:
@@ -237,107 +228,3 @@ def op_summaries(folder: Path) -> list[Path]:
 
 def _profile_of(path: Path) -> Path | None:
     return next((folder for folder in path.parents if folder.name.startswith("PROF_")), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of a kernel.
-
-    Attributes:
-        device: the profiler's number of the device; "" if the file does not state the device.
-        start_ns: start on the profiler's clock.
-        duration_us: duration on the device.
-        kernel_type: the profiler's type.
-        cells: the base columns, without the profiler's quotes.
-        counters: counters with a number.
-        name: the profiler's name of the launch, such as `aclnnSort_SortAiCore_Sort`; "" where the file has none.
-    """
-
-    device: str
-    start_ns: int
-    duration_us: float
-    kernel_type: str
-    cells: Mapping[str, str]
-    counters: Mapping[str, float]
-    name: str = ""
-
-    @property
-    def dimensions(self) -> str:
-        """The dimensions of the inputs, without the profiler's quotes."""
-        return strip_quotes(self.cells[INPUT_SHAPES])
-
-
-@dataclass(frozen=True)
-class Launches:
-    """The launches of a file.
-
-    Attributes:
-        launches: ordered by start.
-        problems: lines that cannot be read, each with its place.
-    """
-
-    launches: tuple[Launch, ...]
-    problems: tuple[str, ...]
-
-
-def read_launches(path: Path) -> Launches:
-    """Reads kernel_details*.csv of torch_npu.profiler or op_summary*.csv of msprof.
-
-    A line that is cut off, or has an invalid number, becomes a problem of the result. The other lines count.
-
-    Raises:
-        TableError: the file cannot be read, is not a capture, was taken at level 0, or has no start times.
-    """
-    header = read_capture_header(path)
-    start = next((name for name in _START if name in header.names), None)
-    if start is None:
-        raise TableError(path, f"no column {_START[0]!r}", "Take the profile again with --task-time=l1", line=1)
-    place = {name: index for index, name in enumerate(header.names)}
-    base = [(column, place[header.text[column]]) for column in BASE if column in header.text]
-    counters = [(name, place[name]) for name in header.counters]
-    kernel_type, duration = place[header.text[TYPE]], place[header.duration]
-    device = place.get(_DEVICE)
-    name = next((place[column] for column in _NAME if column in place), None)
-    launches: list[Launch] = []
-    problems: list[str] = []
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = csv.reader(file)
-        next(lines)
-        for cells in lines:
-            if not cells:
-                continue
-            if len(cells) != len(header.names):
-                problems.append(f"{path}:{lines.line_num}: {len(cells)} of {len(header.names)} columns: left out")
-                continue
-            try:
-                launches.append(
-                    Launch(
-                        device="" if device is None else cells[device].strip(),
-                        start_ns=_nanoseconds(cells[place[start]]),
-                        duration_us=float(cells[duration]),
-                        kernel_type=cells[kernel_type].strip(),
-                        cells={column: strip_quotes(cells[index]) for column, index in base},
-                        counters={
-                            name: value for name, index in counters if (value := _number(cells[index])) is not None
-                        },
-                        name="" if name is None else strip_quotes(cells[name]),
-                    )
-                )
-            except ValueError as error:
-                problems.append(f"{path}:{lines.line_num}: {error}: left out")
-    launches.sort(key=lambda launch: launch.start_ns)
-    return Launches(tuple(launches), tuple(problems))
-
-
-def _nanoseconds(cell: str) -> int:
-    """Parses `1791629758426053.770\\t` (microseconds), which has more digits than a float. Raises ValueError."""
-    whole, _, fraction = cell.strip().partition(".")
-    return int(whole) * 1000 + int((fraction + "000")[:3])
-
-
-def _number(cell: str) -> float | None:
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -1,0 +1,41 @@
+"""Finds the samples of jobs in profiles that exist (--prof-path). Imports no torch."""
+
+from __future__ import annotations
+
+from opatlas.capture.profile_samples import ProfileMatcher
+from opatlas.devices.device import DeviceDescription
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.model.location import UNNAMED_NPU
+from opatlas.model.schema import Status
+
+
+class ProfileExecutor:
+    """An Executor that looks up rows in existing profiles (--prof-path). Uses no device, no process and no torch."""
+
+    def __init__(self, samples: ProfileMatcher, device: str) -> None:
+        """`device` is the name of the profiled device; "" if it is not known."""
+        self._samples = samples
+        profile = samples.profile
+        facts: dict[str, str | int | float] = {
+            "profile": profile.root.name,
+            "summaries": len(profile.files),
+            "launches": profile.account.ingested,
+        }
+        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind="npu")
+
+    def describe(self) -> DeviceDescription:
+        """Returns facts about the profile."""
+        return self._description
+
+    def prepare(self) -> None:
+        """Does nothing: there is no device to open."""
+
+    def run(self, job: Job) -> RowOutcome:
+        """Returns the samples of the job's row; a skipped outcome if there are none."""
+        found = self._samples.of_row(job.kernel_type, job.cells)
+        if isinstance(found, str):
+            return RowOutcome(Status.SKIPPED, found)
+        return RowOutcome(Status.MEASURED, found.remark, measurement=found.measurement)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to release."""
