@@ -1,4 +1,12 @@
-"""Data tests of a database. A check finds rows or runs that a user should look at (docs/check.md)."""
+"""Data tests of a database. A check finds rows or runs that a user should look at (docs/check.md).
+
+check.py                what a check is, and a database as checks see it
+row_checks.py           checks of single rows and files
+duration_checks.py      checks of durations: against peaks, other rows and their samples
+run_checks.py           checks of runs: device, setup, code, and another database
+op_mapping_checks.py    checks of op_mapping.yaml
+known_findings.py       known_findings.yaml: findings that are reported and do not fail
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,15 @@
-"""The command `opatlas`: a file for each command."""
+"""The command `opatlas`: a file for each command.
+
+main.py                         the table of the commands
+sessions.py                     opatlas bench, collectives and shapes, which run pytest
+ingest.py                       opatlas ingest: captures into a database
+combine.py                      opatlas combine: several databases into one
+show.py                         opatlas show: rows, quality and devices
+plot.py                         opatlas plot: figures
+check.py                        opatlas check: the checks of a database, as pytest cases
+history.py                      opatlas history: durations by run; rebuilds CSVs
+kernels.py                      opatlas kernels: kernel types with a replay
+doctor.py                       opatlas doctor: whether this machine can measure
+trace_to_csv.py                 opatlas trace-to-csv: a Chrome trace as a table
+probe_dispatch_ffn_combine.py   a module of its own: the shapes that DispatchFFNCombine accepts
+"""

@@ -98,8 +98,8 @@ def _durations(database: Database, problems: list[str]) -> Durations:
         except OpAtlasError as error:
             problems.append(str(error))
             continue
-        for asked in records:
-            for record in filter(None, (asked, asked.launched_record())):
+        for requested in records:
+            for record in filter(None, (requested, requested.launched_record())):
                 if record.measurement is not None:
                     row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
                     row[record.run_id] = _record_duration(record)

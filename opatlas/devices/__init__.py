@@ -1,1 +1,17 @@
-"""The devices that rows are replayed on: a kind a file, behind the Protocol in device.py."""
+"""The devices that rows are replayed on: a kind a file, behind the Protocol in device.py.
+
+device.py           what a device is: specification, description, operations
+discovery.py        finds the devices of this machine, without torch
+cpu.py              the CPU
+cpu_flush.py        flushes the caches of the CPU
+cuda.py             an NVIDIA GPU
+nvidia.py           the state of NVIDIA GPUs, from NVML and nvidia-smi
+npu.py              an Ascend NPU
+npu_operators.py    the calls of NPU operators by name; custom operators
+npu_smi.py          the chips and their state, from npu-smi
+torch_npu.py        imports torch_npu, or names what is missing
+device_lock.py      locks a device while a row runs
+machine_state.py    what disturbs a measurement: load, steal, governor, quotas
+cgroups.py          CPU and memory limits of control groups
+system.py           files of the system, and output of vendors' tools
+"""

@@ -187,26 +187,26 @@ def candidate_names(chip: Chip) -> tuple[str, ...]:
     return (slug(f"Ascend{plain}"),)
 
 
-def confirmed_name(chip: Chip | None, asked: str | None) -> str:
+def confirmed_name(chip: Chip | None, requested: str | None) -> str:
     """Returns the database name of an NPU: the requested name, or the only fitting one; "" if several names fit.
 
     Args:
         chip: the chip that npu-smi shows; None if it shows none, so that the requested name cannot be checked.
-        asked: the requested name; None if there is none.
+        requested: the requested name; None if there is none.
 
     Raises:
         OpAtlasError: the requested name does not fit the chip.
     """
     if chip is None:
-        return asked or ""
+        return requested or ""
     names = candidate_names(chip)
-    if asked and asked not in names:
+    if requested and requested not in names:
         fitting = f"--device {' or '.join(names)}" if names else "no name that is known"
         raise OpAtlasError(
-            f"--device {asked}: npu-smi shows {chip.name}, whose durations do not belong there; it fits {fitting}. "
+            f"--device {requested}: npu-smi shows {chip.name}, whose durations do not belong there; it fits {fitting}. "
             f"Leave --device out, or give the folder with --database-path"
         )
-    return asked or (names[0] if len(names) == 1 else "")
+    return requested or (names[0] if len(names) == 1 else "")
 
 
 def _names_of_generation(generation: str) -> tuple[str, ...]:

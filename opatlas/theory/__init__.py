@@ -1,1 +1,15 @@
-"""Theory rows: kernel calls that follow from the architectures of models, for databases with few captured rows."""
+"""Theory rows: kernel calls that follow from the architectures of models, for databases with few captured rows.
+
+plan.py             plans the theory rows of a kernel type, and appends them
+catalog.py          reads catalog.yaml: the patterns of each kernel type
+patterns.py         the pattern of a kernel's calls, as arithmetic
+space.py            the rows that a pattern spans
+sources.py          the sizes that models give to a pattern
+models.py           facts about a model
+architectures.py    architectures of transformers, read with torch
+known_rows.py       the rows of a database as theory rows see them
+rows.py             theory rows
+refused_shapes.py   the shapes that DispatchFFNCombine accepts
+refused_probe.py    finds these shapes by trying
+report.py           the report of `pytest shapes/`
+"""

@@ -1,1 +1,10 @@
-"""Derives the arguments of a call, and their tensors, from a row."""
+"""Derives the arguments of a call, and their tensors, from a row.
+
+row_slots.py    reads the slots of a row
+replay_row.py   makes tensors from slots: `row` in the body of a replay
+operands.py     transposed operands, axes, permutations, repetitions
+attention.py    the call of a FusedInferAttentionScore row
+sequences.py    lengths of sequences: recorded or assumed
+experts.py      slots, sizes and group of an expert-parallel row
+images.py       feature maps, filters and windows
+"""

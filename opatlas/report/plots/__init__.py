@@ -1,1 +1,8 @@
-"""Plots of a database."""
+"""Plots of a database.
+
+timed_rows.py       reads rows that have a duration
+durations.py        plots of durations
+roofline.py         plots of rates
+communication.py    plots of bandwidths of collectives
+figure.py           figures of matplotlib, written in one step
+"""
