@@ -1,4 +1,4 @@
-"""The devices that rows are replayed on: a kind a file, behind the Protocol in device.py.
+"""Devices that replay rows: one file for each kind, with the Protocol in device.py.
 
 device.py           what a device is: specification, description, operations
 discovery.py        finds the devices of this machine, without torch

@@ -15,8 +15,8 @@ from opatlas.devices.system import read_text
 from opatlas.text import parse_whole
 
 ROOT = Path("/")
-#: Page cache and kernel caches that the kernel reclaims before it kills a process. Version 1 has sums over child
-#: groups under names that begin with "total_".
+#: Page cache and kernel caches that the kernel reclaims before it kills a process. In version 1 names with the
+#: prefix "total_" stand for sums over child groups.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
@@ -149,7 +149,7 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 def available_cores(root: Path = ROOT) -> int:
-    """Returns how many threads can run at once: the number of cores in the affinity mask, or less with a CPU quota."""
+    """Returns the number of threads that can run at once: the cores in the affinity mask, or fewer with a CPU quota."""
     quota = cpu_quota(root)
     # Rounded up: one more thread uses the fraction of a core.
     return affinity_cores() if quota is None else max(min(affinity_cores(), math.ceil(quota)), 1)

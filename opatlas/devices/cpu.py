@@ -28,7 +28,7 @@ class CpuDevice:
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
-        # Starts the threads now: under `bounded_memory` there may be no memory left for their stacks.
+        # Starts the threads now, because under `bounded_memory` the memory may not suffice for their stacks.
         torch.ones(1 << 17)
         self.torch_device = torch.device("cpu")
         self._flush_plan = plan_flush(usable_cores(), self._threads)
@@ -93,7 +93,7 @@ def host_available_bytes() -> int:
 
 @contextmanager
 def bounded_memory(device: Device) -> Iterator[None]:
-    """Limits this process's memory to what a CPU has available, so that an allocation fails before the system kills.
+    """Limits this process to the available memory of a CPU, so that an allocation fails before the system kills.
 
     A kernel or its reference may need far more memory than the row's tensors, for instance for the scores of a long
     attention. Does nothing for devices with memory of their own, and on systems other than Linux.
@@ -116,7 +116,7 @@ def bounded_memory(device: Device) -> Iterator[None]:
 
 
 def _system_bytes() -> int:
-    """Returns the available memory of the system in bytes; all memory if the system does not say."""
+    """Returns the available memory of the system in bytes; all memory if the system does not report this number."""
     available = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(Path("/proc/meminfo")), flags=re.MULTILINE)
     return int(available[1]) * 1024 if available else _memory_bytes()
 

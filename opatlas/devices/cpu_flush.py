@@ -18,7 +18,7 @@ from opatlas.text import parse_whole
 if TYPE_CHECKING:
     import torch
 
-#: The last-level cache has at least this level. A system that lists only first-level caches does not tell.
+#: Minimum level of the last-level cache. A system that lists only first-level caches reports no last-level cache.
 _LEAST_LEVEL = 2
 #: A buffer of this many times the cache's size is read: with a policy other than least-recently-used one pass over the
 #: size leaves old lines in the cache.
@@ -32,7 +32,7 @@ class CacheDomain:
     Attributes:
         cores: the cores of this process that share the cache.
         size_bytes: size of the cache.
-        private_bytes: size of the largest cache below, which each core has for itself.
+        private_bytes: size of the largest cache below the last level, which belongs to a single core.
     """
 
     cores: frozenset[int]
@@ -41,7 +41,7 @@ class CacheDomain:
 
 
 def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
-    """Returns the last-level caches of some cores, the largest first; [] if the system does not tell."""
+    """Returns the last-level caches of some cores, the largest first; [] if the system does not report caches."""
     domains: dict[tuple[str, int, int], set[int]] = {}
     for core in cores:
         sizes: dict[int, tuple[int, str]] = {}
@@ -58,7 +58,7 @@ def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
 
 
 def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
-    """Returns how many bytes a number of threads must read, in equal shares, to evict all caches that they may use.
+    """Returns how many bytes `threads` threads must read, in equal shares, to evict all caches that they may use.
 
     The threads that share a cache read `_PASSES` times its size. Threads are assumed to spread over all domains; with
     more domains than threads each thread evicts one domain.
@@ -72,7 +72,7 @@ def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
 
 
 def least_flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
-    """Returns how many bytes a number of threads must read to evict the private caches of their cores."""
+    """Returns how many bytes `threads` threads must read to evict the private caches of their cores."""
     return _PASSES * threads * max((domain.private_bytes for domain in domains), default=0)
 
 
@@ -101,7 +101,7 @@ _CODE = bytes.fromhex(
 
 @cache
 def evictor() -> Callable[[int, int], None] | None:
-    """Returns a function that evicts `size` bytes at an address from all caches; None if the machine has none."""
+    """Returns a function that evicts `size` bytes at an address from all caches; None without such an instruction."""
     if platform.machine() != "x86_64" or platform.system() != "Linux" or not _has_instruction():
         return None
     try:
@@ -128,7 +128,7 @@ def _has_instruction() -> bool:
 #: Assumed size of the last-level cache if the system does not tell; larger than most.
 _ASSUMED_BYTES = 64 << 20
 #: Reading this many bytes takes some ten milliseconds on two cores. If the caches need more, the row's tensors are
-#: evicted line by line, and the read evicts what else the row used: workspaces, code, page tables.
+#: evicted line by line, and the read evicts all other data of the row: workspaces, code, page tables.
 EXPENSIVE_READ_BYTES = 128 << 20
 
 
@@ -137,7 +137,7 @@ class FlushPlan:
     """How the caches are flushed.
 
     Attributes:
-        cache_bytes: size of the largest last-level cache; None if the system does not tell.
+        cache_bytes: size of the largest last-level cache; None if the system does not report caches.
         caches: number of last-level caches that the process may use.
         whole_bytes: bytes to read to evict all caches.
         read_bytes: bytes to read before a sample whose tensors are known.
@@ -152,7 +152,7 @@ class FlushPlan:
 
 
 def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPlan:
-    """Plans how a number of threads flush the caches of some cores."""
+    """Returns how `threads` threads flush the caches of some cores."""
     domains = cache_domains(cores, root)
     if not domains:
         return FlushPlan(None, 1, 2 * _ASSUMED_BYTES, 2 * _ASSUMED_BYTES, by_line=False)
@@ -178,7 +178,7 @@ class CpuFlush:
         """
         plan, evict = self._plan, evictor() if self._plan.by_line else None
         places = _places(touched) if evict is not None and touched is not None else None
-        # Evicting larger tensors line by line takes longer than one read that evicts everything.
+        # The eviction of larger tensors line by line takes longer than one read that evicts everything.
         if evict is None or places is None or sum(places.values()) > plan.whole_bytes:
             self._read(plan.whole_bytes)
             return
@@ -196,7 +196,7 @@ class CpuFlush:
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
-    """Returns the sizes of the tensors' memory by address; None if a tensor has no memory, like a sparse tensor."""
+    """Returns the sizes of the tensors' memory by address; None if a tensor, such as a sparse tensor, has no memory."""
     try:
         storages = [tensor.untyped_storage() for tensor in tensors]
         places = {storage.data_ptr(): storage.nbytes() for storage in storages}

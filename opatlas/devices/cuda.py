@@ -83,9 +83,9 @@ class CudaDevice:
         return impl
 
     def available_bytes(self) -> int:
-        """Returns the device's free memory plus what torch's allocator holds unused, in bytes."""
+        """Returns the device's free memory plus the unused memory of torch's allocator, in bytes."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
-        # One call: memory_reserved and memory_allocated each sort about a hundred statistics, 0.2 ms for each row.
+        # One call, because memory_reserved and memory_allocated each sort about a hundred statistics (0.2 ms a row).
         bytes_of = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
         held = bytes_of["reserved_bytes"]["all"]["current"] - bytes_of["allocated_bytes"]["all"]["current"]
         return int(free + held)

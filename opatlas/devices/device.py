@@ -1,4 +1,4 @@
-"""Defines what a device is: its kind, its specification, its description, and the operations of an opened device.
+"""Defines devices: the kinds, the specification, the description, and the operations of an opened device.
 
 torch is imported only when a device is opened.
 """
@@ -58,7 +58,7 @@ class DeviceSpec:
         opener: "module:name" of a callable that takes the spec and the settings and returns the opened device;
             "" for the kinds in `KINDS`.
         name: name of the device's database folder; "" if it is not known.
-        alone: whether the process sees this device only. Otherwise it sees all devices and opens number `index`.
+        alone: whether the process sees this device only. Otherwise the process sees all devices and opens `index`.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class DeviceDescription:
     Attributes:
         name: the device's own name.
         facts: everything constant that may affect a duration: memory, cache sizes, threads, versions.
-        kind: the kind of its spec; "" is replaced by the code that opens the device.
+        kind: kind of the device's spec; the code that opens the device replaces "".
         state: values that change (temperature, power, use), read when the device was opened.
         no_custom_operators: why vllm-ascend's operators cannot be registered; "" if they can.
     """
@@ -112,11 +112,11 @@ class Device(Protocol):
         ...
 
     def available_bytes(self) -> int:
-        """Returns how much memory a row may use, in bytes."""
+        """Returns the memory that a row may use, in bytes."""
         ...
 
     def release_memory(self) -> None:
-        """Frees cached memory of rows that have ended."""
+        """Frees the cached memory of earlier rows."""
         ...
 
     def probe(self) -> None:
@@ -135,7 +135,8 @@ class Device(Protocol):
         """Removes the row's data from all caches before the next launch begins.
 
         Args:
-            touched: all tensors that the row reads and writes; None if they are not known. A device may flush more.
+            touched: all tensors that the row reads and writes; None if the tensors are not known. A device may flush
+                other data, too.
         """
         ...
 
@@ -146,7 +147,7 @@ class Device(Protocol):
 
         Args:
             when_waiting: called with the holder of the lock, if another row holds it.
-            when_taken: called when that wait ends.
+            when_taken: called at the end of that wait.
             limit_s: longest wait in seconds; None: no limit.
 
         Raises:

@@ -21,15 +21,15 @@ from opatlas.model.record import SessionHolder
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 
-#: Environment variable with the session (JSON of a `SessionHolder`) of a process and its children; lock files name it.
+#: Environment variable with the session (JSON of a `SessionHolder`) of a process and its children, for lock files.
 SESSION_VARIABLE = "OPATLAS_SESSION"
-#: Once rows have waited this long in total, the user is told which session holds the device.
+#: Total wait of the rows after which the user is told which session holds the device.
 ANNOUNCED_AFTER_S = 2.0
 #: Longest wait of a row. Rows of an hour are rare; an abandoned process may hold the lock for days.
 LONGEST_WAIT_S = 3600.0
 #: Interval between attempts to take the lock during a wait with a limit.
 _ASK_EVERY_S = 0.05
-#: Longest content that is read of a lock file, which another program may have written.
+#: Maximum length that is read of a lock file, which another program may have written.
 _MOST_READ = 4096
 #: Longest command line of a session in a lock file.
 _MOST_COMMAND = 200
@@ -40,7 +40,7 @@ class LockHolder:
     """The holder of a device's lock.
 
     Attributes:
-        name: session, process and command of the holder, as far as the lock file has them.
+        name: session, process and command of the holder, if the lock file contains them.
         path: the lock file.
         own_session: whether the holder is another worker of the waiting session.
     """
@@ -56,14 +56,14 @@ class LockHolder:
 class DeviceLock:
     """A file lock that is held while a row runs. The system releases it when the holding process ends.
 
-    This is a POSIX record lock, neither flock nor a library's lock: processes forked by a kernel do not inherit it, so
-    an abandoned process blocks nobody. Each row takes the lock anew. The file names the holder.
+    This is a POSIX record lock, neither flock nor a library's lock: a process that a kernel forks does not inherit the
+    lock, so an abandoned process blocks no other session. Each row takes the lock again. The file names the holder.
     """
 
     def __init__(self, path: Path) -> None:
         """Opens the lock file. Raises OpAtlasError if `path` is not a writable regular file of this user."""
         self._path = path
-        self._file = _opened(path)
+        self._file = _open_lock_file(path)
         self._session = _own_session()
         self._signature = json_line(asdict(self._session)).encode(errors="replace")
 
@@ -75,13 +75,13 @@ class DeviceLock:
 
         Args:
             when_waiting: called with the holder, if another process holds the lock.
-            when_taken: called when that wait ends.
+            when_taken: called at the end of that wait.
             limit_s: longest wait in seconds; None: no limit.
 
         Raises:
             DeviceGone: the lock was not released in time.
         """
-        if not self._taken():
+        if not self._try_take():
             holder = self._holder()
             when_waiting(holder)
             if limit_s is None:
@@ -97,17 +97,17 @@ class DeviceLock:
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _taken(self) -> bool:
+    def _try_take(self) -> bool:
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            # Which of these is raised depends on the system.
+            # The type of the error depends on the system.
             return False
         return True
 
     def _take_in_time(self, limit_s: float, holder: LockHolder) -> None:
         deadline = time.monotonic() + limit_s
-        while not self._taken():
+        while not self._try_take():
             if time.monotonic() > deadline:
                 raise lock_timeout(limit_s, holder)
             time.sleep(_ASK_EVERY_S)
@@ -123,13 +123,13 @@ class DeviceLock:
 class DeviceWaits:
     """Measures how long the rows of a process wait for their device, and tells the user which session holds it.
 
-    Used as a context around each job: a wait that has not ended when the job ends is ended then.
+    Used as a context around each job: the end of a job also ends its wait.
 
     Attributes:
         tell: shows a line to the user.
         others_s: seconds that rows have waited for other sessions.
         own_s: seconds that rows have waited for other workers of the same session.
-        interrupted: whether the last job ended while it waited.
+        interrupted: whether the last job ended during its wait.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -214,12 +214,12 @@ class LockWait:
 
 
 def lock_timeout(limit_s: float, holder: LockHolder) -> DeviceGone:
-    """Returns the error for a row that did not get its device in time."""
+    """Returns the error for a row that waited too long for its device."""
     return DeviceGone(f"waited {limit_s:g} s for the device, which another session has: {holder}; end that session")
 
 
 def announce_session(run_id: str, command: str) -> None:
-    """Sets the session that this process, and every process it starts, names in lock files."""
+    """Sets the session that this process and its descendants name in lock files."""
     os.environ[SESSION_VARIABLE] = json_line(asdict(_session_of_this_process(run_id, command)))
 
 
@@ -243,8 +243,8 @@ def device_lock(device: str) -> DeviceLock:
     return DeviceLock(Path(gettempdir()) / f"opatlas-{device}-{os.getuid()}.lock")
 
 
-def _opened(path: Path) -> int:
-    """Opens a lock file. Raises OpAtlasError if it cannot be opened, is no regular file, or is another user's."""
+def _open_lock_file(path: Path) -> int:
+    """Opens a lock file. Raises OpAtlasError if that fails, or for an irregular file or a file of another user."""
     remedy = "remove it, or set TMPDIR to another folder for temporary files"
     try:
         # Links are not followed: in a shared folder any user may have created one.
@@ -254,6 +254,6 @@ def _opened(path: Path) -> int:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         os.close(file)
-        whose = "belongs to another user" if stat.S_ISREG(found.st_mode) else "is no file"
+        whose = "belongs to another user" if stat.S_ISREG(found.st_mode) else "is not a regular file"
         raise OpAtlasError(f"{path}: the lock of the device {whose}: {remedy}")
     return file

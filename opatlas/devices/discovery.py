@@ -12,7 +12,7 @@ from opatlas.devices import npu_smi
 from opatlas.devices import nvidia as nvidia_smi
 from opatlas.devices.device import KINDS, DeviceSpec
 from opatlas.devices.npu_operators import operator_environment
-from opatlas.devices.npu_smi import candidate_names, confirmed_name
+from opatlas.devices.npu_smi import candidate_names, database_name_of_chip
 from opatlas.devices.nvidia import Gpu
 from opatlas.devices.system import read_text
 from opatlas.errors import OpAtlasError
@@ -51,15 +51,15 @@ def hides_all(variable: str, environment: Mapping[str, str] = os.environ) -> boo
 
 
 def pin_devices(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec]:
-    """Returns a spec for each visible device, whose process sees this device only."""
+    """Returns a spec for each visible device; the process of a spec sees this device only."""
     return [replace(device, index=index, pinned=(variable, name)) for index, name in enumerate(ids)]
 
 
 def device_environment(device: DeviceSpec) -> dict[str, str]:
     """Returns the environment variables that a process needs before it imports torch and opens the device."""
     operators = operator_environment() if device.kind == "npu" else {}
-    # Otherwise torch imports backends like torch_npu by itself, and fails if their libraries are missing. A device
-    # imports its own backend, with an error that names the remedy.
+    # Otherwise torch itself imports backends such as torch_npu, and fails if their libraries are missing. A device
+    # imports its own backend, and its error names the remedy.
     shown = [device.pinned] if device.pinned and device.alone else []
     return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **operators, **dict(shown)}
 
@@ -76,8 +76,8 @@ def available_devices(name: str | None) -> list[DeviceSpec]:
     """Returns the devices to replay on: NPUs if there are any, else GPUs, else the CPU as one device.
 
     Args:
-        name: name of a database folder, or a kind ("npu", "cuda", "cpu"). None: the best available kind; hidden
-            devices are left out, and GPUs if torch was built without CUDA.
+        name: name of a database folder, or a kind ("npu", "cuda", "cpu"). None: the best available kind, without hidden
+            devices, and without GPUs if torch was built without CUDA.
 
     Raises:
         OpAtlasError: the named device is not available, or cannot replay.
@@ -91,8 +91,8 @@ def available_devices(name: str | None) -> list[DeviceSpec]:
         return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
         raise OpAtlasError(
-            f"--device {name}: there is no such device here; give npu, cuda or cpu, the name of a device as its folder "
-            f"under database/data has it (this CPU's is {cpu_device_name()}), or leave --device out"
+            f"--device {name}: this machine has no such device; give npu, cuda or cpu, or the name of a folder "
+            f"in database/data (for this CPU {cpu_device_name()}), or leave --device out"
         )
     return [DeviceSpec("cpu", name=cpu_device_name())]
 
@@ -117,13 +117,13 @@ def database_name(devices: Sequence[DeviceSpec]) -> str:
 
 
 def npus_present() -> int:
-    """Returns how many NPUs a process on this machine, or in this container, can open."""
+    """Returns the number of NPUs that a process on this machine, or in this container, can open."""
     nodes = sum(bool(re.fullmatch(r"davinci\d+", path.name)) for path in _DEVICE_FILES.glob("davinci*"))
     return nodes or len(npu_smi.list_chips())
 
 
 def _npus(name: str | None) -> list[DeviceSpec]:
-    """Returns a spec for each visible NPU. Raises OpAtlasError if there is none."""
+    """Returns a spec for each visible NPU. Raises OpAtlasError if no NPU is visible."""
     present = npus_present()
     if not present:
         raise OpAtlasError(
@@ -136,14 +136,14 @@ def _npus(name: str | None) -> list[DeviceSpec]:
     if not ids:
         raise OpAtlasError(f"{variable} shows none of the {present} NPUs here: unset it, or list some of them (0,1)")
     by_logic = {str(chip.logic): chip for chip in npu_smi.list_chips()}
-    names = {confirmed_name(by_logic.get(visible), name) for visible in ids}
+    names = {database_name_of_chip(by_logic.get(visible), name) for visible in ids}
     # NPUs of one machine are usually alike. Durations of different NPUs do not belong into one folder.
     device = DeviceSpec("npu", name=names.pop() if len(names) == 1 else "")
     return pin_devices(device, variable, ids)
 
 
 def _gpus(name: str | None) -> list[DeviceSpec]:
-    """Returns a spec for each visible GPU, or for each visible GPU of a name. Raises OpAtlasError if there is none."""
+    """Returns a spec for each visible GPU, or each visible GPU of a name. Raises OpAtlasError if no GPU fits."""
     present = nvidia_smi.list_gpus()
     if not present:
         raise OpAtlasError(
@@ -187,7 +187,7 @@ def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
         if gpu.uuid.startswith(entry):
             return gpu
     raise OpAtlasError(
-        f"{VISIBLE['cuda']} names {entry!r}, which is none of the GPUs here "
+        f"{VISIBLE['cuda']} names {entry!r}, which is not among the GPUs here "
         f"({', '.join(gpu.uuid for gpu in present)}); parts of a GPU (MIG) are not replayed on"
     )
 

@@ -1,4 +1,4 @@
-"""Observes what disturbs a measurement on this machine: load, steal, other processes, the governor, CPU quotas.
+"""Observes disturbances of measurements on this machine: load, steal, other processes, the governor, CPU quotas.
 
 Values come from /proc, /sys and cgroups. A value that the system does not provide is None.
 """
@@ -28,8 +28,8 @@ from opatlas.text import parse_real, parse_whole
 LOAD_LIMIT = 0.5
 #: Work of other processes, in cores. A quarter of a core takes ten of every forty milliseconds, which affects samples.
 OTHER_CORES_LIMIT = 0.25
-#: Share of the time in which the hypervisor ran others on the cores. One percent exceeds the deviation of 0.5 % below
-#: which the stop rule considers a row quiet.
+#: Share of the time in which the hypervisor ran other machines on the cores. One percent exceeds 0.5 %, the deviation
+#: below which the stop rule considers a row quiet.
 STEAL_LIMIT_PERCENT = 1.0
 #: The only governor that keeps the clock frequency while a core is idle between samples.
 STEADY_GOVERNOR = "performance"
@@ -50,11 +50,11 @@ class MachineState:
         load_1min: load average over a minute.
         own_cores: average number of cores that this process and its descendants kept busy in the window.
         other_cores: average number of usable cores that all other processes kept busy in the window.
-        steal_percent: share of the window in which a hypervisor ran others on the usable cores.
+        steal_percent: share of the window in which a hypervisor ran other machines on the usable cores.
         governors: frequency governors of the usable cores; () if the system has none.
         turbo: whether clocks may exceed the nominal frequency.
         quota_cores: average number of cores that the CPU quota of the process's groups allows.
-        quota_periods: periods of that quota in the window, and how many of them were throttled.
+        quota_periods: numbers of periods and of throttled periods of that quota in the window.
     """
 
     window_s: float
@@ -80,7 +80,7 @@ class MachineState:
         """Returns the load average without this process and its descendants."""
         if self.load_1min is None:
             return None
-        # The kernel's average decays over a minute, so that work of the last seconds is a small part of it.
+        # The kernel's average decays over a minute, so that the last seconds have a small weight.
         own = (self.own_cores or 0.0) * (1 - math.exp(-self.window_s / _LOAD_S))
         return max(self.load_1min - own, 0.0)
 
@@ -92,7 +92,7 @@ class MachineState:
         """
         found = []
         needed = self.cores if needed_cores is None else min(needed_cores, self.cores)
-        # Other load does not disturb while it leaves as many cores idle as the session needs.
+        # Other load does not disturb if enough cores for the session stay idle.
         if self.other_load is not None and self.other_load > self.machine_cores - needed + LOAD_LIMIT:
             found.append(self.load)
         if self.other_cores is not None and self.other_cores > self.cores - needed + OTHER_CORES_LIMIT:
@@ -110,10 +110,10 @@ class MachineState:
 
 
 def needed_cores(devices: Sequence[DeviceSpec]) -> int | None:
-    """Returns how many cores a session on these devices needs; None: all, because the CPU is a device itself."""
+    """Returns the number of cores that a session on these devices needs; None: all, because a device is the CPU."""
     if any(device.kind == "cpu" for device in devices):
         return None
-    # For each device one core launches kernels, and one runs pytest.
+    # One core for each device launches kernels, and one core runs pytest.
     return 2 * len(devices)
 
 
@@ -124,7 +124,7 @@ class MachineWatch:
         """
         Args:
             root: folder that holds /proc and /sys.
-            own_pid: the session's process, which counts as own with its descendants; None: this process.
+            own_pid: id of the session's process, whose descendants belong to the session; None: this process.
         """
         self._root = root
         self._own_pid = own_pid or os.getpid()
@@ -194,7 +194,7 @@ class _Ticks:
 
 @dataclass(frozen=True)
 class _Clocks:
-    """Counters at one moment; differences of two give a window."""
+    """Counters at one moment; the difference of two moments describes a window."""
 
     at: float
     of_cpus: Mapping[int, _Ticks]
@@ -218,7 +218,7 @@ def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
 
 
 def _own_seconds(own_pid: int, root: Path) -> dict[int, float]:
-    """Returns the CPU seconds of a process and its descendants, with ended children; {} if the system does not tell."""
+    """Returns the CPU seconds of a process, its descendants and ended children; {} if the system has no /proc."""
     parents: dict[int, int] = {}
     seconds: Counter[int] = Counter()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -256,7 +256,7 @@ def _between(before: Periods | None, now: Periods | None) -> Periods | None:
 
 
 def _word(path: Path) -> str:
-    """Returns the first word of a file; "" if there is none."""
+    """Returns the first word of a file; "" for a missing or empty file."""
     words = " ".join(_lines(path)[:1]).split()
     return words[0] if words else ""
 

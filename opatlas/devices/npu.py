@@ -25,7 +25,7 @@ from opatlas.model.versions import cann_version
 
 #: L2 size of A2 and A3, which CANN does not always report.
 _ASSUMED_L2_BYTES = 192 << 20
-#: Smaller reported sizes are taken for missing.
+#: Smaller reported sizes count as missing.
 _LEAST_L2_BYTES = 1 << 20
 #: Bytes read per byte of L2 cache; a policy other than least-recently-used keeps some lines in one pass.
 _FLUSH_FACTOR = 2
@@ -51,7 +51,7 @@ class NpuDevice:
             self._npu.set_device(self.torch_device)
             self._properties = self._npu.get_device_properties(self.torch_device)
         except RuntimeError as error:
-            raise DeviceUnhealthy(f"{spec} cannot be opened: {_essence(error)}") from error
+            raise DeviceUnhealthy(f"{spec} cannot be opened: {_short_message(error)}") from error
         self._settings = settings
         self._spec = spec
         self._chip = _chip_of(spec)
@@ -68,7 +68,7 @@ class NpuDevice:
             "torch": str(torch.__version__),
             "torch_npu": str(self._torch_npu.__version__),
             "vllm_ascend": _version("vllm-ascend"),
-            # The running CANN, and the installed CANN that names the database's folder; they should be the same.
+            # The running CANN, and the installed CANN that names the database's folder. Both should be the same.
             "cann": _module_version(self._npu, "CANN"),
             "cann_toolkit": cann_version(),
             "driver": said.board.get("Software Version") or _module_version(self._npu, "DRIVER"),
@@ -102,7 +102,7 @@ class NpuDevice:
         return npu_operators.load_npu_call(npu)
 
     def available_bytes(self) -> int:
-        """Returns the device's free memory plus what torch's allocator holds unused, in bytes."""
+        """Returns the device's free memory plus the unused memory of torch's allocator, in bytes."""
         free, _ = self._npu.mem_get_info(self.torch_device)
         held = self._npu.memory_reserved(self.torch_device) - self._npu.memory_allocated(self.torch_device)
         return int(free + held)
@@ -145,13 +145,13 @@ def _expect_visible(npu: Any) -> None:
         raise OpAtlasError(f"{manager} may not be opened by this user: add it to the driver's group (HwHiAiUser)")
     raise OpAtlasError(
         f"CANN shows no NPU, though /dev has {', '.join(nodes)}"
-        + (f": ASCEND_RT_VISIBLE_DEVICES is {visible!r}, list some that are there" if visible is not None else "")
-        + "; npu-smi info tells whether they are healthy"
+        + (f": ASCEND_RT_VISIBLE_DEVICES is {visible!r}, list some of the present NPUs" if visible is not None else "")
+        + "; npu-smi info shows whether the NPUs are healthy"
     )
 
 
 def _chip_of(spec: DeviceSpec) -> Chip | None:
-    """Returns npu-smi's entry of a device; None if there is none."""
+    """Returns npu-smi's entry of a device; None if npu-smi does not list the device."""
     logic = spec.pinned[1] if spec.pinned else str(spec.index)
     return next((chip for chip in npu_smi.list_chips() if str(chip.logic) == logic), None)
 
@@ -170,8 +170,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _essence(error: Exception) -> str:
-    """Returns the first line of an error, which says what failed, and the line in which CANN gives the reason."""
+def _short_message(error: Exception) -> str:
+    """Returns the first line of an error, which names the failure, and the line with CANN's reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     why = [line for line in lines[1:] if re.match(r"\[Error\]:|E[A-Z0-9]\d{4}\b", line)]
     return " ".join([*lines[:1], *why[:1]]) or type(error).__name__

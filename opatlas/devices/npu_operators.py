@@ -27,7 +27,7 @@ OR = " or "
 
 
 def resolve_npu_call(name: str) -> Callable[..., Any]:
-    """Returns the function of a name such as "torch_npu.npu_rms_norm"; of alternatives the first existing one.
+    """Returns the function of a name such as "torch_npu.npu_rms_norm"; of several names the first existing function.
 
     Raises:
         Unsupported: no function has that name, for instance because a custom operator is not registered.
@@ -49,14 +49,14 @@ def _function(name: str) -> Callable[..., Any]:
         call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))
     except (ModuleNotFoundError, AttributeError) as error:
         raise Unsupported(f"{name} does not exist: {error}") from None
-    return _fitted(name, call) if isinstance(call, torch._ops.OpOverloadPacket) else call
+    return _adapt_to_version(name, call) if isinstance(call, torch._ops.OpOverloadPacket) else call
 
 
-def _fitted(name: str, operator: Any) -> Callable[..., Any]:
+def _adapt_to_version(name: str, operator: Any) -> Callable[..., Any]:
     """Returns a function that calls a custom operator with the arguments that its installed version takes.
 
-    Replays pass the arguments of later versions by name. An earlier version is called without those that are None or
-    empty.
+    Replays pass the arguments of later versions by name. An earlier version is called without its unknown arguments,
+    which must be None or empty.
     """
     schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
     known = {argument.name for schema in schemas for argument in schema.arguments}
@@ -82,10 +82,10 @@ LIBRARY_VARIABLE = "LD_LIBRARY_PATH"
 _VENDORS = Path("_cann_ops_custom", "vendors")
 _LIBRARIES = Path("op_api", "lib")
 
-#: torch_npu's message if an operator is registered but no kernel library has it.
+#: torch_npu's message for a registered operator that no kernel library contains.
 _NO_KERNEL = re.compile(r"\baclnn(\w+?)(?: or \w+)? not in (lib\w+\.so)")
 #: Messages of torch_npu and the loader if ATB is missing or has another version. The library's name alone is not
-#: enough: it is in the C++ stack of every error of an ATB kernel.
+#: enough, because the C++ stack of every error of an ATB kernel contains the name.
 _NO_ATB = re.compile(
     r"libatb\.so: cannot open|not in libatb\.so|libatb\.so ?not found"
     r"|Could not load this library: \S*libop_plugin_atb\.so|libop_plugin_atb\.so: undefined symbol|\bnnal package\b",
@@ -95,7 +95,7 @@ _ATB_ENVIRONMENT = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 
 def load_npu_call(name: str) -> Callable[..., Any]:
-    """Returns the NPU call of a name, after registering custom operators; of alternatives the first existing one.
+    """Returns the NPU call of a name, after registering custom operators; of several names the first existing call.
 
     Raises:
         MissingPrecondition: a custom operator is not registered; with the remedy.
@@ -114,7 +114,7 @@ def load_npu_call(name: str) -> Callable[..., Any]:
 
 
 def missing_kernel(text: str) -> ReplayError | None:
-    """Returns the error for a message which says that an operator has no kernel; None for other messages."""
+    """Returns the error for a message about a missing kernel of an operator; None for other messages."""
     found = _NO_KERNEL.search(text)
     if found is not None:
         what = f"no kernel {found[1]} in CANN's {found[2]} nor in a custom OPP"
@@ -131,16 +131,16 @@ def missing_kernel(text: str) -> ReplayError | None:
 
 
 def registration_obstacle() -> str:
-    """Returns why no custom operator can be registered in this process; "" if they can be or are registered."""
+    """Returns why this process cannot register custom operators; "" if the operators can be or are registered."""
     if find_spec("vllm_ascend") is not None or _is_registered("_C_ascend"):
         return ""
     return f"needs custom operators, and vllm-ascend, which brings them, is not installed: {remedy()}"
 
 
 def operator_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the two variables for a new process: their present values, extended by the OPPs of vllm-ascend.
+    """Returns the two variables for a new process: the present values, extended by the OPPs of vllm-ascend.
 
-    The loader reads LD_LIBRARY_PATH only at the start of a process. OPPs that the user names come before vllm-ascend's.
+    The loader reads LD_LIBRARY_PATH only at the start of a process. OPPs of the user precede the OPPs of vllm-ascend.
     Without any OPP the result is empty.
     """
     named = _entries(environment, PATH_VARIABLE)
@@ -167,7 +167,7 @@ def libraries(environment: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def remedy(environment: Mapping[str, str] = os.environ) -> str:
-    """Returns what to do if an operator of an OPP is missing, in one line."""
+    """Returns the remedy for a missing operator of an OPP, in one line."""
     if is_environment_set(environment):
         return f"{PATH_VARIABLE} and {LIBRARY_VARIABLE} are set; is this vllm-ascend built for this torch and CANN?"
     place = _place_of_vllm_ascend()
@@ -211,27 +211,27 @@ def _entries(environment: Mapping[str, str], variable: str) -> list[Path]:
 
 @cache
 def _register_extension() -> tuple[str, str]:
-    """Registers the operators of vllm-ascend's extension; returns what failed ("" for nothing) and the remedy."""
+    """Registers the operators of vllm-ascend's extension; returns the failure ("" for success) and the remedy."""
     if _place_of_vllm_ascend() is None:
         return "vllm-ascend is not installed", remedy()
-    enabling = _called("vllm_ascend.utils", "enable_custom_op")
+    enabling = _call_error("vllm_ascend.utils", "enable_custom_op")
     # enable_custom_op ignores errors of this import, and cannot be called without vLLM.
-    importing = _imported("vllm_ascend.vllm_ascend_C")
+    importing = _import_error("vllm_ascend.vllm_ascend_C")
     return importing and "; ".join(filter(None, (enabling, importing))), remedy()
 
 
 @cache
 def _register_triton(module: str) -> tuple[str, str]:
-    """Registers the Triton operators of a module of vllm-ascend; returns what failed ("" for nothing) and the remedy.
+    """Registers the Triton operators of a module of vllm-ascend; returns the failure ("" for success) and the remedy.
 
     Raises:
         MissingPrecondition: the kernels cannot be launched, because Triton does not know the device's number of cores.
     """
     remedy = "install vllm-ascend 0.13 or later, with vLLM and the triton-ascend of this CANN"
-    if failure := _imported(module):
+    if failure := _import_error(module):
         return failure, remedy
     # Sets the numbers of cores, which the kernels need.
-    if failure := _called("vllm_ascend.ops.triton.triton_utils", "init_device_properties_triton"):
+    if failure := _call_error("vllm_ascend.ops.triton.triton_utils", "init_device_properties_triton"):
         raise MissingPrecondition(f"{failure}: {remedy}")
     return "", remedy
 
@@ -246,8 +246,8 @@ _REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
 }
 
 
-def _imported(module: str) -> str:
-    """Imports a module that registers operators; returns the error, "" for none."""
+def _import_error(module: str) -> str:
+    """Imports a module that registers operators; returns the error, "" for success."""
     try:
         import_module(module)
     except Exception as error:  # a package with many dependencies may raise anything
@@ -255,9 +255,9 @@ def _imported(module: str) -> str:
     return ""
 
 
-def _called(module: str, function: str) -> str:
-    """Calls a function of a module, if it exists; returns the error, "" for none."""
-    if failure := _imported(module):
+def _call_error(module: str, function: str) -> str:
+    """Calls a function of a module, if the function exists; returns the error, "" for success."""
+    if failure := _import_error(module):
         return failure
     try:
         getattr(import_module(module), function, lambda: None)()

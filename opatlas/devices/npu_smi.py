@@ -1,4 +1,4 @@
-"""Reads npu-smi: the chips of a machine, their state, and the database folder to which a chip's durations belong.
+"""Reads npu-smi: the chips of a machine, their state, and the database folder of each chip.
 
 The output of npu-smi differs between drivers: tables are read by their header and fields by their names, and missing
 values are left out. Samples: npu-smi Command Reference (Huawei), and the tests.
@@ -21,7 +21,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, slug
 from opatlas.text import parse_whole
 
-#: npu-smi takes a second or two, and never returns if the driver is stuck.
+#: npu-smi takes a second or two, and does not return if the driver hangs.
 _TIMEOUT_S = 30
 _NO_VALUES = frozenset({"", "-", "NA", "N/A", "None"})
 #: Name of the card's microcontroller, which is listed with the chips.
@@ -30,12 +30,12 @@ _NOT_A_CHIP = "mcu"
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip in the table of `npu-smi info -m`. On an A3 a card, which npu-smi calls NPU, has two chips.
+    """A chip in the table of `npu-smi info -m`. On an A3 a card ("NPU" in npu-smi) has two chips.
 
     Attributes:
         npu, chip: numbers of card and chip for npu-smi (`-i`, `-c`).
         logic: number of the chip in ASCEND_RT_VISIBLE_DEVICES.
-        physical: number of the device file /dev/davinci{physical}; the logic number if npu-smi does not say.
+        physical: number of the device file /dev/davinci{physical}; the logic number if npu-smi does not show the file.
         name: such as "Ascend 910B3", or "Ascend910" on an A3.
     """
 
@@ -48,7 +48,7 @@ class Chip:
 
 def list_chips() -> tuple[Chip, ...]:
     """Returns the chips that npu-smi shows, in order of their logic numbers; () if npu-smi is missing or fails."""
-    return parse_chips(_ask("-m"))
+    return parse_chips(_query("-m"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class NpuSmiInfo:
 
 
 def query_chip(chip: Chip | None) -> NpuSmiInfo:
-    """Returns all fields of a chip; no fields for None, a chip that npu-smi does not show."""
+    """Returns all fields of a chip; no fields for None, which stands for a chip that npu-smi does not show."""
     if chip is None:
         return NpuSmiInfo({}, {})
     # In parallel, because each query takes about a second.
@@ -75,7 +75,7 @@ def query_chip(chip: Chip | None) -> NpuSmiInfo:
 
 
 def driver_version() -> str:
-    """Returns the driver's version, such as "24.1.rc2"; "" if npu-smi does not tell."""
+    """Returns the driver's version, such as "24.1.rc2"; "" if npu-smi does not show the version."""
     first = next(iter(list_chips()), None)
     if first is None:
         return ""
@@ -83,7 +83,7 @@ def driver_version() -> str:
 
 
 def query_common(chip: Chip) -> dict[str, str]:
-    """Returns number and frequency of the AI cores, temperature and power."""
+    """Returns the number and frequency of the AI cores, the temperature and the power."""
     return _of_chip(chip, "common")
 
 
@@ -93,7 +93,7 @@ def query_usages(chip: Chip) -> dict[str, str]:
 
 
 def _card(chip: Chip) -> dict[str, str]:
-    return parse_fields(_ask("-t", "board", "-i", str(chip.npu)))
+    return parse_fields(_query("-t", "board", "-i", str(chip.npu)))
 
 
 def _die(chip: Chip) -> dict[str, str]:
@@ -111,7 +111,7 @@ def parse_chips(text: str) -> tuple[Chip, ...]:
     for line in lines[header + 1 :]:
         cells = dict(zip(titles, line.split(None, len(titles) - 1), strict=False))
         npu, name = parse_whole(cells.get("NPU ID", "")), cells.get("Chip Name", "")
-        # A chip that cannot be used has the number -1, or none.
+        # A chip that cannot be used has the number -1, or no number.
         logic = parse_whole(cells.get("Chip Logic ID", str(len(found))))
         if npu is None or logic is None or not name or name.lower() == _NOT_A_CHIP:
             continue
@@ -137,11 +137,11 @@ def parse_fields(text: str) -> dict[str, str]:
 def _of_chip(chip: Chip, kind: str) -> dict[str, str]:
     # Drivers for cards with one chip may not support -c.
     card = ("-t", kind, "-i", str(chip.npu))
-    return parse_fields(_ask(*card, "-c", str(chip.chip)) or _ask(*card))
+    return parse_fields(_query(*card, "-c", str(chip.chip)) or _query(*card))
 
 
-def _ask(*arguments: str) -> str:
-    """Returns the output of `npu-smi info`; "" if it fails, as it does for unknown arguments."""
+def _query(*arguments: str) -> str:
+    """Returns the output of `npu-smi info`; "" for a failure, such as an unknown argument."""
     return run_tool("npu-smi", "info", *arguments, timeout_s=_TIMEOUT_S)
 
 
@@ -158,7 +158,7 @@ def _as_number(text: str) -> str | int | float:
 
 _A2_POWER = {"2": "376T", "2C": "376T", "3": "313T", "4": "280T", "4-1": "280T"}
 
-#: Power of a die with at most `_CORES_OF_560T` AI cores, and with more.
+#: Power of a die with at most `_CORES_OF_560T` AI cores, and of a die with more cores.
 _A3_POWERS = ("560T", "752T")
 _CORES_OF_560T = 20
 
@@ -187,12 +187,12 @@ def candidate_names(chip: Chip) -> tuple[str, ...]:
     return (slug(f"Ascend{plain}"),)
 
 
-def confirmed_name(chip: Chip | None, requested: str | None) -> str:
+def database_name_of_chip(chip: Chip | None, requested: str | None) -> str:
     """Returns the database name of an NPU: the requested name, or the only fitting one; "" if several names fit.
 
     Args:
-        chip: the chip that npu-smi shows; None if it shows none, so that the requested name cannot be checked.
-        requested: the requested name; None if there is none.
+        chip: the chip that npu-smi shows; None without a chip, so that the requested name cannot be checked.
+        requested: the requested name; None without a request.
 
     Raises:
         OpAtlasError: the requested name does not fit the chip.
@@ -201,9 +201,9 @@ def confirmed_name(chip: Chip | None, requested: str | None) -> str:
         return requested or ""
     names = candidate_names(chip)
     if requested and requested not in names:
-        fitting = f"--device {' or '.join(names)}" if names else "no name that is known"
+        fitting = f"--device {' or '.join(names)}" if names else "no known name"
         raise OpAtlasError(
-            f"--device {requested}: npu-smi shows {chip.name}, whose durations do not belong there; it fits {fitting}. "
+            f"--device {requested}: npu-smi shows {chip.name}, whose durations belong elsewhere: the chip fits {fitting}. "
             f"Leave --device out, or give the folder with --database-path"
         )
     return requested or (names[0] if len(names) == 1 else "")

@@ -36,7 +36,7 @@ class GpuProcess:
 
     Attributes:
         pid: process id for the driver; in a container this may be the host's id.
-        memory_bytes: memory of the process; None if the driver does not tell.
+        memory_bytes: memory of the process; None if the driver does not report the memory.
     """
 
     pid: int
@@ -51,33 +51,33 @@ class Nvml(Protocol):
         ...
 
     def state(self) -> Facts:
-        """Returns the current values of what changes."""
+        """Returns the current values of changing properties."""
         ...
 
     def throttles(self) -> tuple[str, ...]:
-        """Returns why the clocks are lowered now; () if they are not, or if the driver does not tell."""
+        """Returns why the clocks are lowered now; () for normal clocks, or if the driver reports no reasons."""
         ...
 
     def processes(self) -> tuple[GpuProcess, ...]:
-        """Returns the processes that compute on the GPU; () if there are none, or if the driver does not tell."""
+        """Returns the processes that compute on the GPU; () for an idle GPU, or if the driver reports no processes."""
         ...
 
 
 def open_nvml(name: str) -> Nvml:
-    """Opens NVML for a GPU. Without NVML the returned object has no answers, and its facts say why.
+    """Opens NVML for a GPU. Without NVML the returned object has no values, and its facts contain the reason.
 
     Args:
-        name: the GPU's UUID ("GPU-..."), the beginning of it, or the GPU's number, as in CUDA_VISIBLE_DEVICES.
+        name: the GPU's UUID ("GPU-..."), the beginning of the UUID, or the GPU's number, as in CUDA_VISIBLE_DEVICES.
     """
     try:
         import pynvml
     except ModuleNotFoundError:
-        return _NotThere("the package nvidia-ml-py is not installed: pip install 'opatlas[cuda]'")
+        return _MissingNvml("the package nvidia-ml-py is not installed: pip install 'opatlas[cuda]'")
     try:
         pynvml.nvmlInit()
         return _Nvml(pynvml, _handle(pynvml, name))
     except pynvml.NVMLError as error:
-        return _NotThere(str(error))
+        return _MissingNvml(str(error))
 
 
 def _handle(library: Any, name: str) -> Any:
@@ -93,7 +93,7 @@ def _handle(library: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _NotThere:
+class _MissingNvml:
     reason: str
 
     def facts(self) -> Facts:
@@ -116,7 +116,7 @@ class _Nvml:
 
     def facts(self) -> Facts:
         library, handle = self.library, self.handle
-        return self._answered(
+        return self._supported_values(
             {
                 "driver": library.nvmlSystemGetDriverVersion,
                 "nvml": library.nvmlSystemGetNVMLVersion,
@@ -132,7 +132,7 @@ class _Nvml:
 
     def state(self) -> Facts:
         library, handle = self.library, self.handle
-        return self._answered(
+        return self._supported_values(
             {
                 "temperature_c": lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU),
                 "power_w": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -157,12 +157,12 @@ class _Nvml:
             return ()
         return tuple(GpuProcess(process.pid, process.usedGpuMemory) for process in found)
 
-    def _answered(self, questions: Mapping[str, Callable[[], str | int | float]]) -> dict[str, str | int | float]:
-        """Returns the answers that this GPU and its driver support."""
+    def _supported_values(self, queries: Mapping[str, Callable[[], str | int | float]]) -> dict[str, str | int | float]:
+        """Returns the results of the queries that this GPU and its driver support."""
         answers = {}
-        for name, ask in questions.items():
+        for name, query in queries.items():
             try:
-                answers[name] = ask()
+                answers[name] = query()
             except self.library.NVMLError:  # not supported, or not permitted
                 continue
         return answers
@@ -215,7 +215,7 @@ class NvlinkIslands:
     Attributes:
         size: number of neighbouring GPUs in each island, if all islands have the same size; 1: there is no NVLink;
             None: not known, or islands of different sizes.
-        why: a description of what was found.
+        why: description of the found connections.
     """
 
     size: int | None
@@ -227,7 +227,7 @@ def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
     try:
         import pynvml
     except ModuleNotFoundError:
-        return NvlinkIslands(None, "a guess: nvidia-ml-py, which would tell of NVLink, is not installed")
+        return NvlinkIslands(None, "a guess: nvidia-ml-py, which reports NVLink, is not installed")
     try:
         pynvml.nvmlInit()
         try:
@@ -236,7 +236,7 @@ def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return NvlinkIslands(None, f"a guess: NVML does not tell of NVLink ({error})")
+        return NvlinkIslands(None, f"a guess: NVML does not report NVLink ({error})")
 
 
 def group_islands(count: int, joined: Callable[[int, int], bool]) -> NvlinkIslands:
@@ -277,7 +277,7 @@ def _connected(library: Any, one: Any, other: Any) -> bool:
     return bool(status == library.NVML_P2P_STATUS_OK)
 
 
-#: Most process ids in a message.
+#: Maximum number of process ids in a message.
 _NAMED = 3
 
 
@@ -289,7 +289,7 @@ class GpuState:
         gpu: the GPU's entry in CUDA_VISIBLE_DEVICES.
         readings: temperature, power, clocks, utilization, throttling; units are in the names.
         others: processes on the GPU that do not belong to the session.
-        throttles: why the clocks are lowered; () if they are not.
+        throttles: why the clocks are lowered; () for normal clocks.
     """
 
     gpu: str
@@ -298,7 +298,7 @@ class GpuState:
     throttles: tuple[str, ...]
 
     def disturbances(self) -> list[str]:
-        """Returns a phrase with numbers for each thing that is likely to disturb; [] on a quiet GPU."""
+        """Returns a phrase with numbers for each likely disturbance; [] on a quiet GPU."""
         found = []
         if self.others:
             memory = sum(other.memory_bytes or 0 for other in self.others) / 2**30

@@ -26,14 +26,14 @@ _OTHER_SYMBOLS = re.compile(r"undefined symbol|version `[^']*' not found|has no 
 
 
 class TorchNpuMissing(OpAtlasError):
-    """torch_npu cannot be imported; the message has the reason and the remedy."""
+    """torch_npu cannot be imported; the message contains the reason and the remedy."""
 
 
 def import_torch_npu() -> ModuleType:
     """Imports and returns torch_npu, which adds `torch.npu`.
 
     Raises:
-        TorchNpuMissing: torch_npu, CANN or the driver is missing, or torch has another version or is a GPU build.
+        TorchNpuMissing: torch_npu, CANN or the driver is missing, or torch is another version or a GPU build.
     """
     try:
         return import_module("torch_npu")
@@ -47,20 +47,20 @@ def import_torch_npu() -> ModuleType:
             f"torch_npu needs the package {error.name}, which is not installed: pip install {_distribution(error.name)}"
         ) from None
     except Exception as error:
-        raise TorchNpuMissing(_explained(f"{error}")) from error
+        raise TorchNpuMissing(_import_message(f"{error}")) from error
 
 
-def _explained(text: str) -> str:
-    """Translates the message of a failed import."""
+def _import_message(text: str) -> str:
+    """Returns the message of a failed import in plain words."""
     first = first_line(text)
     torch, torch_npu = _torch(), _version("torch_npu")
     if torch and torch_npu and not same_release(torch, torch_npu):
         return (
-            f"torch_npu {torch_npu} is not for torch {torch} ({first}): pip install torch_npu=={torch}, "
-            f"or the torch that it is for"
+            f"torch_npu {torch_npu} does not fit torch {torch} ({first}): pip install torch_npu=={torch}, "
+            f"or the version of torch that fits this torch_npu"
         )
     if library := _MISSING_LIBRARY.search(text):
-        return _without(library[1])
+        return _missing_library_message(library[1])
     if _OTHER_SYMBOLS.search(text):
         return (
             f"torch_npu {torch_npu} does not fit the installed CANN ({first}): install a pair of versions that "
@@ -71,7 +71,7 @@ def _explained(text: str) -> str:
     return f"torch_npu cannot be imported: {first}"
 
 
-def _without(library: str) -> str:
+def _missing_library_message(library: str) -> str:
     if _DRIVER_LIBRARIES.match(library):
         return (
             f"the NPU driver's {library} is not found: install driver and firmware, or, in a container, mount "
@@ -83,7 +83,7 @@ def _without(library: str) -> str:
     if scripts:
         return f"CANN's {library} is not found, though CANN is installed: run: source {scripts[0]}"
     return (
-        f"CANN is not there ({library} is not found): install the CANN toolkit and kernels, and run: "
+        f"CANN is missing ({library} is not found): install the CANN toolkit and kernels, and run: "
         f"source {_ASCEND}/ascend-toolkit/set_env.sh"
     )
 

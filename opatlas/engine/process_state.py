@@ -182,27 +182,27 @@ def _has_children() -> bool:
 def _of_torch(kind: str) -> dict[str, Reader]:
     readers: dict[str, Reader] = {}
     for name, function in _TOLD_BY_TORCH.items():
-        if (reader := _found(function)) is not None:
+        if (reader := _torch_attribute(function)) is not None:
             readers[name] = reader
     for names in _SETTINGS:
         for name in names:
-            if _found(name) is not None:
+            if _torch_attribute(name) is not None:
                 readers[f"torch.{name}"] = partial(attrgetter(name), torch)
                 break
     readers[f"autocast of {kind}"] = partial(torch.is_autocast_enabled, kind)
     for name in ("current_device", "current_stream"):
-        if (reader := _found(f"{kind}.{name}")) is not None:
-            readers[f"torch.{kind}.{name}"] = partial(_told, reader)
+        if (reader := _torch_attribute(f"{kind}.{name}")) is not None:
+            readers[f"torch.{kind}.{name}"] = partial(_as_text, reader)
     readers["functions"] = _Functions()
     return readers
 
 
-def _told(reader: Reader) -> str:
+def _as_text(reader: Reader) -> str:
     # Converted to text, because each call returns a new object for the same stream.
     return str(reader())
 
 
-def _found(name: str) -> Any:
+def _torch_attribute(name: str) -> Any:
     """Returns torch's object of a dotted name; None if it does not exist or cannot be read."""
     try:
         return attrgetter(name)(torch)

@@ -164,7 +164,7 @@ def test_runtime_column_that_contradicts_the_row(row, runtime, words):
 @pytest.mark.parametrize(
     ("row", "runtime", "words"),
     [
-        (DECODE, {"actual_seq_lengths_kv_values": "5,33,5"}, "a sequence of 33 keys takes 5 blocks"),
+        (DECODE, {"actual_seq_lengths_kv_values": "5,33,5"}, "a sequence of 33 keys needs 5 blocks"),
         (DECODE, {"actual_seq_lengths_kv_values": "5,5"}, "the number of sequences differs: 3 in slot 5"),
         (PAGED[0], {"actual_seq_lengths_kv_values": "2,9,9,9"}, "more queries than keys"),
         (DECODE, {"input_layout": "BNSD_NBSD"}, "a query of 3 axes is not BNSD_NBSD"),

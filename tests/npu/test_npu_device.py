@@ -140,7 +140,7 @@ def without_cann(npu_python):
 def test_without_cann(npu_python, without_cann):
     said = opened(npu_python, without_cann)
     assert said["error"] == "TorchNpuMissing"
-    assert said["message"].startswith("CANN is not there (lib")
+    assert said["message"].startswith("CANN is missing (lib")
     assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in said["message"]
 
 

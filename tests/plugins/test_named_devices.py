@@ -76,7 +76,7 @@ def test_theory_rows_go_to_the_device_that_is_named_here_or_not(name, folder, mo
     [
         ("npu", "there is no NPU here"),
         ("cuda", "there is no NVIDIA GPU here"),
-        ("foo", "there is no such device here; give npu, cuda or cpu"),
+        ("foo", "this machine has no such device; give npu, cuda or cpu"),
     ],
 )
 def test_a_kind_that_is_not_here_and_a_name_of_nothing_make_no_folder(name, words):

@@ -119,7 +119,7 @@ def test_versions_may_be_written_as_tags_and_folders_have_them(collected) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--device=ATLAS_800_A2_376T_64G"], "npu-smi shows Ascend910, whose durations do not belong there"),
+        (["--device=ATLAS_800_A2_376T_64G"], "npu-smi shows Ascend910, whose durations belong elsewhere"),
         (
             ["--versions=vllm=0.18.0,cann=10.0"],
             "--versions cann=10.0: rows would be measured with the installed CANN 8.5.0",

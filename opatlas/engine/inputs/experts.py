@@ -189,7 +189,7 @@ def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
 
 def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a combine row needs. Raises InvalidRow, MissingPrecondition."""
-    found = _chosen(combined(_slots(cells)[0], cells), ep_size(cells), options.ep_size)
+    found = _select_exchange(combined(_slots(cells)[0], cells), ep_size(cells), options.ep_size)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
@@ -244,7 +244,7 @@ def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]
     return [found for found in fitting if found.is_uniform] or fitting
 
 
-def _chosen(fitting: Sequence[Exchange], named: int | None, wanted: int | None) -> Exchange:
+def _select_exchange(fitting: Sequence[Exchange], named: int | None, wanted: int | None) -> Exchange:
     """Returns the exchange of the right number of ranks. Raises InvalidRow, MissingPrecondition.
 
     Args:
