@@ -203,8 +203,8 @@ def database_name_of_chip(chip: Chip | None, requested: str | None) -> str:
     if requested and requested not in names:
         fitting = f"--device {' or '.join(names)}" if names else "no known name"
         raise OpAtlasError(
-            f"--device {requested}: npu-smi shows {chip.name}, whose durations belong elsewhere: the chip fits {fitting}. "
-            f"Leave --device out, or give the folder with --database-path"
+            f"--device {requested}: npu-smi shows {chip.name}, whose durations belong elsewhere: the chip fits "
+            f"{fitting}. Leave --device out, or give the folder with --database-path"
         )
     return requested or (names[0] if len(names) == 1 else "")
 

@@ -1,4 +1,4 @@
-"""How durations are taken: instruments behind the Protocol in instrument.py.
+"""Instruments, which measure durations: one file for each, with the Protocol in instrument.py.
 
 instrument.py       the Instrument protocol, settings, samples, and the table of names
 timers.py           the instruments that time whole calls: clock and events

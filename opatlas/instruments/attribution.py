@@ -2,9 +2,9 @@
 
 A profile lists all kernels in the order in which the device ran them, including those of set-up, warm-up, cache flush
 and check. Before each row, and before and after each sample, the measuring process launches a mark: the negation of a
-tensor whose shape no model has. The shape in the profile shows which row or sample begins or ends. Marks are on the
-device's clock and in the same file as the kernels, for any profiler and any options; range markers of the host (mstx)
-are not.
+tensor whose shape no model has. The shape in the profile identifies the row or sample that begins or ends. Marks are
+on the device's clock and in the same file as the kernels, for any profiler and any options; range markers of the host
+(mstx) are neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opatlas.text import parse_whole
 from opatlas.typed_json import Count
 
 if TYPE_CHECKING:
-    # Not at run time, because it brings pandas, which device processes do without.
+    # Not imported at run time, because device processes do not import pandas.
     from opatlas.capture.single_launches import Launch
 
 #: Kernel type of a mark.
@@ -74,7 +74,7 @@ _CARRIERS = ("AIVKERNEL", "AICPUKERNEL")
 def count_collectives_once(
     kernel_type: str, calls: Sequence[Sequence[Launch]]
 ) -> tuple[Sequence[Sequence[Launch]], str]:
-    """Removes the launches that repeat a collective: its carrier kernels. Without the collective the carriers count.
+    """Removes the carrier kernels, which repeat a collective. In a call without the collective the carriers stay.
 
     Calls of other kernel types are returned unchanged, as are calls without a collective or a carrier.
 
@@ -89,7 +89,7 @@ def count_collectives_once(
         return calls, ""
     own = [[launch for launch in call if _is_collective(launch)] for call in calls]
     if any(own):
-        # A call without the collective becomes empty: its duration is not known.
+        # A call without the collective becomes empty, because its duration is not known.
         return own, ""
     carriers = [[launch for launch in call if _carries(launch)] for call in calls]
     if not any(carriers):
@@ -150,7 +150,7 @@ class ProfiledSamples:
 
     Attributes:
         calls: the launches of each sample in their order: the row's kernel and helper kernels.
-        assumption: what was assumed to find the samples; "" with marks.
+        assumption: assumption under which the samples were found; "" with marks.
     """
 
     calls: tuple[tuple[Launch, ...], ...]
@@ -159,7 +159,7 @@ class ProfiledSamples:
 
 @dataclass(frozen=True)
 class NoSamples:
-    """A profile has no reliable samples of a row, for this reason."""
+    """The reason why a profile has no reliable samples of a row."""
 
     reason: str
 
@@ -195,7 +195,7 @@ def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list
 
     Args:
         launches: launches of one process.
-        headless: number of the row whose mark is missing; None if there is none.
+        headless: number of the row whose mark is missing; None if all marks are present.
     """
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
     devices: dict[str, list[Launch]] = defaultdict(list)
@@ -243,7 +243,7 @@ def _checked_samples(
     if isinstance(found, NoSamples):
         return found
     taken, assumption = row.pending.samples, ""
-    # At least two samples, because one alone may be the remains of two whose marks were lost.
+    # At least two samples, because a single sample may combine two samples whose marks were lost.
     if row.pending.number == headless and 1 < len(found) < taken:
         assumption = f"the profile lost its first launches: {len(found)} of {taken} samples are left"
     elif len(found) != taken:
@@ -297,8 +297,8 @@ class OwnKernel:
         counters: means of the hardware counters over the same launches, by name.
         device_kernels: number of kernels of one call, including helper kernels.
         helper_kernels: microseconds of all other launches of a call by kernel type, mean over the samples.
-        assumptions: what was assumed.
-        ran_as: the sibling that ran in the place of the row's kernel; None for the kernel itself.
+        assumptions: assumptions about the samples.
+        ran_as: the sibling that ran in place of the row's kernel; None for the kernel itself.
     """
 
     durations_us: tuple[float, ...]
@@ -311,7 +311,7 @@ class OwnKernel:
 
 @dataclass(frozen=True)
 class AnotherCase:
-    """A call's duration is not that of its row, for this reason."""
+    """The reason why the duration of a call is not the duration of its row."""
 
     reason: str
 
@@ -333,7 +333,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
         if name not in types:
             continue
         compared = [_of_type(name, kernel_type, row, call) for call in calls]
-        own = [_fitting(of_call) for of_call in compared]
+        own = [_closest_launches(of_call) for of_call in compared]
         if not all(own):
             without = next(of_call for of_call, fitting in zip(compared, own, strict=True) if not fitting)
             differences.append(f"{name}: {without[0][1].difference}")
@@ -359,8 +359,8 @@ def _of_type(name: str, kernel_type: str, row: Mapping[str, str], call: Sequence
     ]
 
 
-def _fitting(compared: _Compared) -> _Compared:
-    """Returns the launches of the row's case that need the fewest assumptions."""
+def _closest_launches(compared: _Compared) -> _Compared:
+    """Returns the launches of the row's case with the fewest assumptions."""
     fitting = [each for each in compared if not each[1].difference]
     least = min((len(comparison.assumptions) for _, comparison in fitting), default=0)
     return [each for each in fitting if len(each[1].assumptions) == least]

@@ -1,8 +1,8 @@
 """Reads CUPTI's activity records, on which NVIDIA's profilers are based, directly from memory.
 
 The vendor's package cupti-python enables records and describes their layout. It creates a Python object for each
-record, which took 70 us (version 13.0.1), and a row has about a hundred records. Therefore callbacks here receive the
-library's buffers and read three numbers and a name of each record.
+record, which took 70 us (version 13.0.1), and a row has about a hundred records. Therefore the callbacks in this
+file receive the library's buffers and read three numbers and a name of each record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Layout:
 
     Attributes:
         fields: format of start, end, number of the launch, and address of the name, if the record has a name.
-        what: the name of records without one.
+        what: the name of records without a name.
     """
 
     fields: struct.Struct
@@ -65,7 +65,7 @@ class Layout:
                 continue
             if offsets.get(name, -1) < at:
                 raise InstrumentMissing(
-                    f"this version of cupti-python has an unknown record of a {what}: install another version"
+                    f"this version of cupti-python has an unsupported record of a {what}: install another version"
                 )
             form += f"{offsets[name] - at}x{code}"
             at = offsets[name] + struct.calcsize(f"<{code}")
@@ -125,7 +125,7 @@ class CuptiRecorder:
         self.register()
 
     def register(self) -> None:
-        """Requests the process's records, which CUPTI delivers to the last requester. Raises InstrumentMissing."""
+        """Requests the process's records; CUPTI delivers records to the last requester. Raises InstrumentMissing."""
         status = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
         if status:
             raise InstrumentMissing(f"CUPTI refuses to deliver records (status {status}): is a profiler running?")
@@ -133,7 +133,7 @@ class CuptiRecorder:
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
         self._records.clear()
-        # A new kernel may get the address of an unloaded one.
+        # A new kernel may get the address of an unloaded kernel.
         self._names.clear()
         for kind in self._kinds.values():
             self._cupti.activity_enable(kind)
@@ -145,7 +145,7 @@ class CuptiRecorder:
 
     def _read(self) -> Iterable[KernelRecord]:
         self._synchronize()
-        # All work has ended, so that no record is incomplete.
+        # No record is incomplete, because all work has ended.
         self._cupti.activity_flush_all(0)
         if self._broken:
             raise ReplayError(f"CUPTI's records cannot be read: {self._broken}")

@@ -15,7 +15,7 @@ from opatlas.instruments.stop_rule import Rule
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How rows are measured.
+    """The settings of a measurement.
 
     Attributes:
         repeat_count: number of samples; None: the stop rule decides.
@@ -24,8 +24,8 @@ class MeasureSettings:
         threads: number of CPU threads of torch; None: one for each core that the process may use.
         instrument: name of the instrument in `INSTRUMENTS`; None: the best one that works on the device.
         aic_metrics: group of hardware counters that Ascend's profilers record.
-        max_noise: largest relative standard deviation. Noisier rows are measured again, and fail if they stay noisy;
-            None: no limit.
+        max_noise: largest relative standard deviation; None: no limit. A noisier row is measured again, and fails if
+            the noise stays above the limit.
     """
 
     repeat_count: int | None = None
@@ -42,8 +42,8 @@ MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
 #: The instrument without a profiler, by kind of device.
 EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
-#: The instruments by kind of device and name, the best one first. Each value is the "module:function" that opens the
-#: instrument, given the settings.
+#: The instruments by kind of device and name, the best instrument first. Each value is the "module:function" that opens
+#: the instrument, given the settings.
 INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
     "cpu": {"wall-clock": "opatlas.instruments.timers:open_wall_clock"},
     "cuda": {
@@ -70,7 +70,7 @@ class Samples:
         pending: where a profile has the samples; None if the instrument needs no profile.
         profiled: the samples in the profile; None if the profile is read later by another process.
         notes: remarks for readers of the durations.
-        throttled: why the device lowered its clocks meanwhile; "" if it did not.
+        throttled: why the device lowered its clocks during the samples; "" for normal clocks.
     """
 
     durations_us: tuple[float, ...]
@@ -83,7 +83,7 @@ class Samples:
 
 
 class InstrumentMissing(OpAtlasError):
-    """An instrument cannot work on this machine; the message has the remedy."""
+    """An instrument cannot work on this machine; the message contains the remedy."""
 
 
 class Instrument(Protocol):
@@ -100,7 +100,7 @@ class Instrument(Protocol):
 
         Args:
             call: launches the kernel; may return before the kernel has ended on the device.
-            before_each: prepares each sample (flushes caches, restores inputs) and is not measured; may return before
+            before_each: prepares each sample (flushes caches, restores inputs), is not measured, and may return before
                 its work has ended on the device. None: a sample may average several consecutive calls.
             rule: a new rule for this row.
         """
@@ -108,7 +108,7 @@ class Instrument(Protocol):
 
 
 def choose_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the instrument for devices of a kind: the requested one, by default the best one.
+    """Returns the name of the instrument for devices of a kind: the requested or else the best instrument.
 
     Raises:
         OpAtlasError: devices of this kind have no such instrument.
@@ -120,10 +120,10 @@ def choose_instrument(kind: str, name: str | None) -> str:
 
 
 def choose_group_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the instrument for a group of devices: the requested one, by default the best one.
+    """Returns the name of the instrument for a group of devices: the requested or else the best instrument.
 
-    Without msprof on PATH events are the default, and not torch_npu's profiler: CANN's profiler cannot be started and
-    stopped for each message in processes that communicate.
+    Without msprof on PATH the default is events instead of torch_npu's profiler, because CANN's profiler cannot be
+    started and stopped for each message in processes that communicate.
 
     Raises:
         OpAtlasError: devices of this kind have no such instrument.
@@ -133,7 +133,7 @@ def choose_group_instrument(kind: str, name: str | None) -> str:
 
 
 def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
-    """Opens the instrument of the settings, by default the best one that works, for the device of this process.
+    """Opens the instrument of the settings, by default the best working instrument, for the device of this process.
 
     Imports torch.
 

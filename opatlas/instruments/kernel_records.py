@@ -23,7 +23,7 @@ from opatlas.model.errors import ReplayError
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
-#: Approximate duration of a queue of samples. Time limits are checked between queues only.
+#: Approximate duration of a queue of samples. Time limits are checked only between queues.
 _QUEUE_S = 0.05
 
 
@@ -32,7 +32,7 @@ class KernelRecord(NamedTuple):
 
     Attributes:
         order: increases with the order of launches.
-        name: name of a kernel, mangled or not; the kind of other records.
+        name: name of a kernel, mangled or not; for other records the kind.
         duration_us: time from start to end on the device, in microseconds.
     """
 
@@ -71,7 +71,7 @@ class KernelRecords:
         self._synchronize = synchronize
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`.
+        """Takes samples as `Instrument.sample` does.
 
         Raises:
             ReplayError: the records do not match the calls.
@@ -87,7 +87,7 @@ class KernelRecords:
                 names |= {kernels} if kernels else set()
                 if len(names) > 1:
                     several = " and ".join(sorted(" + ".join(map(_short, kind)) for kind in names))
-                    raise ReplayError(f"calls alike launched different kernels: {several}")
+                    raise ReplayError(f"equal calls launched different kernels: {several}")
                 (kernels,) = names
                 durations_us += [sum(record.duration_us for record in launched) for launched in calls]
         return Samples(tuple(durations_us), device_kernels=len(kernels))
@@ -105,7 +105,7 @@ class KernelRecords:
             return records()
 
     def _calls_at_once(self, call: Callable[[], object], before_each: Callable[[], None] | None) -> int:
-        # Includes unfinished work of earlier calls, which makes the queue rather too short than too long.
+        # Includes unfinished work of earlier calls, so that the queue may become too short but not too long.
         start = perf_counter()
         if before_each:
             before_each()

@@ -29,12 +29,12 @@ from opatlas.instruments.stop_rule import Rule
 #: of its window (Ascend/pytorch issue 167: one or two calls of ten).
 LEAD_IN_KERNELS = 16
 _LEAD_IN_S = 0.05
-#: Shape of the tensor that these kernels negate; differs from the shapes of all marks.
+#: Shape of the tensor that these kernels negate. No mark has this shape.
 LEAD_IN = (7,)
 
 
 class MarkedLaunches:
-    """Launches calls between marks (attribution.py). A profile of this process has the durations."""
+    """Launches calls between marks (attribution.py). A profile of this process contains the durations."""
 
     def __init__(self, name: str, device: torch.device, synchronize: Callable[[], None]) -> None:
         """
@@ -50,10 +50,10 @@ class MarkedLaunches:
         self._begin, self._end = self._mark(BEGIN_MARK), self._mark(END_MARK)
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`, but the durations are not known yet.
+        """Takes samples as `Instrument.sample` does, without durations, which a profile contains.
 
         Raises:
-            ValueError: the process has sampled `opatlas.instruments.attribution.MOST_ROWS` rows before.
+            ValueError: the process has already sampled `opatlas.instruments.attribution.MOST_ROWS` rows.
         """
         number = self._rows
         mark = self._mark(row_mark(number))
@@ -66,13 +66,13 @@ class MarkedLaunches:
             self._begin()
             call()
             self._end()
-            # Otherwise launches would queue up and exceed the time limit.
+            # Waits, because queued launches would exceed the time limit.
             self._synchronize()
             taken += 1
         return Samples((), pending=PendingSamples(number, taken))
 
-    def lead_in(self) -> None:
-        """Launches kernels that belong to no row, because a profiler may lose its first launches, and waits."""
+    def launch_padding(self) -> None:
+        """Launches kernels that belong to no row, and waits, because a profiler may lose its first launches."""
         launch = self._mark(LEAD_IN)
         for _ in range(LEAD_IN_KERNELS):
             launch()
@@ -91,12 +91,12 @@ def open_msprof(settings: MeasureSettings) -> MarkedLaunches:
 
 
 def marked_launches(profiler: str) -> MarkedLaunches:
-    """Returns an instrument that launches marks on the NPU of this process, for the profiler of that name."""
+    """Returns an instrument that launches marks on the NPU of this process, for the profiler `profiler`."""
     return MarkedLaunches(profiler, torch.device("npu"), torch.get_device_module("npu").synchronize)
 
 
 class TorchNpuProfiler:
-    """Profiles each row in a session of torch_npu.profiler, and reads its kernel_details.csv. Takes seconds a row."""
+    """Profiles each row in a session of torch_npu.profiler, and reads its kernel_details.csv. A row takes seconds."""
 
     name = TORCH_NPU_PROFILER
 
@@ -116,9 +116,9 @@ def sampled(
     marked = marked_launches(TORCH_NPU_PROFILER)
     # Without a schedule, because kernels are lost between the profiler's warm-up and its recording.
     with profiling(str(folder), metrics):
-        marked.lead_in()
+        marked.launch_padding()
         samples = marked.sample(call, before_each, rule)
-    return replace(samples, profiled=_found(folder, samples))
+    return replace(samples, profiled=_read_samples(folder, samples))
 
 
 def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
@@ -138,19 +138,19 @@ def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
     return session
 
 
-def _found(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
-    # Brings pandas, which other device processes do without.
+def _read_samples(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
+    # Imported here, because other device processes do not import pandas.
     from opatlas.capture.single_launches import read_launches
 
     assert samples.pending is not None
     files = sorted(folder.rglob("kernel_details.csv"))
     if len(files) != 1:
-        return NoSamples(f"torch_npu.profiler wrote {len(files)} files kernel_details.csv: its messages say why")
+        return NoSamples(f"torch_npu.profiler wrote {len(files)} files kernel_details.csv: see its messages")
     try:
         read = read_launches(files[0])
     except TableError as error:
         return NoSamples(str(error))
-    # With a single row the marks are enough to find its samples; kernel type and cells are not used.
+    # The marks identify the samples of a single row; kernel type and cells are not used.
     (found,) = attribute(read.launches, [ProfiledRow("", {}, samples.pending)])
     return found
 

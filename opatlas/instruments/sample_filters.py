@@ -1,4 +1,4 @@
-"""Discards disturbed samples: of a process that was stopped meanwhile, or of a throttled device."""
+"""Discards disturbed samples: samples during which the process was stopped, or the device was throttled."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opatlas.instruments.instrument import Instrument, Samples
 from opatlas.instruments.stop_rule import Rule
 from opatlas.model.errors import ReplayError
 
-#: Most samples of a row that may be discarded because the process was stopped.
+#: Maximum number of samples of a row that are discarded because the process was stopped.
 _MOST_DROPPED = 10
 
 _count = 0
 
 
 def count_stops() -> None:
-    """Starts the counting of `stops`. Does nothing outside the main thread, which alone may handle signals."""
+    """Starts the count of `stops`. Does nothing outside the main thread, because only that thread handles signals."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGCONT) is _on_continue:
         return
     signal.signal(signal.SIGCONT, _on_continue)
@@ -42,7 +42,7 @@ class StopFilter:
     """Discards the samples of a row during which the process was stopped."""
 
     def __init__(self, rule: Rule) -> None:
-        """`rule` tells whether any rank of a group was stopped."""
+        """`rule` shares between the ranks of a group whether a rank was stopped."""
         self._rule = rule
         self._before = 0
         self._dropped = 0
@@ -51,8 +51,8 @@ class StopFilter:
         """Marks the beginning of a sample."""
         self._before = stops()
 
-    def is_spoilt(self) -> bool:
-        """Returns whether the process was stopped during the sample that has just ended, so that it must be repeated.
+    def is_disturbed(self) -> bool:
+        """Returns whether the process was stopped during the last sample, which must be repeated then.
 
         Raises:
             ReplayError: the process was stopped too often.
@@ -74,8 +74,8 @@ class StopFilter:
         return (f"{dropped}: the process was stopped meanwhile",) if self._dropped else ()
 
 
-#: Waits for the end of throttling, in seconds. A power cap caused by an earlier row ends within tenths of a second. A
-#: longer one is caused by the row itself: large matrix products reach the power limit, and heat stays for hours.
+#: Waits for the end of throttling, in seconds. A power cap from an earlier row ends within tenths of a second. A
+#: longer cap comes from the row itself: large matrix products reach the power limit, and heat stays for hours.
 _PAUSES_S = (0.1, 0.4)
 
 
@@ -95,7 +95,7 @@ class UnthrottledInstrument:
         """
         Args:
             instrument: the wrapped instrument.
-            throttles: returns why the clocks are lowered now; () if they are not.
+            throttles: returns why the clocks are lowered now; () for normal clocks.
             sleep: waits some seconds; replaced in tests.
         """
         self.name = instrument.name
@@ -104,7 +104,10 @@ class UnthrottledInstrument:
         self._sleep = sleep
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`. The notes count discarded samples; `throttled` refers to the kept samples."""
+        """Takes samples as `Instrument.sample` does, without samples of a throttled device.
+
+        The notes count discarded samples; `throttled` refers to the kept samples.
+        """
         dropped, reasons = 0, self._throttles()
         stops = list(_PAUSES_S)
         while True:

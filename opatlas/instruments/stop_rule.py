@@ -1,7 +1,7 @@
 """Decides when a row has enough samples.
 
-The idea is nvbench's: sampling stops when the relative standard deviation is small, or when it has settled, because
-more samples do not reduce the noise of a noisy machine. At least ten samples are taken, unless a time limit ends first.
+As in nvbench, sampling stops when the relative standard deviation is small or settled, because more samples do not
+reduce the noise of a noisy machine. At least ten samples are taken, unless a time limit ends first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _QUIET = 0.005
 #: as long as `LEAST_SAMPLES`, so that a few similar samples do not end a row.
 _SETTLED = 0.10
 SETTLED_WINDOW = 10
-#: Most samples of a row whose noise never settles. Kernels of a few microseconds settle much earlier.
+#: Maximum number of samples of a row whose noise never settles. Kernels of a few microseconds settle much earlier.
 MOST_SAMPLES = 200
-#: Number of samples if their durations, and so their noise, are known only later.
+#: Number of samples whose durations and noise are known only later.
 _UNSEEN_SAMPLES = 20
 
 
@@ -43,7 +43,7 @@ class Rule(Protocol):
         ...
 
     def batch(self, count: int) -> int:
-        """Returns how many samples to take before the next call of `enough`, after `count` samples."""
+        """Returns the number of samples to take after `count` samples, before the next call of `enough`."""
         ...
 
     def any_rank(self, happened: bool) -> bool:
@@ -56,7 +56,7 @@ class Rule(Protocol):
 
 
 class StopRule:
-    """The Rule for one row. Its time limit starts with the first question."""
+    """The Rule for one row. The time limit starts with the first call of a method."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.instruments.sample_filters import StopFilter, stops
 from opatlas.instruments.stop_rule import Rule
 
-#: Shortest sample of the wall clock: reading the clock takes about 50 ns, which is less than 0.1 % of this.
+#: Shortest sample of the wall clock. A reading of the clock takes about 50 ns, less than 0.1 % of this duration.
 _SHORTEST_SAMPLE_NS = 50_000
 _MOST_CALLS_PER_SAMPLE = 10_000
 
@@ -25,7 +25,7 @@ _MOST_CALLS_PER_SAMPLE = 10_000
 class WallClock:
     """Measures calls with `time.perf_counter_ns` while garbage collection is paused.
 
-    On a CPU the duration includes torch's dispatch, as it does for a caller.
+    On a CPU the duration includes torch's dispatch, like the duration that a caller sees.
     """
 
     name = "wall-clock"
@@ -43,13 +43,13 @@ class WallClock:
                 for _ in range(calls):
                     call()
                 stop = perf_counter_ns()
-                if not sample.is_spoilt():
+                if not sample.is_disturbed():
                     durations_us.append((stop - start) / calls / 1000)
         return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
 
 
 def _calls_per_sample(call: Callable[[], object]) -> int:
-    """Returns how many calls together take at least `_SHORTEST_SAMPLE_NS`."""
+    """Returns the number of calls that together take at least `_SHORTEST_SAMPLE_NS`."""
     calls = 1
     while True:
         before = stops()
@@ -69,8 +69,8 @@ def open_wall_clock(settings: MeasureSettings) -> WallClock:
     return WallClock()
 
 
-#: Shortest sample between events. Device clocks tick in steps of up to a microsecond, 0.1 % of this; and of several
-#: consecutive calls only the first waits for the host, if kernels take longer than their launch.
+#: Shortest sample between events. Device clocks tick in steps of up to a microsecond, 0.1 % of this duration. Only the
+#: first of several consecutive calls waits for the host, if kernels take longer than their launch.
 _SHORTEST_EVENTS_US = 1_000.0
 _MOST_CALLS_BETWEEN_EVENTS = 1_000
 
@@ -88,7 +88,7 @@ class Event(Protocol):
 
 
 class DeviceEvents:
-    """Measures with two events around each call, or around several consecutive calls if nothing prepares them."""
+    """Measures with two events around each call, or around several consecutive calls without `before_each`."""
 
     def __init__(self, name: str, event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
         """
@@ -102,7 +102,7 @@ class DeviceEvents:
         self._synchronize = synchronize
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`. Kernels on other streams than the current one are not measured."""
+        """Takes samples as `Instrument.sample` does. Kernels outside the current stream are not measured."""
         with gc_paused():
             calls = 1 if before_each else self._calls_per_sample(call)
             durations_us: list[float] = []
@@ -111,10 +111,10 @@ class DeviceEvents:
                 if before_each:
                     before_each()
                     self._synchronize()
-                # If the host is stopped before the launch, the pause lies between the events.
+                # A stop of the host before the launch lies between the events.
                 sample.begin()
                 duration_us = self._duration_us(call, calls) / calls
-                if not sample.is_spoilt():
+                if not sample.is_disturbed():
                     durations_us.append(duration_us)
         return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
 
@@ -123,12 +123,12 @@ class DeviceEvents:
         for _ in range(calls):
             call()
         self._stop.record()
-        # Events complete in the stream's order: after the second one everything between them has ended.
+        # Events complete in the stream's order: after the second event all work between the events has ended.
         self._stop.synchronize()
         return self._start.elapsed_time(self._stop) * 1000
 
     def _calls_per_sample(self, call: Callable[[], object]) -> int:
-        """Returns how many calls together take at least `_SHORTEST_EVENTS_US`."""
+        """Returns the number of calls that together take at least `_SHORTEST_EVENTS_US`."""
         calls = 1
         while True:
             before = stops()

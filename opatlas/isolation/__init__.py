@@ -1,4 +1,4 @@
-"""Processes that pytest starts and watches: the device process, from outside and from inside, and what ends it.
+"""Processes that pytest starts and watches: the device process, its control from pytest, and its end.
 
 executor.py             the protocols of what runs jobs: Executor, BatchExecutor
 in_process.py           an Executor in pytest itself (--in-process)

@@ -1,8 +1,8 @@
 """Transfers messages between pytest and a process that pytest has started, whose kernels may misuse any descriptor.
 
 A frame is a random token of the channel, the length of the message, and the pickled message. The token distinguishes
-messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a frame. The started
-process closes its end in all processes that it forks or executes.
+messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a frame. Processes
+that the started process forks or executes do not inherit its end of the channel.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from opatlas.instruments.instrument import MeasureSettings
 
 _TOKEN_BYTES = 16
 _LENGTH = struct.Struct("!I")
-#: Longest message. A message of a million samples has less than a tenth of it.
+#: Longest message, in bytes. A message of a million samples is less than a tenth as long.
 _MOST_BYTES = 256 << 20
 _READ_BYTES = 1 << 16
-#: How long a process may leave a message unread.
+#: Maximum time in which a process reads a message.
 _SEND_TIMEOUT_S = 60.0
 #: Messages that a process sent before its end arrive within this time after its end.
 _LAST_WORDS_S = 0.2
 
 
 class ChannelBroken(Exception):
-    """Bytes that are no valid message arrived, so that the channel cannot be used any more."""
+    """The channel cannot be used any more, because bytes arrived that are not a valid message."""
 
 
 class _Frames:
@@ -58,7 +58,7 @@ class _Frames:
     def next(self) -> Any | None:
         """Returns the next message; None if its frame is incomplete. Raises ChannelBroken."""
         if not self._token.startswith(self._bytes[:_TOKEN_BYTES]):
-            raise ChannelBroken("bytes that are no message came over the connection")
+            raise ChannelBroken("bytes that are not a message came over the connection")
         header = _TOKEN_BYTES + _LENGTH.size
         if len(self._bytes) < header:
             return None
@@ -72,13 +72,13 @@ class _Frames:
         try:
             return pickle.loads(content)
         except Exception as error:
-            raise ChannelBroken(f"a message that cannot be read came over the connection ({error!r})") from error
+            raise ChannelBroken(f"an unreadable message came over the connection ({error!r})") from error
 
 
 def _frame(token: bytes, message: object) -> bytes:
     content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     if len(content) > _MOST_BYTES:
-        raise ValueError(f"a message of {len(content)} bytes is longer than the {_MOST_BYTES} that are read")
+        raise ValueError(f"a message of {len(content)} bytes exceeds the limit of {_MOST_BYTES} bytes")
     return token + _LENGTH.pack(len(content)) + content
 
 
@@ -99,7 +99,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Sends a message. Raises OSError if the other end is closed, or does not read in time."""
+        """Sends a message. Raises OSError if the other end is closed, or does not read the message in time."""
         self._write(_frame(self._token, message))
 
     def take(self) -> Any | None:
@@ -108,7 +108,7 @@ class Channel:
         Raises:
             EOFError: the other end was closed.
             OSError: the other end was closed before it had read everything.
-            ChannelBroken: the arrived bytes are no message.
+            ChannelBroken: the arrived bytes are not a message.
         """
         while (message := self._frames.next()) is None:
             try:
@@ -121,12 +121,12 @@ class Channel:
         return message
 
     def receive(self, limit_s: float | None, end: int | None = None) -> Any | None:
-        """Waits for the next message, and returns None if it has not arrived completely in time.
+        """Waits for the next message, and returns None if the message does not arrive completely in time.
 
         Args:
             limit_s: longest wait in seconds; None: no limit.
             end: a descriptor that becomes readable when the other process has ended; the channel alone does not show
-                this if a fork of the process holds it open.
+                the end if a fork of the process holds the channel open.
 
         Raises:
             EOFError: the other end was closed, or the process has ended.
@@ -167,9 +167,9 @@ def _wait_for_room(end: socket.socket, limit_s: float) -> None:
 
 
 class ChildChannel:
-    """The end of a process that pytest has started. Processes that it forks or executes do not have the channel.
+    """The process's end of a channel, which forked and executed processes do not inherit.
 
-    If a fork made in a kernel returns, it ends as soon as it would use the channel.
+    A fork made in a kernel that returns ends as soon as it uses the channel.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -184,7 +184,7 @@ class ChildChannel:
         self._frames = _Frames(self._token)
 
     def send(self, message: object) -> None:
-        """Sends a message. Ends this process if the descriptor is not the channel any more."""
+        """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""
         self._expect_own()
         self._socket.sendall(_frame(self._token, message))
 
@@ -201,7 +201,7 @@ class ChildChannel:
 
     @contextmanager
     def only_here(self) -> Iterator[None]:
-        """Returns a context that a fork made inside does not leave: the fork ends there."""
+        """Returns a context at whose end a fork of this process ends, if the fork was made inside the context."""
         try:
             yield
         finally:
@@ -220,7 +220,7 @@ class ChildChannel:
         self.close()
 
     def _read(self, most: int, at_least: int | None = None) -> bytes:
-        """Reads `most` bytes, or between `at_least` and `most` bytes."""
+        """Reads `most` bytes, or `at_least` to `most` bytes."""
         data = b""
         while len(data) < (at_least or most):
             self._expect_own()
@@ -268,7 +268,7 @@ class Start:
 
     Attributes:
         spec: the device to open.
-        settings: how to measure.
+        settings: settings of the measurement.
         sys_path: pytest's import path.
     """
 
@@ -295,7 +295,7 @@ class NotReady:
     """The answer of a device process that cannot run rows.
 
     Attributes:
-        reason: why.
+        reason: reason in words.
         unhealthy: whether the device exists, but fails its probe.
         alone: False if the device works, but its rank did not meet the other ranks of its group.
     """
@@ -307,7 +307,7 @@ class NotReady:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Says that a job waits for its device, whose lock another process holds.
+    """Reports that a job waits for its device, whose lock another process holds.
 
     Attributes:
         holder: the holder of the lock.
@@ -318,7 +318,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class LockTaken:
-    """Says that a waiting job has its device. The job's deadline begins here."""
+    """Reports that a waiting job has its device. The job's deadline begins with this message."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class Answer:
     """Any message of a process about a job.
 
     Attributes:
-        job_id: id of the job; answers to other jobs than the current one are discarded.
+        job_id: id of the job; answers to other jobs than the current job are discarded.
         content: a RowOutcome, Waiting, LockTaken or, from a rank of a group, Reached.
     """
 

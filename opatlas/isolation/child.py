@@ -1,4 +1,4 @@
-"""Starts and ends a process so that neither it nor its descendants outlive pytest, and describes how it ended."""
+"""Starts and ends a process so that neither the process nor its descendants outlive pytest; describes its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], Channel]:
     """Starts a process under a keeper (opatlas/isolation/keeper.py) in a process group of its own.
 
-    Output is inherited: pytest captures it, or shows it with -s.
+    The process inherits stdout and stderr: pytest captures the output, or shows the output with -s.
 
     Args:
         command_of: returns the command, given the descriptor of the process's end of the channel.
@@ -40,7 +40,7 @@ def start(
         The keeper, and the channel to the process.
 
     Raises:
-        OSError: the system cannot start the process, for instance because there are too many.
+        OSError: the system cannot start the process, for instance because too many processes exist.
     """
     ours, theirs = socket.socketpair()
     channel, fd = Channel(ours), str(theirs.fileno())
@@ -63,8 +63,8 @@ def start(
 class EndIfInterrupted:
     """A context around the use of a process, which ends the process if an exception leaves the context.
 
-    Otherwise a late answer of the process would be taken for the answer to the next message. Such an exception is a
-    second Ctrl-C, a timeout of pytest-timeout, or a mistake of ours.
+    Otherwise a late answer of the process would count as the answer to the next message. Such an exception is a second
+    Ctrl-C, a timeout of pytest-timeout, or an error in OpAtlas.
     """
 
     def __init__(self, end_process: Callable[[], object]) -> None:
@@ -73,7 +73,7 @@ class EndIfInterrupted:
 
     def __enter__(self) -> None:
         if self._entered:
-            # Ending the process was interrupted before.
+            # An earlier attempt to end the process was interrupted.
             self._end_process()
         self._entered = True
 
@@ -104,8 +104,8 @@ def print_to_stderr(text: str) -> None:
 def open_pidfd(pid: int) -> int | None:
     """Returns a descriptor that becomes readable when the process ends; None if the system has no pidfds.
 
-    The caller closes the descriptor. A connection to the process does not always show its end, because forks of a
-    kernel, or a launcher, may hold the connection open.
+    The caller closes the descriptor. A connection to the process does not always show the end of the process, because
+    forks of a kernel, or a launcher, may hold the connection open.
     """
     with contextlib.suppress(AttributeError, OSError):
         # Fails on old Linux and on other systems.
@@ -114,7 +114,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def memory_kills() -> int:
-    """Returns how many processes the system has killed for lack of memory since its start; 0 if it does not tell."""
+    """Returns the number of processes that the system has killed for lack of memory; 0 if the number is unknown."""
     found = re.search(r"^oom_kill (\d+)$", read_text(Path("/proc/vmstat")), flags=re.MULTILINE)
     return int(found[1]) if found else 0
 

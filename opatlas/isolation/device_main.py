@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def main(fd: int, *, under_launcher: bool) -> None:
     """Runs the jobs that arrive over `fd` until the connection is closed."""
     if not under_launcher:
-        # A launcher may start this process from a thread, whose end would count as the parent's. The keeper ends the
-        # whole group in any case.
+        # Not under a launcher, because the end of a launcher's thread would count as the end of the parent. The keeper
+        # ends the whole group in any case.
         die_with_parent()
     # A segfault prints its Python stack to stderr, which is part of the row's report.
     faulthandler.enable()

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class ExcludedDevices:
-    """The devices that a session no longer uses, with the reasons. A folder shares them between its processes."""
+    """The devices that a session no longer uses, with reasons. A folder shares the devices between processes."""
 
     def __init__(self, folder: Path | None) -> None:
         """`folder` is None if the session has only one process."""
@@ -29,12 +29,12 @@ class ExcludedDevices:
         """Excludes a device from now on."""
         self._reasons[spec.index] = reason
         if self._folder is not None:
-            # If the disk is full, the other processes find out by themselves.
+            # If the disk is full, the other processes detect the failure of the device themselves.
             with contextlib.suppress(OpAtlasError):
                 write_text(self._file(spec.index), reason)
 
     def reason(self, spec: DeviceSpec) -> str | None:
-        """Returns why a device is excluded; None if it is not."""
+        """Returns why a device is excluded; None for a device that is not excluded."""
         if spec.index not in self._reasons and self._folder is not None and self._file(spec.index).exists():
             self._reasons[spec.index] = self._file(spec.index).read_text(encoding="utf-8")
         return self._reasons.get(spec.index)

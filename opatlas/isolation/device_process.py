@@ -37,13 +37,13 @@ from opatlas.isolation.fresh_python import import_paths, module_command
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
-#: How long a process may take to start. Importing torch (and torch_npu) from a cold disk takes tens of seconds.
+#: Maximum time that a process takes to start. Imports of torch (and torch_npu) from a cold disk take tens of seconds.
 _START_TIMEOUT_S = 300.0
-#: How long a process may take to end by itself after its connection was closed: torch's cleanup takes a while.
+#: Maximum time that a process takes to end after its connection was closed: torch's cleanup takes a while.
 _END_TIMEOUT_S = 10.0
 #: The same for a process under a launcher, whose libraries a profiler has hooked.
 PROFILED_END_TIMEOUT_S = 60.0
-#: How long after a connection has ended the process may take to end, so that its exit code is known.
+#: Maximum time between the end of a connection and the end of its process, after which the exit code is known.
 _LAST_WORDS_S = 0.2
 #: Last word on the command line of a device process whose parent is not its keeper.
 UNDER_LAUNCHER = "--under-launcher"
@@ -53,7 +53,7 @@ class Launcher(Protocol):
     """A program under which a device process runs, such as a profiler.
 
     Attributes:
-        patience_s: how long the launcher may take to end after the process, in seconds.
+        patience_s: maximum time in seconds between the end of the process and the end of the launcher.
     """
 
     patience_s: float
@@ -81,8 +81,8 @@ class DeviceProcess:
         Args:
             spec: the device.
             settings: how rows are measured.
-            launcher: the program under which the process runs; None: none.
-            waits: measures the waits for the device; None: they are only shown to the user.
+            launcher: the program under which the process runs; None: no program.
+            waits: measures the waits for the device; None: the waits are only shown to the user.
         """
         self._launcher = launcher
         self._waits = waits or DeviceWaits(print_to_stderr)
@@ -126,7 +126,7 @@ class DeviceProcess:
                 except ChannelBroken as broken:
                     self._kill()
                     if isinstance(broken, _LateAnswer) and attempt == 0:
-                        # A process that an earlier row left behind sent the answer.
+                        # A leftover process of an earlier row sent the answer.
                         continue
                     return RowOutcome(Status.CRASHED, f"{broken}: the device process was ended")
                 except (EOFError, OSError):
@@ -143,7 +143,7 @@ class DeviceProcess:
         raise DeviceGone(f"its process {self._describe_end(code)} before it took a row, {TRIES} times")
 
     def close(self) -> None:
-        """Lets the process end by itself, then ends it with all its descendants."""
+        """Waits until the process ends, or ends the process after a limit; then ends all its descendants."""
         if self._channel is not None:
             self._channel.close()
         self._kill(_END_TIMEOUT_S)
@@ -155,7 +155,7 @@ class DeviceProcess:
             EOFError: the process died during the job.
             ConnectionResetError: the process died before it received the job.
             _LateAnswer: an answer to an earlier job arrived.
-            ChannelBroken: something else than an answer to this job arrived.
+            ChannelBroken: a message that is not an answer to this job arrived.
             DeviceGone: another session holds the device for too long.
         """
         waiting: LockWait | None = None
@@ -170,7 +170,7 @@ class DeviceProcess:
             if isinstance(answer, Answer) and answer.job_id < job.id:
                 raise _LateAnswer("an answer to an earlier row came over the connection")
             if not isinstance(answer, Answer) or answer.job_id != job.id:
-                raise ChannelBroken("an answer that was not asked for came over the connection")
+                raise ChannelBroken("an unexpected answer came over the connection")
             if isinstance(answer.content, RowOutcome):
                 return answer.content
             if not isinstance(answer.content, (Waiting, LockTaken)):
@@ -191,10 +191,10 @@ class DeviceProcess:
         if self._end is not None and wait([self._end], 0):
             raise EOFError
         if channel.take() is not None or not channel.is_silent():
-            raise ChannelBroken("an answer that was not asked for came over the connection")
+            raise ChannelBroken("an unexpected answer came over the connection")
 
     def _open(self) -> Channel:
-        """Starts a process and waits until its device has passed the probe. Raises DeviceGone after the last try."""
+        """Starts a process and waits until its device passes the probe. Raises DeviceGone after the last attempt."""
         for pause_s in (*PAUSES_S, 0.0):
             answer = self._start()
             if isinstance(answer, Ready):
@@ -212,11 +212,11 @@ class DeviceProcess:
         if failure.unhealthy:
             raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
         raise DeviceGone(
-            f"the {spec} device process did not start: {failure.reason}{how}; --in-process shows what happens there"
+            f"the {spec} device process did not start: {failure.reason}{how}; --in-process shows the cause"
         )
 
     def _start(self) -> Ready | NotReady | None:
-        """Starts a process and returns its first answer; None if it ended without one."""
+        """Starts a process and returns its first answer; None if the process ended without an answer."""
         self._memory_kills = memory_kills()
         try:
             self._process, self._channel = start(self._command, device_environment(self._start_message.spec))
@@ -235,16 +235,14 @@ class DeviceProcess:
         if self._launcher and isinstance(answer, Ready):
             # The profiler ends later than the process.
             self._watch(answer.pid)
-        return (
-            answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent no answer to that", unhealthy=False)
-        )
+        return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent a wrong answer", unhealthy=False)
 
     def _command(self, fd: str) -> list[str]:
         words = module_command("opatlas.isolation.device_main", fd)
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
 
     def _watch(self, pid: int) -> None:
-        """Watches for the end of a process instead of that watched before."""
+        """Watches for the end of a process, and no longer for the end of an earlier process."""
         if self._end is not None:
             os.close(self._end)
         self._end = open_pidfd(pid)
@@ -253,7 +251,7 @@ class DeviceProcess:
         """Ends the process with all its descendants, and waits for their end.
 
         Args:
-            patience_s: how long the process may take to end by itself, so that its exit code is known and a profiler
+            patience_s: time in seconds for the process to end by itself, so that its exit code is known and a profiler
                 can write its records.
 
         Returns:

@@ -38,7 +38,7 @@ class BatchExecutor(Executor, Protocol):
 
         Args:
             jobs: the jobs.
-            enough: called with each outcome, whose samples may still be pending; returns whether to stop here.
+            enough: called with each outcome, whose samples may still be pending; returns whether to stop.
 
         Raises:
             DeviceGone: no job could be run.

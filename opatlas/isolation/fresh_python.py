@@ -1,6 +1,6 @@
-"""Starts one of our modules in a Python of its own, which imports nothing from the working folder.
+"""Starts a module of OpAtlas in a new Python, which imports nothing from the working folder.
 
-This file is also the script that such a Python runs: `python .../fresh_python.py MODULE ARGUMENT...` does what
+This file is also the script that the new Python runs: `python .../fresh_python.py MODULE ARGUMENT...` does what
 `python -m MODULE` does. `-m` would search the working folder first for every import, `-P` needs Python 3.11, and the
 command line of msprof may hold no quotes.
 """
@@ -22,7 +22,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def import_environment() -> dict[str, str]:
-    """Returns this process's environment, with our packages first on PYTHONPATH.
+    """Returns this process's environment, with the packages of OpAtlas first on PYTHONPATH.
 
     Empty entries of PYTHONPATH, which stand for the working folder, are left out.
     """
@@ -31,7 +31,7 @@ def import_environment() -> dict[str, str]:
 
 
 def import_paths() -> tuple[str, ...]:
-    """Returns the import path of this process, for a process that it starts; without "", the working folder."""
+    """Returns the import path of this process for a new process, without "", which stands for the working folder."""
     return tuple(filter(None, sys.path))
 
 

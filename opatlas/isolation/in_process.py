@@ -61,7 +61,7 @@ class InProcessExecutor:
                 self._waits.current.end()
 
         if job.group is not None:
-            return RowOutcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")
+            return RowOutcome(Status.SKIPPED, f"needs a {job.group}, but --in-process is one process: omit the option")
         try:
             with self._waits, self._runner.locked(begin, end, LONGEST_WAIT_S):
                 return self._runner.run_raising(job)
@@ -70,7 +70,7 @@ class InProcessExecutor:
         except Exception as error:
             outcome = outcome_from_error(error)
             if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
-                # Caused by the device, so there is nothing to debug. A refused row may be a mistake of the replay.
+                # The device caused the error, so a debugger does not help. A refused row may be an error of the replay.
                 return outcome
             raise
 

@@ -1,8 +1,8 @@
-"""Runs a command and ends all its descendants with it, or when pytest asks for it or dies.
+"""Runs a command, and ends all its descendants when the command ends, on pytest's signal, or when pytest dies.
 
 Run as `python -m opatlas.isolation.keeper PARENT FD COMMAND...`. The command inherits FD, and the keeper ends with the
-command's exit code. Linux makes the keeper the parent of every descendant whose own parent has ended, so that it finds
-all of them, in any process group or session.
+command's exit code. Linux makes the keeper the parent of every descendant whose own parent has ended, so that the
+keeper finds all descendants, in any process group or session.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ END = signal.SIGUSR1
 #: Linux sends this signal when pytest has died. It also continues a stopped keeper.
 _PARENT_DIED = signal.SIGCONT
 _WATCHED = (END, _PARENT_DIED, signal.SIGTERM, signal.SIGCHLD)
-#: How long processes may take to end after SIGKILL. A process that waits for a driver may take much longer.
+#: Maximum wait for the end of processes after SIGKILL. A process that waits for a driver may take much longer.
 END_TIMEOUT_S = 10.0
-#: How long the command may take to end after a SIGTERM, which its whole group may have received.
+#: Maximum wait for the end of the command after a SIGTERM, which the whole group may have received.
 _TERM_TIMEOUT_S = 1.0
 _LOOK_S = 0.005
 
 
-def main(parent: int, fd: int, command: list[str], forgives: Callable[[], bool] = lambda: False) -> NoReturn:
-    """Runs `command`, and ends as the command ends.
+def main(parent: int, fd: int, command: list[str], ignores_exit_code: Callable[[], bool] = lambda: False) -> NoReturn:
+    """Runs `command`, and ends with the exit code or signal of the command.
 
     Args:
         parent: pid of pytest.
         fd: a descriptor that the command inherits.
         command: the command.
-        forgives: called when the command has ended; returns whether the keeper's exit code is 0 in any case.
+        ignores_exit_code: called when the command has ended; returns whether the keeper's exit code is 0 in any case.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     die_with_parent(parent, _PARENT_DIED)
-    kept = _Kept(os.posix_spawn(command[0], command, os.environ, setsigmask=()))
-    # So that the other end sees the file closed when the command ends.
+    kept = _Descendants(os.posix_spawn(command[0], command, os.environ, setsigmask=()))
+    # Closed here, so that the other end notices the end of the command.
     os.close(fd)
     while True:
         number = signal.sigwait(_WATCHED)
@@ -54,12 +54,12 @@ def main(parent: int, fd: int, command: list[str], forgives: Callable[[], bool] 
         elif number != END and kept.is_running() and os.getppid() == parent:
             continue
         kept.end_all()
-        if kept.exit_code is not None and forgives():
+        if kept.exit_code is not None and ignores_exit_code():
             end_as(0)
         end_as(-signal.SIGKILL if kept.exit_code is None else kept.exit_code)
 
 
-class _Kept:
+class _Descendants:
     """The command and all its descendants."""
 
     def __init__(self, pid: int) -> None:
@@ -67,7 +67,7 @@ class _Kept:
         self._pid = pid
 
     def is_running(self) -> bool:
-        """Returns whether the command runs. Reaps all children that have ended."""
+        """Returns whether the command still runs. Reaps all children that have ended."""
         self._reap()
         return self.exit_code is None
 
@@ -78,7 +78,7 @@ class _Kept:
             time.sleep(_LOOK_S)
 
     def end_all(self) -> None:
-        """Kills all descendants, and waits until they are gone and their devices are free.
+        """Kills all descendants, and waits until the descendants are gone and their devices are free.
 
         The pid of a child is not reused before the keeper reaps the child. Children of a killed process become
         children of the keeper, which finds them in the next round.
@@ -95,7 +95,7 @@ class _Kept:
             time.sleep(_LOOK_S)
 
     def _reap(self) -> bool:
-        """Reaps all ended children, and returns whether any are left."""
+        """Reaps all ended children, and returns whether any children are left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -108,7 +108,7 @@ class _Kept:
 
 
 def end_as(code: int) -> NoReturn:
-    """Ends this process with an exit code, or, if the code is negative, by that signal."""
+    """Ends this process with an exit code, or with the signal -`code` for a negative code."""
     if code < 0:
         # No second core file: the command has written its own.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

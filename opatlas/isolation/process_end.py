@@ -27,7 +27,7 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
     """Makes Linux send this process a signal when its parent ends, even while the GIL is held.
 
     Args:
-        parent: the parent's pid, if known; without it a parent that has ended already is not noticed.
+        parent: the parent's pid, if known; without this pid a parent that has already ended is not noticed.
         number: the signal.
 
     Raises:
@@ -57,7 +57,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int | None:
-    """Returns the parent of a process; None if the process is gone or there is no /proc."""
+    """Returns the parent of a process; None if the process is gone, or without /proc."""
     try:
         # The name in parentheses may hold any characters.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -10,7 +10,7 @@ from opatlas.model.schema import Status
 
 
 class ProfileExecutor:
-    """An Executor that looks up rows in existing profiles (--prof-path). Uses no device, no process and no torch."""
+    """An Executor that looks up rows in existing profiles (--prof-path), without a device, a process or torch."""
 
     def __init__(self, samples: ProfileMatcher, device: str) -> None:
         """`device` is the name of the profiled device; "" if it is not known."""
@@ -31,7 +31,7 @@ class ProfileExecutor:
         """Does nothing: there is no device to open."""
 
     def run(self, job: Job) -> RowOutcome:
-        """Returns the samples of the job's row; a skipped outcome if there are none."""
+        """Returns an outcome with the samples of the job's row; a skipped outcome if no profile has samples."""
         found = self._samples.of_row(job.kernel_type, job.cells)
         if isinstance(found, str):
             return RowOutcome(Status.SKIPPED, found)

@@ -128,7 +128,7 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
         (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError: rank 1 has its own mind"),
         pytest.param(group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0", marks=pytest.mark.slow),
         pytest.param(group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV", marks=pytest.mark.slow),
-        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are no message"),
+        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are not a message"),
     ],
 )
 def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, mood: int, status: Status, words: str) -> None:

@@ -112,7 +112,7 @@ def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch)
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
     instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
     samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
-    assert samples.profiled == NoSamples("torch_npu.profiler wrote 0 files kernel_details.csv: its messages say why")
+    assert samples.profiled == NoSamples("torch_npu.profiler wrote 0 files kernel_details.csv: see its messages")
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from opatlas.capture.single_launches import Launch
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples
-from opatlas.isolation.msprof import pending as launched
-from opatlas.isolation.msprof import pending as read_back
+from opatlas.isolation.msprof import pending
 from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.model.quality import Quality
 from opatlas.model.record import Measurement
@@ -58,7 +57,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
             for row, us in ((row, float(row.pending.number)) for row in rows)
         ]
 
-    monkeypatch.setattr(read_back, "read_samples", samples_of)
+    monkeypatch.setattr(pending, "read_samples", samples_of)
 
 
 def left(database: Database, *lines: bytes, number: str = "0000") -> Path:
@@ -98,7 +97,7 @@ def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> 
     for size in (1, 2):
         job = Job("m", "", "f", "Abs", captures.cells(f"{size}", f"{size}"), 1.0)
         noted = Measurement((), "msprof", "cold", stand_in=describe_stand_in(["mul", "add"], None), bound_us=1.5)
-        launched.record_pending(
+        pending.record_pending(
             output,
             job,
             RowOutcome(Status.MEASURED, measurement=noted, pending=PendingSamples(size, samples=2, calls=3)),
@@ -157,14 +156,14 @@ def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
 ) -> None:
     database = Database(tmp_path)
     bad, good = left(database, line(1) + b"\n"), left(database, line(2) + b"\n", number="0001")
-    whole = read_back.read_samples
+    whole = pending.read_samples
 
     def broken(output: Path, rows: Sequence[ProfiledRow]) -> Any:
         if output == bad:
             raise ZeroDivisionError("x")
         return whole(output, rows)
 
-    monkeypatch.setattr(read_back, "read_samples", broken)
+    monkeypatch.setattr(pending, "read_samples", broken)
     (problem,) = recover_profiles(database)
     assert str(bad) in problem
     assert "ZeroDivisionError: x" in problem

@@ -26,7 +26,7 @@ def mark_group_ended(folder: Path) -> None:
 
 def main(folder: Path, parent: int, fd: int, command: list[str]) -> None:
     """Runs `command` until it ends."""
-    keeper.main(parent, fd, command, forgives=(folder / _GROUP_ENDED).exists)
+    keeper.main(parent, fd, command, ignores_exit_code=(folder / _GROUP_ENDED).exists)
 
 
 if __name__ == "__main__":

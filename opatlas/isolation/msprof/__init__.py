@@ -1,4 +1,4 @@
-"""msprof as the instrument: a device process runs under it, and its life is one profiling session.
+"""msprof as an instrument: a device process runs under msprof, and one process is one profiling session.
 
 executor.py     runs rows in profiling sessions
 command.py      the command lines of msprof

@@ -21,7 +21,7 @@ METRICS = (
     "L2Cache",
     "MemoryAccess",
 )
-#: Characters that msprof refuses in the value of --output, and the longest value.
+#: Characters that msprof refuses in the value of --output, and the maximum length of the value.
 _REFUSED = frozenset("'\"\\%><|&$;`")
 _LONGEST = 1024
 #: Length of paths below a folder for profiles: run, worker, number, and msprof's PROF_{number}_{time}_{hash}.
@@ -36,13 +36,13 @@ def msprof_executable() -> str:
     if found is None:
         raise DeviceGone(
             "msprof is not on PATH: source CANN's set_env.sh (such as /usr/local/Ascend/ascend-toolkit/set_env.sh), "
-            "or take another --instrument"
+            "or choose another --instrument"
         )
     return found
 
 
 def accepts_profiles(folder: Path) -> bool:
-    """Returns whether msprof can write below a folder: it refuses long paths and some characters."""
+    """Returns whether msprof can write below a folder. msprof refuses long paths and some characters."""
     text = str(folder.absolute())
     return not _REFUSED & set(text) and len(text) + _BELOW <= _LONGEST
 
@@ -69,7 +69,7 @@ def msprof_command(words: Sequence[str], output: Path, metrics: str) -> list[str
         "--ai-core=on",
         "--aic-mode=task-based",
         f"--aic-metrics={metrics}",
-        # Levels l0 and off record no shapes and counters.
+        # Levels l0 and off record neither shapes nor counters.
         "--task-time=l1",
         "--type=text",
         # For msprof the application is the first word that does not begin with --.
@@ -78,7 +78,7 @@ def msprof_command(words: Sequence[str], output: Path, metrics: str) -> list[str
 
 
 def export(profile: Path) -> str:
-    """Makes msprof write the summaries of a PROF_* folder; returns what failed, "" for nothing.
+    """Makes msprof write the summaries of a PROF_* folder; returns the failure, "" for success.
 
     Raises:
         DeviceGone: msprof is missing.

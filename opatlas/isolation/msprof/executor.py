@@ -22,7 +22,7 @@ from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.messages import RANK_PLACEHOLDER
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S, msprof_command
-from opatlas.isolation.msprof.pending import clear_pending, folder_of_rank, read_back, record_pending
+from opatlas.isolation.msprof.pending import clear_pending, complete_outcomes, folder_of_rank, record_pending
 from opatlas.model.errors import DeviceGone
 
 
@@ -32,7 +32,7 @@ class SessionResult:
 
     Attributes:
         outcomes: outcomes of the jobs that ran, in their order, by the job's id.
-        missing: jobs that ran, but whose samples are in no summary.
+        missing: jobs that ran, but have no samples in a summary.
     """
 
     outcomes: dict[int, RowOutcome]
@@ -42,7 +42,7 @@ class SessionResult:
 class MsprofSession:
     """A profiling session: starts processes under msprof, runs jobs, and reads msprof's output.
 
-    A process or group that a row has killed is replaced within the session, under a new msprof with a new folder.
+    If a row kills the process or group, the session starts a new process or group under a new msprof in a new folder.
     """
 
     patience_s = PARSE_TIMEOUT_S
@@ -91,7 +91,7 @@ class MsprofSession:
 
         Args:
             jobs: the jobs.
-            enough: called with each outcome; returns whether to stop here.
+            enough: called with each outcome; returns whether to stop.
 
         Raises:
             DeviceGone: no job could be run.
@@ -103,7 +103,7 @@ class MsprofSession:
                 outcome = self._process.run(job)
                 if outcome.pending:
                     launched[self._outputs[-1]].append(job)
-                    # On a full disk a later session could not read this row; this session still can.
+                    # On a full disk only this session can read the row, and no later session.
                     with contextlib.suppress(OSError):
                         record_pending(self._outputs[-1], job, outcome)
                 outcomes[job.id] = outcome
@@ -118,7 +118,7 @@ class MsprofSession:
         for output, its_jobs in launched.items():
             pending = [outcomes[job.id] for job in its_jobs]
             rows = [_profiled_row(job, outcome) for job, outcome in zip(its_jobs, pending, strict=True)]
-            for job, read in zip(its_jobs, read_back(output, rows, pending), strict=True):
+            for job, read in zip(its_jobs, complete_outcomes(output, rows, pending), strict=True):
                 outcome = read.outcome
                 attempts = [make_attempt(outcome.measurement.samples_us)] if outcome.measurement is not None else []
                 outcomes[job.id] = apply_noise_limit(outcome, self._settings.max_noise, attempts)
@@ -149,7 +149,7 @@ def _profiled_row(job: Job, outcome: RowOutcome) -> ProfiledRow:
     return ProfiledRow(job.kernel_type, job.cells, outcome.pending)
 
 
-#: Rows with missing samples run once more, in sessions with at most one row for this many rows of the first one.
+#: Rows with missing samples run once more, in sessions smaller than the first session by this factor.
 _SMALLER = 4
 
 
@@ -162,7 +162,7 @@ def msprof_on_device(
         spec: the device.
         settings: how rows are measured.
         folder: folder for msprof's output.
-        waits: measures the waits for the device; None: they are only shown to the user.
+        waits: measures the waits for the device; None: the waits are only shown to the user.
     """
     return MsprofExecutor(
         lambda: MsprofSession(lambda launcher: DeviceProcess(spec, settings, launcher, waits), settings, folder)

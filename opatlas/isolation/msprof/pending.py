@@ -1,7 +1,7 @@
 """Records rows that ran under msprof on disk, and reads their samples from msprof's output, even in a later session.
 
-Beside msprof's output of a process lies a file with a line for each row that the process ran and found correct. The
-file is removed when the rows have their outcomes.
+A file beside msprof's output of a process has a line for each correct row that the process ran. The file is removed
+when the rows have their outcomes.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from opatlas.typed_json import (
 
 #: Part of a reason before the folder of the profile.
 KEPT = "; msprof's output is kept in "
-#: Most problems of a profile in the reason of a row.
+#: Maximum number of problems of a profile in the reason of a row.
 _PROBLEMS_TOLD = 2
 
 
 @dataclass(frozen=True)
 class MsprofOutput:
-    """What msprof wrote into a folder.
+    """The output of msprof in a folder.
 
     Attributes:
         profiles, summaries: the PROF_* folders, and the op_summary files in them.
         launches: the kernels of all summaries, by their start.
         unreadable: why summaries cannot be read.
         left_out: lines of summaries that cannot be read.
-        problems: all that is wrong, in order: missing and unreadable summaries, and lines left out.
+        problems: all problems in order: missing and unreadable summaries, and unreadable lines.
     """
 
     profiles: Sequence[Path]
@@ -72,14 +72,14 @@ class MsprofOutput:
 
 
 def read_output(output: Path, *, exports: bool) -> MsprofOutput:
-    """Reads what msprof wrote.
+    """Reads the output of msprof in a folder.
 
     Args:
-        output: the folder that msprof was given.
-        exports: whether to run msprof for a profile without a summary, which a killed process leaves.
+        output: folder of msprof's output.
+        exports: whether to run msprof for a profile without a summary, such as the profile of a killed process.
 
     Raises:
-        DeviceGone: a profile needs an export, and there is no msprof.
+        DeviceGone: a profile needs an export, and msprof is missing.
     """
     found: list[Path] = []
     launches: list[Launch] = []
@@ -128,8 +128,8 @@ _RANK = "rank"
 
 
 @dataclass(frozen=True)
-class ReadBack:
-    """A row whose profile was read.
+class CompletedRow:
+    """A row after its profile was read.
 
     Attributes:
         outcome: the outcome of the row, with the samples of its slowest rank.
@@ -145,7 +145,7 @@ def folder_of_rank(output: Path, local_rank: int | str) -> Path:
     return output / f"{_RANK}{local_rank}"
 
 
-def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[RowOutcome]) -> list[ReadBack]:
+def complete_outcomes(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[RowOutcome]) -> list[CompletedRow]:
     """Completes the outcomes of rows from msprof's output; a process, or all ranks of a group, ran the rows.
 
     Args:
@@ -158,16 +158,16 @@ def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[RowO
     """
     ranks = sorted(output.glob(f"{_RANK}*"), key=lambda folder: int(folder.name.removeprefix(_RANK)))
     of_ranks = [read_samples(folder, rows) for folder in ranks or [output]]
-    read: list[ReadBack] = []
+    read: list[CompletedRow] = []
     for row, outcome, *found in zip(rows, outcomes, *of_ranks, strict=True):
         own = [add_profiled_samples(outcome, row.kernel_type, row.cells, each) for each in found]
         is_missing = any(isinstance(each, NoSamples) for each in found)
-        read.append(ReadBack(_of_slowest(row.kernel_type, own) if ranks else own[0], is_missing))
+        read.append(CompletedRow(_of_slowest(row.kernel_type, own) if ranks else own[0], is_missing))
     return read
 
 
 def _of_slowest(kernel_type: str, outcomes: Sequence[RowOutcome]) -> RowOutcome:
-    """Returns the outcome of a row from the outcomes of a node's ranks, in their order."""
+    """Returns the outcome of a row from the outcomes of a node's ranks, in order of the ranks."""
     for rank, outcome in enumerate(outcomes):
         if outcome.measurement is None:
             return replace(outcome, reason=f"rank {rank} of this node: {outcome.reason}")
@@ -233,10 +233,10 @@ def clear_pending(output: Path) -> None:
 def recover_profiles(database: Database) -> list[str]:
     """Writes journals from the profiles of killed sessions. The caller holds the lock of the database.
 
-    A profile is removed even if it has the samples of some rows only: the other rows have no outcome and are run again.
+    A profile is removed even if it has the samples of only some rows: the other rows have no outcome and run again.
 
     Returns:
-        Why profiles could not be read; these profiles are kept for a later session.
+        The reasons of unreadable profiles, which are kept for a later session.
     """
     problems: list[str] = []
     profiles = database.profiles_dir
@@ -245,7 +245,7 @@ def recover_profiles(database: Database) -> list[str]:
         run, *rest = of_profiles.parts or [""]
         try:
             if not _OUTPUT.fullmatch(of_profiles.as_posix()):
-                raise OpAtlasError("no session gives a folder such a name: move it away")
+                raise OpAtlasError("the name of the folder does not belong to a session: move the folder away")
             _expect_plain(output)
             rows, unreadable = _read_pending_rows(output / _FILE)
             records = list(_records(output / _FILE, run, rows))
@@ -253,7 +253,7 @@ def recover_profiles(database: Database) -> list[str]:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
                 journal.write(path, JournalHeader(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
             if unreadable:
-                # Renamed, so that it is reported once: no later session can read more.
+                # Renamed, so that the file is reported only once, because a later session cannot read more.
                 kept = (output / _FILE).replace(output / f"{_FILE}.unreadable")
                 problems.append(f"{unreadable}; the profile is kept in {output}, its rows in {kept.name}")
             else:
@@ -275,11 +275,11 @@ def _remove_empty(output: Path, profiles: Path) -> None:
 
 
 def _expect_plain(output: Path) -> None:
-    """Raises UnsafePath if a folder holds links, which may lead to files of others."""
+    """Raises UnsafePath if a folder contains links, which may lead to files of other users."""
     for folder, folders, files in os.walk(output):
         for path in (Path(folder, name) for name in (*folders, *files)):
             if safe_file(path) != path:
-                raise UnsafePath(path, "a link, which msprof does not make")
+                raise UnsafePath(path, "a link, which msprof does not create")
 
 
 def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
@@ -293,7 +293,7 @@ def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
         try:
             rows.append(decode(line, _PendingRow, f"{noted}:{number}"))
         except DecodeError as error:
-            return rows, f"{error}: this row and those behind it are run again"
+            return rows, f"{error}: this row and all later rows run again"
     with suppress(DecodeError):
         rows.append(decode(last, _PendingRow, str(noted)))
     return rows, ""
@@ -302,7 +302,7 @@ def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
 def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[Record]:
     rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
     pending = [RowOutcome(Status.MEASURED, measurement=_measurement_without_samples(job)) for job in jobs]
-    for job, read in zip(jobs, read_back(noted.parent, rows, pending), strict=True):
+    for job, read in zip(jobs, complete_outcomes(noted.parent, rows, pending), strict=True):
         measurement = read.outcome.measurement
         if read.is_missing or measurement is None:
             continue
