@@ -28,14 +28,14 @@ import sys, time
 from pathlib import Path
 from opatlas.store import journal
 from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import merge
+from opatlas.store.write_back import write_back
 from opatlas.store.database import Database
 database = Database(sys.argv[1])
 (path,) = database.journal_dir.glob("*.jsonl")
 start = time.perf_counter()
 contents = journal.read(path)
 read = time.perf_counter()
-result = merge(database, contents.records, UpdateMode.ALL, prune=False)
+result = write_back(database, contents.records, UpdateMode.ALL, prune=False)
 end = time.perf_counter()
 assert result.updated.total() == len(contents.records), result
 Path(sys.argv[2]).write_text(f"{read - start} {end - read}")
