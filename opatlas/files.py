@@ -78,24 +78,24 @@ def safe_file(path: Path) -> Path:
     if found is not path and path.parent.resolve() not in found.parents:
         raise UnsafePath(path, f"a link out of its folder, to {found}, which is not followed")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UnsafePath(path, "a pipe, a device or a socket, and no regular file")
+        raise UnsafePath(path, "a pipe, a device or a socket, not a regular file")
     return found
 
 
 def open_safely(path: Path) -> BinaryIO:
-    """Opens a file for reading. Raises UnsafePath, as `own_file` does, and OSError."""
+    """Opens a file for reading. Raises UnsafePath, as `safe_file` does, and OSError."""
     file = open(os.open(safe_file(path), _OPEN_FLAGS), "rb", closefd=True)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise UnsafePath(path, "no regular file")
+        raise UnsafePath(path, "not a regular file")
     return file
 
 
 def read_safely(path: Path, most_bytes: int) -> bytes:
-    """Reads a whole file. Raises UnsafePath, as `own_file` does or if the file is larger; OSError."""
+    """Reads a whole file. Raises UnsafePath, as `safe_file` does or for a larger file, and OSError."""
     with open_safely(path) as file:
         size = os.fstat(file.fileno()).st_size
-        # To read more than there is would take the memory for that.
+        # A read of `most_bytes` would allocate as much memory, whatever the size of the file.
         content = file.read(size + 1) if size <= most_bytes else None
     if content is None or len(content) > most_bytes:
         raise UnsafePath(path, f"larger than {most_bytes >> 20:,} MiB", "remove it, or restore it")
@@ -103,7 +103,7 @@ def read_safely(path: Path, most_bytes: int) -> bytes:
 
 
 def safe_lock(path: Path) -> FileLock:
-    """Returns the lock of a file without taking it. Raises UnsafePath: the file is a link, or no regular file."""
+    """Returns the lock of a file without taking it. Raises UnsafePath: the file is a link, or not a regular file."""
     if path.is_symlink():
         raise UnsafePath(path, f"a link to {os.readlink(path)}, which is not followed", "remove it")
     return FileLock(safe_file(path))
@@ -112,7 +112,7 @@ def safe_lock(path: Path) -> FileLock:
 #: The exceptions of reading a gzip file that ends too early or is damaged.
 BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 _GZIP = b"\x1f\x8b"
-#: Large enough to be fast, small enough for progress to move.
+#: The size of a read: large enough for speed, and small enough for frequent progress.
 _BUFFER_BYTES = 1 << 18
 
 
@@ -171,7 +171,7 @@ def size_mb(path: Path) -> float:
 
 
 _PREFIX = "opatlas-tmp-"
-#: A younger folder may not be locked yet.
+#: The age below which a folder may not be locked yet.
 _ABANDONED_AFTER_S = 60.0
 
 

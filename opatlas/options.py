@@ -1,4 +1,4 @@
-"""Options of the command line: how values are read, which sessions take an option, and which options have left.
+"""Options of the command line: readers of values, the sessions that take an option, and removed options.
 
 A reader of values, for `type=` of an option, raises argparse.ArgumentTypeError for any other text.
 """
@@ -214,7 +214,7 @@ def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **argpars
 
 
 class _RemovedOption(argparse.Action):
-    """Refuses an option that has left, and names its successor."""
+    """Refuses a removed option, and names its successor."""
 
     def __call__(
         self,
@@ -239,7 +239,7 @@ def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
 
 
 def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:
-    """Returns the options that stand on a command line, as they are written there.
+    """Returns the options on a command line, as written.
 
     Args:
         arguments: the words of the command line, without those that pytest.ini or PYTEST_ADDOPTS adds for sessions of
@@ -250,7 +250,7 @@ def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:
 
 
 def reset(values: argparse.Namespace, options: Iterable[Option]) -> None:
-    """Gives options their defaults again, where pytest knows them."""
+    """Resets options to their defaults, if pytest knows the options."""
     for each in options:
         if hasattr(values, each.dest):
             setattr(values, each.dest, each.default)

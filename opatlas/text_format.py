@@ -10,7 +10,7 @@ SAVE_WITH_COMMAS = "Save it with commas between the fields"
 SAVE_OR_RESTORE = "Save it as CSV UTF-8, or restore it from version control"
 
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
-_UNPACK = "Unpack it, and name the file inside"
+_UNPACK = "Unpack it, and name the unpacked file"
 _EXPORT_SHEET = "Save its sheet as CSV UTF-8, with commas between the fields"
 _EXPORT_CSV = "Export it as CSV: `msprof --export=on` does so for a profile"
 #: The first bytes of formats, with their names and a remedy. Workbooks are zip archives with a folder named xl.

@@ -68,7 +68,7 @@ def escape_lone_surrogates(text: bytes | str) -> str | None:
     """Returns the same JSON value with each lone surrogate as six characters of text (`\\udcff`).
 
     Returns:
-        None if the text has no lone surrogate, or is no JSON.
+        None if the text has no lone surrogate, or is not JSON.
     """
     try:
         plain = text.decode() if isinstance(text, bytes) else text

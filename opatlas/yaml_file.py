@@ -13,7 +13,7 @@ _MOST_NODES = 100_000
 
 
 class YamlError(Exception):
-    """Text that is no YAML, or exceeds the limits. The message names the place and the reason."""
+    """Text that is not YAML, or exceeds the limits. The message names the place and the reason."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -50,7 +50,7 @@ class _StrictLoader(_Loader):
         there = set()
         for name, _ in node.value:
             key = self.construct_object(name, deep=True)
-            problem = f"{key!r} stands twice" if isinstance(key, str) and key in there else ""
+            problem = f"{key!r} is repeated" if isinstance(key, str) and key in there else ""
             if not isinstance(key, str):
                 problem = f"the key {str(key)[:40]} is not text: put quotes around it"
             if problem:

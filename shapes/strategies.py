@@ -32,7 +32,7 @@ def whole_number(low: int, high: int) -> SearchStrategy[int]:
 
 
 BATCH_ROWS = 16
-#: Many enough for distinct batches, few enough for hypothesis to draw them uniformly.
+#: The number of batches: enough for distinct batches, and few enough for uniform draws by hypothesis.
 _BATCHES = 1 << 24
 #: The smallest memory of an NPU that serves models.
 DEFAULT_BUDGET_BYTES = 32 * GB
@@ -97,7 +97,7 @@ class _Numbered:
 #: Drawing ends when a smaller share of a round's draws is new: the last rows of a small space would take as many
 #: draws as all others.
 _LEAST_YIELD = 0.05
-#: Fewer draws would not tell the share of new rows.
+#: The least draws of a round: fewer draws would not show the share of new rows.
 _LEAST_DRAWN = 128
 
 

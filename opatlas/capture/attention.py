@@ -331,7 +331,7 @@ class _Call:
 
     Attributes:
         case: cells of RUNTIME_IN_SIGNATURE.
-        average: mean number of keys, for a row without lengths; "" where unknown.
+        average: mean number of keys, for a row without lengths; "" if unknown.
     """
 
     case: tuple[str, ...]

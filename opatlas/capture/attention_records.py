@@ -64,7 +64,7 @@ _WORDS = {
 
 
 def row_key(cells: Mapping[str, str]) -> JoinKey | None:
-    """Returns the key of an attention row; None where a shape is invalid."""
+    """Returns the key of an attention row; None if a shape is invalid."""
     slots = split_cell(cells.get(_RAW) or cells.get(INPUT_SHAPES, ""))
     try:
         shapes = [_shape(slots[at]) if at < len(slots) else None for at in range(_BLOCK_TABLE + 1)]
@@ -106,7 +106,7 @@ class NearestKeys:
         self._tables: dict[tuple[int, ...], dict[tuple[object, ...], int]] = {}
 
     def to(self, key: JoinKey) -> tuple[JoinKey, str] | None:
-        """Returns the nearest key and its place; None where no key shares a component."""
+        """Returns the nearest key and its place; None if no key shares a component."""
         for kept in self._agreeing:
             wanted = tuple([key[at] for at in kept])
             if any(part is not None for part in wanted) and wanted in (table := self._table(kept)):
@@ -334,7 +334,7 @@ class RecordError(ValueError):
     """A line that is not a record.
 
     Attributes:
-        field: the field with an invalid value; "" where the line as a whole is invalid.
+        field: the field with an invalid value; "" if the line as a whole is invalid.
     """
 
     def __init__(self, problem: str, field: str = "") -> None:

@@ -192,7 +192,7 @@ class Chunk:
         rows: number of well-formed rows. A blank line counts as a row with empty cells.
         text: dictionary-encoded cells of `Type` and the base columns.
         duration_us: durations in microseconds; NaN where the cell is not a number.
-        duration_words: the cells of the durations; None where all cells are numbers or empty.
+        duration_words: the cells of the durations; None if all cells are numbers or empty.
         counters: values of each counter; NaN where the cell is not a number.
         malformed: the rows that cannot be read.
     """

@@ -95,7 +95,7 @@ class IngestRequest:
         root: the path that the user gave. Attention rows name their captures from its last folder on.
         replace: whether the samples hide those of earlier ingests.
         mixed: whether earlier captures may be of another device or of other versions.
-        device, versions: device and software of the captures; None where unknown.
+        device, versions: device and software of the captures; None if unknown.
         options: options of the command line, for the manifest.
     """
 

@@ -270,7 +270,7 @@ def _check_dimensions(cells: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=4096)
 def _invalid_dimension(shapes: str) -> str | None:
-    """Returns the first invalid dimension of a cell; None where there is none."""
+    """Returns the first invalid dimension of a cell; None if there is none."""
     for shape in split_cell(shapes):
         for dimension in shape.split(",") if shape else ():
             if parse_whole(dimension) is None:
@@ -295,7 +295,7 @@ def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np
 
 
 def _words_at(column: pa.DictionaryArray | None, rows: np.ndarray) -> list[str]:
-    """Returns the cells of some rows; "" where the capture lacks the column."""
+    """Returns the cells of some rows; "" if the capture lacks the column."""
     if column is None:
         return [""] * len(rows)
     words = column.dictionary.to_pylist()

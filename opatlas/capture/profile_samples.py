@@ -186,7 +186,7 @@ class ProfileMatcher:
     def __init__(self, profile: Profile, rows: Mapping[str, DatabaseRows], ep_size: int | None = None) -> None:
         """Args:
         rows: rows of the database, by kernel type.
-        ep_size: number of devices that shared the experts in the profiled run; None where unknown.
+        ep_size: number of devices that shared the experts in the profiled run; None if unknown.
         """
         self.profile = profile
         self._ep_size = "" if ep_size is None else str(ep_size)

@@ -30,7 +30,7 @@ class Launch:
         kernel_type: the profiler's type.
         cells: the base columns, without the profiler's quotes.
         counters: counters with a number.
-        name: the profiler's name of the launch, such as `aclnnSort_SortAiCore_Sort`; "" where the file has none.
+        name: the profiler's name of the launch, such as `aclnnSort_SortAiCore_Sort`; "" if the file has none.
     """
 
     device: str

@@ -43,7 +43,7 @@ def ingest_summary(
 
     Args:
         not_read: files named like captures that were skipped, by reason.
-        replayed_types: kernel types with a replay; None where unknown.
+        replayed_types: kernel types with a replay; None if unknown.
     """
     lines = [
         *(f"completed {run_id}, which had been interrupted" for run_id in done.completed),
@@ -309,7 +309,7 @@ def missing_replay_lines(
 
     Args:
         rows: number of rows without a replay, by kernel type.
-        time_us: captured device time of all kernel types of the database; None where unknown.
+        time_us: captured device time of all kernel types of the database; None if unknown.
         replayed: kernel types with a replay, which may be another name of a kernel without one.
         indent: columns before the lines.
     """

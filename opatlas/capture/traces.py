@@ -162,7 +162,7 @@ def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
 
 
 def _first_byte(file: IO[bytes]) -> bytes:
-    """Returns the first byte that is not blank, skipping a BOM; b"" where the file has none or cannot be unpacked."""
+    """Returns the first byte that is not blank, skipping a BOM; b"" if the file has none or cannot be unpacked."""
     assert isinstance(file, (io.BufferedReader, GzipFile))
     try:
         if file.peek(len(_BOM)).startswith(_BOM):

@@ -1,4 +1,4 @@
-"""What a check is, and a database as checks see it: numbers, the manifests of its runs, the peaks of its device."""
+"""Checks, findings, and the checked database: numbers, manifests of runs, peaks of the device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from opatlas.store.manifest import Manifest, read_manifests
 
 @dataclass(frozen=True)
 class Finding:
-    """A row, or a run, that a check objects to.
+    """A row or a run that fails a check.
 
     Attributes:
         file: the CSV, or the file in `runs/`.
@@ -284,7 +284,7 @@ class CheckedDatabase:
         return {run_id: origin for run_id, origin in origins.items() if origin is not None}
 
     def origin(self, run_id: str) -> MeasurementOrigin:
-        """Returns the device and software of a run; those in the folder's name if no manifest states them."""
+        """Returns the device and software of a run, from the manifest or else from the name of the folder."""
         return self._origins.get(run_id.strip(), self._folder)
 
     @cached_property

@@ -114,7 +114,7 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     """Finds durations that are shorter than the peaks of the device allow (opatlas/model/roofline.py).
 
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
-    bounds it. The tolerance is that of opatlas/model/quality.py.
+    bounds it. opatlas/model/quality.py has the tolerance.
     """
     peak = database.peak
     if peak is None:
@@ -140,7 +140,7 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
 BELOW_ROOFLINE = Check(
     "below-roofline",
     "durations shorter than the peaks of the device allow",
-    "see what ran (opatlas history DB ...): the kernel may do less work than the row says, or the device is another",
+    "see what ran (opatlas history DB ...): the kernel may do less work than the row says, or ran on another device",
     check_table=_too_short,
     why_skipped=lambda database: (
         "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"

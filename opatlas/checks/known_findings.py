@@ -46,8 +46,8 @@ class KnownFinding:
         checks: names of the checks.
         kernel_type, row: patterns with `*` and `?` for the kernel type and the row of a finding.
         most: how many findings of each kernel type are known, the least severe ones; None for all.
-        reason: why the numbers are as they are.
-        date: the day on which somebody looked.
+        reason: the cause of the numbers.
+        date: the day of the examination.
     """
 
     place: str

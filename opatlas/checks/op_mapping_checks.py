@@ -1,6 +1,6 @@
 """Checks of op_mapping.yaml: its operators name kernel types that exist, in fields that simulators read.
 
-A simulator skips what it does not know: an operator with a misspelt kernel type has no duration.
+A simulator skips unknown names: an operator with a misspelt kernel type has no duration.
 """
 
 from __future__ import annotations

@@ -198,9 +198,9 @@ def _without_manifest(table: CheckedTable, durations: Durations, column: str, kn
         ids = [each.strip() for each in cells[place].split(_SEPARATOR) if each.strip()]
         missing = [each for each in ids if each not in known]
         if missing:
-            reason = f"runs/ has no manifest of {column} {missing[0]}, which would say what it was measured on"
+            reason = f"runs/ has no manifest of {column} {missing[0]}, so device and software are unknown"
         elif not ids:
-            reason = f"its {column} is empty: nothing says what it was measured on"
+            reason = f"its {column} is empty, so device and software are unknown"
         else:
             continue
         found.append(table.finding(place, microseconds_text(durations.us[place]), reason))

@@ -1,4 +1,4 @@
-"""Tests what a database holds. Each check and kernel type is a case of pytest.
+"""Tests the data of a database. Each check and kernel type is a case of pytest.
 
 Options that are not listed here are pytest's: -k, -x, -v, -rx, --junit-xml and others.
 """

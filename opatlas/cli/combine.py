@@ -1,4 +1,4 @@
-"""Combines databases and journals that were measured apart into one database.
+"""Combines separately measured databases and journals into one database.
 
 If a row has two durations, the duration of the newer run stays, and a report lists both. SOURCEs do not change.
 """

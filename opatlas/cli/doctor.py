@@ -31,7 +31,7 @@ _VARIABLES = (
     *("ASCEND", "ATB_", "CANN", "CUDA", "HCCL", "LD_", "MKL_", "MSMODELING", "NPU_", "NVIDIA", "OMP_", "OPATLAS"),
     *("OPP_", "PATH", "PROFILING", "PYTEST", "PYTHON", "RANK_", "TASK_QUEUE", "TMPDIR", "TORCH", "VLLM", "WORLD_SIZE"),
 )
-#: A variable with such a word in its name may hold a password: its value is left out.
+#: Words in the names of variables that may hold a password: the report has no values of such variables.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL")
 _NO_ASCEND = "nothing points to an Ascend NPU here: the probes of NPUs are skipped"
 _COLUMNS = 80
@@ -96,7 +96,7 @@ def _examine(target: Target, signs: list[str]) -> tuple[Target, dict[str, ProbeR
     """Runs the probes, and prints their findings. Returns the target, with the kind of device that was found, too."""
     results: dict[str, ProbeResult] = {}
     device_is_there = True
-    # Without a sign of an NPU this probe alone is printed, for all probes of NPUs.
+    # Without a sign of an NPU only this probe is printed, for all probes of NPUs.
     first_of_ascend = next(probe for probe in PROBES.values() if probe.of_ascend)
     progress = Progress(len(PROBES), "probes", label="doctor")
     for probe in PROBES.values():
@@ -145,7 +145,7 @@ def _show_progress(progress: Progress, probe: Probe, took_s: float, last_line: s
 
 
 def _fails(probe: Probe, result: ProbeResult, target: Target) -> bool:
-    """Returns whether a probe failed that the device needs, or that several kinds need where the device is unknown."""
+    """Returns whether a failed probe matters: the device needs it, or, for an unknown device, several kinds need it."""
     needed = target.kind in probe.needed_by if target.kind else len(probe.needed_by) > 1
     return result.verdict.state is State.FAIL and needed
 
@@ -154,13 +154,13 @@ def _lines(probe: Probe, result: ProbeResult, target: Target) -> str:
     verdict = result.verdict
     detail, state = verdict.detail, str(verdict.state)
     if verdict.state is State.FAIL and not _fails(probe, result, target):
-        # A probe that no kind of device needs does not say so for this one.
+        # The remark is left out for a probe that no kind of device needs.
         detail += f" (not needed by the {target.kind or 'device'})" if probe.needed_by else ""
         state = "warn"
     first = f"{state:5} {probe.name:13} "
     lines = [_wrapped(detail, first, _INDENT)]
     if verdict.remedy and verdict.state is not State.PASS:
-        # In one line: it may be a command to copy.
+        # A remedy is one line, because it may be a command to copy.
         lines.append(f"{_INDENT}-> {verdict.remedy}")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Tells what rows took in each run of a database.
+"""Shows the durations of rows in each run of a database.
 
 With --rebuild the CSVs are made again from the histories of all runs and the samples of ingests; with --unprune rows
 that a session moved to pruned/ come back into their CSVs.
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="ROW",
         help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
-        "(required, but for --rebuild; with --unprune, default: all pruned rows)",
+        "(required, except with --rebuild; with --unprune, default: all pruned rows)",
     )
     parser.add_argument(
         "--json",
@@ -145,20 +145,20 @@ def _cells(run: RowRun) -> tuple[str, ...]:
 
 
 def _unprune(database: Database, chosen: RowChoice) -> int:
-    with _locked(database, "unprune"):
+    with _hold_lock(database, "unprune"):
         unpruned = unprune(database, chosen)
     if not unpruned.problems:
         chosen.expect(len(unpruned.restored) + len(unpruned.kept), str(database.pruned_dir))
-    show(f"{pluralize(len(unpruned.restored), 'row')} of {database.pruned_dir} brought back into the CSVs")
+    show(f"{pluralize(len(unpruned.restored), 'row')} of {database.pruned_dir} restored into the CSVs")
     if unpruned.kept:
         stay = pluralize(len(unpruned.kept), "row stays", "rows stay")
-        show(f"{stay} there: the CSV has a row of the same signature")
+        show(f"{stay} in pruned/: the CSV has a row of the same signature")
     print_problems(unpruned.problems)
     return 1 if unpruned.problems else 0
 
 
 @contextmanager
-def _locked(database: Database, option: str) -> Iterator[None]:
+def _hold_lock(database: Database, option: str) -> Iterator[None]:
     """Holds the lock of a session. Raises OpAtlasError while a session has the database."""
     lock = SessionLock(database, run_id=option, command=f"opatlas history --{option}")
     lock.acquire(0, show)
@@ -173,17 +173,19 @@ def _rebuild(path: Path, *, dry_run: bool) -> int:
         # The changes are made to a copy, so that they are the ones that a rebuild makes.
         with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
             copy = copy_for_dry_run(path, Path(folder) / "copy")
-            lines, problems = ([text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuilt(copy))
+            lines, problems = (
+                [text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuild_lines(copy)
+            )
         lines.append("dry run: nothing was written")
     else:
-        with _locked(Database(path), "rebuild"):
-            lines, problems = _rebuilt(Database(path))
+        with _hold_lock(Database(path), "rebuild"):
+            lines, problems = _rebuild_lines(Database(path))
     show("\n".join(lines))
     print_problems(problems)
     return 1 if problems else 0
 
 
-def _rebuilt(database: Database) -> tuple[list[str], list[str]]:
+def _rebuild_lines(database: Database) -> tuple[list[str], list[str]]:
     """Rebuilds the CSVs and returns the lines of the summary, and the problems. Raises OpAtlasError."""
     recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
     lines = [str(each) for each in recovered if each.statuses]
@@ -192,7 +194,7 @@ def _rebuilt(database: Database) -> tuple[list[str], list[str]]:
         captured = rebuild_profiling(database)
     problems += captured.outcome.problems
     problems += [
-        f"ingest {run_id} has no samples any more: the cells of its captures are left as they are"
+        f"ingest {run_id} has no samples any more: the cells of its captures do not change"
         for run_id in captured.without_samples
     ]
     rebuilt = rebuild(database)
@@ -205,7 +207,7 @@ def _rebuilt(database: Database) -> tuple[list[str], list[str]]:
     edited = sum(map(len, captured.edited.values()))
     if edited:
         lines.append(
-            f"  {pluralize(edited, 'row')} edited since the capture: captured durations are with the old shape"
+            f"  {pluralize(edited, 'row')} edited since the capture: captured durations belong to the old shape"
         )
     for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
         lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")

@@ -29,15 +29,15 @@ from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
 from opatlas.text import print_problems, printable, show
 
-#: A captured row becomes at most so many rows with different lengths: each takes as long to replay as another row.
+#: The largest number of rows that a captured row becomes: each row costs time in a replay.
 _MAX_ROWS = 100
-#: The options that the manifest of an ingest does not hold.
+#: The options that are not in the manifest of an ingest.
 _OF_RECORDS = frozenset({"attention_records", "max_rows"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit status: 0 everything is in, or was already; 1 something was left out because of an error, "
+        "exit status: 0 all captures are in the database; 1 something was left out because of an error, "
         "nothing could be ingested, or the database cannot be written; 2 wrong usage"
     )
     parser.add_argument(
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=_MAX_ROWS,
         metavar="N",
-        help="with --attention-records: distinct records that a captured row may become as many rows of; of more, N "
-        "are drawn, the same ones again for the same records; 0: any number (default: %(default)s)",
+        help="with --attention-records: the largest number of rows that a captured row may become, one for each "
+        "distinct record; of more records N are drawn, always the same ones; 0: no limit (default: %(default)s)",
     )
     parser.add_argument(
         "--database-path",
@@ -79,13 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="put the samples in the place of those of earlier captures, for the signatures that this capture has "
-        "(default: they join them)",
+        help="replace the samples of earlier captures, for the signatures of this capture (default: the samples are "
+        "added)",
     )
     parser.add_argument(
         "--mixed",
         action="store_true",
-        help="ingest captures of another device, or of other versions, than earlier ones in this database "
+        help="ingest captures of another device, or of other versions, than earlier captures of this database "
         "(default: refused, where both are known)",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The list of kernel types that have a replay, with their NPU calls and what proves these calls.
+"""The list of kernel types that have a replay, with their NPU calls and the proofs of these calls.
 
 A replay times torch's best form of a kernel on a CPU or a GPU, and the NPU call on an NPU. The tests make each NPU call
 with the real torch_npu, on tensors without values, and store the proof.
@@ -86,7 +86,7 @@ def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
 
 
 def show_kernels(names: Sequence[str], json_path: Path | None) -> None:
-    """Prints all kernel types, or those with one of `names` in theirs or in the family of that name.
+    """Prints all kernel types, or the kernel types whose name contains one of `names`, or whose family has that name.
 
     Raises:
         UsageError: no kernel type has any of the names.

@@ -1,4 +1,4 @@
-"""The command `opatlas`: a table of its commands, and what all of them have in common."""
+"""The command `opatlas`: the table of its commands, and the code that all commands share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Command:
 
 #: In the order in which a new user needs them.
 COMMANDS = {
-    "show": Command("show what a database holds, the databases, or the kernel types with a replay", "opatlas.cli.show"),
+    "show": Command(
+        "show the contents of a database, the databases, or the kernel types with a replay", "opatlas.cli.show"
+    ),
     "ingest": Command(
         "bring profiler captures, and records of attention lengths, into a database", "opatlas.cli.ingest"
     ),
@@ -48,12 +50,14 @@ COMMANDS = {
     "bench": Command("replay the rows of the database on a device", tests="bench"),
     "collectives": Command("measure collectives between the devices", tests="bench/test_collectives.py"),
     "check": Command("test the data of a database", "opatlas.cli.check", for_pytest=True),
-    "combine": Command("combine databases that were measured apart", "opatlas.cli.combine"),
-    "history": Command("tell what a row took in each run, or restore rows from the history", "opatlas.cli.history"),
-    "plot": Command("plot what a database holds, as images for a report", "opatlas.cli.plot"),
-    "doctor": Command("look at what this machine offers, stage by stage", "opatlas.cli.doctor"),
+    "combine": Command("combine databases that were measured separately", "opatlas.cli.combine"),
+    "history": Command(
+        "show the durations of rows in each run, or restore rows from the history", "opatlas.cli.history"
+    ),
+    "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
+    "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }
-#: Former commands, and what has taken their place.
+#: Former commands and their successors.
 SUCCESSORS = {
     "fill-runtime": "opatlas ingest --attention-records",
     "kernels": "opatlas show --kernels",
@@ -83,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: Sequence[str]) -> int:
     if name in SUCCESSORS:
-        raise UsageError(f"the command {name!r} is gone: use `{SUCCESSORS[name]}`")
+        raise UsageError(f"the command {name!r} was removed: use `{SUCCESSORS[name]}`")
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}{suggest(name, COMMANDS)}: opatlas --help lists them")
     command = COMMANDS[name]
@@ -93,9 +97,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if command.for_pytest:
         if arguments and arguments[0].startswith("-") and not {"-h", "--help"}.intersection(arguments):
             # The value of an option of pytest would be taken for the database.
-            raise UsageError(
-                f"{arguments[0]} stands before the database: name the database first, opatlas {name} DB ..."
-            )
+            raise UsageError(f"{arguments[0]} precedes the database: name the database first, opatlas {name} DB ...")
         parsed, unknown = parser.parse_known_args(arguments)
         return int(module.run(parsed, unknown))
     return int(module.run(parser.parse_args(arguments)))

@@ -1,4 +1,4 @@
-"""Plots what databases hold: every figure that a database has data for, or one kind from several databases.
+"""Plots the durations of databases: every figure of one database, or one kind of figure of several databases.
 
 The figures: durations over the sizes of tensors, the roofline, memory bandwidth, replays against captures, bus
 bandwidth of collectives (docs/plots.md).
@@ -163,7 +163,8 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     problems = list(timed.problems)
     device = arguments.device or timed.device or _most_replayed(timed.rows)
     peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
-    # Replays on another device are left out. Captures may come from another device, and are left out beside replays.
+    # Replays on another device are left out. Captures may come from another device, and are left out if there are
+    # replays.
     rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
     others = sorted({row.device for row in timed.rows if row.device and row.device != device})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
@@ -239,7 +240,7 @@ def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], devi
     needs = {kind.name: kind.needs for kind in (DURATIONS, ROOFLINE, BANDWIDTH, COMPARISON, COMMUNICATION)}
     without = [name for name, found in made.items() if not found]
     if without:
-        lines += ["", "not made, for want of:"] if plots else ["no plot was made, for want of:"]
+        lines += ["", "not made, because of missing data:"] if plots else ["no plot was made, because of missing data:"]
         lines += [f"  {name}: {needs[name]}" for name in without]
     if (made[ROOFLINE.name] or made[BANDWIDTH.name]) and not peak.bandwidth_gbps:
         lines += ["", "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)."]

@@ -1,6 +1,6 @@
-"""Finds out which shapes the DispatchFFNCombine kernel of this machine takes, and keeps the answers with a database.
+"""Finds the shapes that the DispatchFFNCombine kernel of this machine accepts, and stores the results in a database.
 
-Theory rows keep to these shapes (docs/groups.md). Ctrl-C ends the search, and keeps the answers so far.
+Theory rows are limited to these shapes (docs/groups.md). Ctrl-C ends the search, and keeps the results so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opatlas.text import parse_whole, show
 from opatlas.theory.refused_probe import BLOCKS, ShapeProbe
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints
 
-#: Of a large model in decoding; taken by every version that was heard of.
+#: The sizes of a large model in decoding, which every known version accepts.
 _START = MoeShape(m=16, h=7168, n=4096, experts=16, top_k=8)
 _MOST = MoeShape(m=65536, h=16384, n=16384, experts=256, top_k=32)
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format of the weights; in FRACTAL_NZ h and n are whole blocks (default: %(default)s)",
     )
     for name, shape in (("start", _START), ("most", _MOST)):
-        what = "the case from which sizes are varied" if name == "start" else "the largest sizes to try"
+        what = "the first case, whose sizes are varied" if name == "start" else "the largest sizes to try"
         parser.add_argument(
             f"--{name}",
             type=_shape,
@@ -64,14 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{what} (default: {','.join(map(str, astuple(shape)))})",
         )
     parser.add_argument(
-        "--time-budget", type=positive, default=1800.0, metavar="SECONDS", help="try for so long (default: %(default)g)"
+        "--time-budget",
+        type=positive,
+        default=1800.0,
+        metavar="SECONDS",
+        help="time limit of the search (default: %(default)g)",
     )
     parser.add_argument(
         "--case-timeout",
         type=positive,
         default=120.0,
         metavar="SECONDS",
-        help="end a case after this (default: %(default)g)",
+        help="time limit of a case (default: %(default)g)",
     )
 
 
@@ -97,12 +101,12 @@ def run(arguments: argparse.Namespace) -> int:
     limits = load_constraints(path).limits(kernel)
     for axis, limit in limits.items():
         show(f"{axis:8} {limit}")
-    taken = sum(trial.accepted for trial in probe.trials)
-    show(f"{len(probe.trials)} cases tried, {taken} taken: {written}")
+    accepted = sum(trial.accepted for trial in probe.trials)
+    show(f"{len(probe.trials)} cases tried, {accepted} accepted: {written}")
     if not limits:
         first = probe.trials[0] if probe.trials else None
         why = f" ({first.status}: {first.reason})" if first else ""
-        raise OpAtlasError(f"the case to start from was not taken{why}: name another with --start")
+        raise OpAtlasError(f"the first case was not accepted{why}: give another first case with --start")
     return 0
 
 

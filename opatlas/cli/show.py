@@ -1,4 +1,4 @@
-"""Shows what a database holds: rows by kernel type and state, their quality, and the devices of their runs.
+"""Shows the contents of a database: rows by kernel type and state, their quality, and the devices of their runs.
 
 Without DB the default databases are listed, with --kernels the kernel types that have a replay.
 """
@@ -197,8 +197,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         nargs="*",
         metavar="NAME",
-        help="list the kernel types that have a replay, with their NPU calls: all, or those with a NAME in theirs or "
-        "of the family NAME (default: databases are shown)",
+        help="list the kernel types that have a replay, with their NPU calls: all, or only those with NAME in "
+        "their names, or of the family NAME (default: databases are shown)",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write what is shown, as JSON (default: not written)"

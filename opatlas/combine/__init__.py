@@ -1,4 +1,4 @@
-"""Combines databases that were measured apart, pools their runs, and rebuilds CSVs from histories.
+"""Combines separately measured databases, pools their runs, and rebuilds CSVs from histories.
 
 apply.py        combines source databases into a target
 sources.py      opens the sources, and checks that they are comparable

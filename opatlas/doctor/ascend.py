@@ -47,7 +47,7 @@ _NAMED = 8
 
 
 def signs_of_ascend() -> list[str]:
-    """Returns what points to an NPU on this machine, whether it works or not."""
+    """Returns the signs of an NPU on this machine, whether or not the NPU works."""
     signs = [str(path) for path in (_ASCEND, *sorted(_DEVICE_FILES.glob("davinci*"))) if path.exists()]
     signs += [name for name in _HOMES if os.environ.get(name)]
     signs += [tool for tool in ("npu-smi", "msprof") if shutil.which(tool)]
@@ -186,7 +186,7 @@ def vllm_ascend(target: Target) -> Verdict:
 
 
 def npu_calls(target: Target) -> Verdict:
-    """Looks up the calls of torch_npu that replays make, but for ATB's."""
+    """Looks up the calls of torch_npu that replays make, except the calls of ATB."""
     others = _types_by_call(_ANY).keys() - _types_by_call((*_CUSTOM, *_TRITON, *_ATB)).keys()
     import_torch_npu()
     missing = _missing(others)
@@ -253,7 +253,7 @@ def atb(target: Target) -> Verdict:
 
 
 def _load_failure(library: Path) -> str:
-    """Returns why a library cannot be loaded; "" where it can be."""
+    """Returns why a library cannot be loaded; "" if it can be loaded."""
     try:
         ctypes.CDLL(str(library))
     except OSError as error:

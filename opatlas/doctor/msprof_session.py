@@ -50,12 +50,12 @@ _SEND = "send us the report (--report), which holds the summary"
 
 @dataclass(frozen=True)
 class RecordedSession:
-    """A session of msprof, and what it left.
+    """A session of msprof, and its results.
 
     Attributes:
         outcomes: by kernel type.
-        pending: what the device process reported of rows that it launched, by kernel type.
-        output: what msprof wrote.
+        pending: the reports of the device process on the launched rows, by kernel type.
+        output: the output of msprof.
         opened_s, rows_s, export_s: host time of the start of the device process, of the rows, and of its end with
             msprof's export.
     """
@@ -132,7 +132,7 @@ def record_session(spec: DeviceSpec, settings: MeasureSettings, folder: Path) ->
 
 
 def check_session(session: RecordedSession) -> Verdict:
-    """Returns what the first check finds; a summary of the profile where all checks find nothing."""
+    """Returns the first finding of the checks; without a finding, a summary of the profile."""
     output = session.output
     types = Counter(launch.kernel_type for launch in output.launches)
     facts: dict[str, Fact] = {

@@ -1,6 +1,6 @@
-"""A probe: what it is given, what it finds, and the process with a deadline in which it runs.
+"""A probe: its target, its verdict, and the process with a deadline that runs the probe.
 
-This module is also what that process runs. A probe that hangs, or dies of a library that it touches, is a finding.
+The process runs this module as a program. A probe that hangs, or whose process is killed by a library, is a finding.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Verdict:
 
     Attributes:
         detail: the finding, in a line.
-        remedy: what to do; "" where there is nothing to do.
+        remedy: what to do; "" if there is nothing to do.
         facts: details for the report.
     """
 
@@ -65,7 +65,7 @@ class Verdict:
 
 
 def passed(detail: str, /, **facts: Fact) -> Verdict:
-    """Returns the verdict on something that is there and works."""
+    """Returns the verdict on something that exists and works."""
     return Verdict(State.PASS, detail, "", facts)
 
 
@@ -75,19 +75,19 @@ def failed(detail: str, remedy: str = "", /, **facts: Fact) -> Verdict:
 
 
 def skipped(detail: str, remedy: str = "", /) -> Verdict:
-    """Returns the verdict on something that nothing here needs."""
+    """Returns the verdict on something that is not needed on this machine."""
     return Verdict(State.SKIP, detail, remedy)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the machine is examined for.
+    """The device and the database for which the machine is examined.
 
     Attributes:
         device: as in `pytest bench/ --device`; "" for the device at hand.
-        kind: of that device; "" before it is known.
+        kind: the kind of the device; "" before the kind is known.
         database: the folder of CSVs; None for the default of the device.
-        with_group: whether two ranks are to meet.
+        with_group: whether two ranks run a collective.
         environment: variables of the process that owns the device in a replay, besides those of this process.
         files: a folder in which a probe leaves files for the report; None: no files.
     """
@@ -118,10 +118,10 @@ class Probe:
     Attributes:
         function: examines the machine; an exception is a failure. Its name is the name of the probe.
         deadline_s: the time after which its process is killed.
-        needed_by: the kinds of devices that do not work without what it examines; (): none.
-        of_ascend: runs only where something points to an NPU.
-        of_device: runs only where the device was found.
-        requires: the probe that has to pass before; "" for none.
+        needed_by: the kinds of devices that need the examined part; () for no kind.
+        of_ascend: runs only if the machine has signs of an NPU.
+        of_device: runs only if the device was found.
+        requires: the probe that has to pass first; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
     """
 
@@ -140,7 +140,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A verdict with what its process left.
+    """A verdict, with the time and the output of its process.
 
     Attributes:
         took_s: wall time.
@@ -206,7 +206,7 @@ def _last_printed(output: IO[bytes]) -> str:
 
 
 def _read(path: Path) -> Verdict | None:
-    """Returns the verdict in a file; None where the process ended before it wrote one."""
+    """Returns the verdict in a file; None if the process ended before it wrote one."""
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -222,7 +222,7 @@ def main(module: str, name: str, target: str, verdict_file: str) -> None:
     except OpAtlasError as error:
         # The message ends with the remedy.
         verdict = failed(str(error))
-    except Exception as error:  # an error of a library is what the probe is there to find
+    except Exception as error:  # An error of a library is a finding of the probe.
         verdict = failed(exception_line(error), traceback=traceback.format_exc())
     Path(verdict_file).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
 

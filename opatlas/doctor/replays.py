@@ -50,7 +50,7 @@ from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIE
 _RANKS = 2
 _BYTES = 1 << 20
 _ROW_S = 120.0
-#: By library that carries messages: what most often keeps ranks from meeting.
+#: The most frequent causes of groups that do not start, by communication library.
 _REMEDIES = {
     "hccl": (
         "see whether the links are up (hccn_tool -i N -link -g for each device), whether HCCL_SOCKET_IFNAME or "
@@ -151,7 +151,7 @@ def group(target: Target) -> Verdict:
     told: list[str] = []
     facts: dict[str, Fact] = {}
     alone: object = None
-    # Without a profiler first: a failure is then one of the library that carries messages.
+    # The first run has no profiler, so that a failure is one of the communication library.
     for instrument in dict.fromkeys((EVENTS.get(kind), None)):
         outcome, description = _all_reduce(devices, spec, instrument)
         taken = outcome.measurement

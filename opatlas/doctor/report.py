@@ -1,4 +1,4 @@
-"""The report to send us: a zip file of the findings, the files that probes left, and a database's last run."""
+"""The report for the maintainers: a zip file of the findings, the files of probes, and the last run of a database."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import manifest_paths
 
 _FOUND = "doctor.json"
-#: The largest file that goes in; a larger file is named as left out.
+#: The largest file in the report. Larger files are listed as left out.
 _MOST_BYTES = 16 << 20
 #: The largest sum of all files, before compression.
 _MOST_BYTES_IN_ALL = 96 << 20
-#: Files of a kept profile that durations are read from; raw records stay out.
+#: The files of a kept profile in the report: sources of durations, without raw records.
 _PROFILE_FILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
-#: The last reports go in: their names have no run id, but a time some seconds after that of the run.
+#: The number of reports in the zip file, the last ones, because their names have a time and no run id.
 _REPORTS = 4
 
 

@@ -1,4 +1,4 @@
-"""Probes of what sessions share: cores, memory, caches, load, the database, its disk, temporary files."""
+"""Probes of shared resources: cores, memory, caches, load, the database, its disk, temporary files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from opatlas.model import location, versions
 
 _LEAST_FREE = 1 << 30
 _FLUSHES = 7
-#: With twenty samples a row spends a second in slower flushes.
+#: A slower flush adds more than a second to a row of twenty samples.
 _SLOW_FLUSH_MS = 50.0
 _NAMED = 3
 
@@ -64,7 +64,7 @@ def database(target: Target) -> Verdict:
         return passed(f"{path} does not exist yet, and can be made", path=str(path))
     found = Database(path)
     found.folders()
-    # A lock that a session could not take is refused to the doctor, too.
+    # The doctor takes the lock like a session, and fails like a session.
     lock = SessionLock(found, run_id="doctor", command="opatlas doctor")
     lock.acquire(0, print)
     lock.release()

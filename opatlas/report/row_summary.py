@@ -1,4 +1,4 @@
-"""The numbers of measured rows as people read them, and their tables: durations, noise, rates, shares of a peak.
+"""Texts and tables of the numbers of measured rows: durations, noise, rates, shares of a peak.
 
 The terminal, the session report and JUnit all show these.
 """
@@ -331,7 +331,7 @@ def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
         yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {100 * NOISE_LIMIT:.0f} %{why}"
     if too_few := counts.pop(Quality.UNKNOWN, 0):
         have = "has" if too_few == 1 else "have"
-        yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, which tell no noise"
+        yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, too few to judge noise"
     counts.pop(Quality.QUIET, None)
     if counts:
         (first, count), *more = counts.most_common()

@@ -219,8 +219,8 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
             markdown_table(
                 ("What", "Rows"),
                 [
-                    ("updated (duration measured anew)", merged.updated.total()),
-                    ("added (measured, and not there before)", merged.added.total()),
+                    ("updated (new duration)", merged.updated.total()),
+                    ("added (measured; the row was missing)", merged.added.total()),
                     ("marked (status only, durations kept)", merged.marked.total()),
                     (f"pruned (moved to `{Database(facts.database).pruned_dir}`)", len(merged.pruned)),
                     ("unchanged (merged before)", merged.unchanged.total()),
@@ -235,7 +235,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     ]
     for title, names in (
         ("Missing", merged.unmatched),
-        ("Missing, and ran for rows of sibling types", merged.of_siblings),
+        ("Missing rows that ran for sibling types", merged.of_siblings),
         ("Pruned", merged.pruned),
     ):
         if names:
@@ -243,7 +243,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     if facts.not_run:
         lines += ["", "### Not run", "", *(f"- `{case_id}`" for case_id in facts.not_run)]
     for title, counts in (
-        ("Left as earlier sessions left them", facts.unresolved),
+        ("Not run again: results of earlier sessions", facts.unresolved),
         ("Duplicate signatures", facts.duplicates),
         ("Kernel types without a replay", facts.not_replayable),
     ):
@@ -251,7 +251,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
             lines += ["", f"### {title}", "", *markdown_table(("Kernel type", "Rows"), sorted(counts.items()))]
     for title, what, causes in (
         ("Not measured, by kernel type and cause", "Cause", facts.errors),
-        ("Assumed of measured rows", "Assumed", facts.assumptions),
+        ("Assumptions about measured rows", "Assumption", facts.assumptions),
     ):
         if causes:
             lines += ["", f"## {title}", ""]

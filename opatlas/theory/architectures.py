@@ -1,6 +1,6 @@
 """Architectures of the transformers package, built on torch's meta device, without weights and without network.
 
-This is the only module of `opatlas.theory` that imports torch. The shapes of a model are read off its modules: the
+This is the only module of `opatlas.theory` that imports torch. The shapes of a model are taken from its modules: the
 weight of every linear layer, and the stacked matrices of its experts.
 """
 
@@ -79,7 +79,7 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 @cache
 def architectures() -> frozenset[str]:
-    """Returns the names of transformers' text models; none where transformers is not installed. Does not import torch.
+    """Returns the names of transformers' text models; none if transformers is not installed. Does not import torch.
 
     Raises:
         OpAtlasError: transformers is installed and cannot be imported.
@@ -104,7 +104,7 @@ def load_config_file(path: Path) -> ModelFacts:
     """Returns the model that a config.json describes.
 
     Raises:
-        OpAtlasError: the file is no model's config.json, or transformers is not installed.
+        OpAtlasError: the file is not a model's config.json, or transformers is not installed.
     """
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
@@ -127,8 +127,8 @@ def load_config_file(path: Path) -> ModelFacts:
 def _shape_keys(value: Any) -> Any:
     """Returns the parts of a configuration, and of the configurations inside it, that decide shapes.
 
-    Leaves out where code or weights are (also as the name of a kernel that transformers would download), how attention
-    and experts are computed (by packages that may be missing), and how weights are stored.
+    Leaves out the places of code and weights (also the names of kernels that transformers would download), the
+    implementations of attention and experts (their packages may be missing), and the storage of weights.
     """
     if isinstance(value, list):
         return [_shape_keys(item) for item in value]
@@ -142,7 +142,7 @@ def _shape_keys(value: Any) -> Any:
 
 
 def _stay_offline() -> None:
-    """Keeps transformers from downloading anything once it is imported."""
+    """Prevents downloads by transformers after its import."""
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -173,7 +173,7 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
 
 
 def model_facts(name: str, config: Any, model: Any) -> ModelFacts:
-    """Returns the facts that the modules and the configuration of a model tell.
+    """Returns the facts that the modules and the configuration of a model state.
 
     Args:
         config: a PretrainedConfig of text.
@@ -266,7 +266,7 @@ def _indexer(config: Any) -> Indexer | None:
 
 
 def _experts(config: Any, model: Any) -> RoutedExperts | None:
-    """Returns the routed experts. Their matrices, (E, hidden, 2 width) or transposed, tell the width."""
+    """Returns the routed experts. Their matrices, (E, hidden, 2 width) or transposed, have the width."""
     count = next((value for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), None)
     top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
     if not count or not top_k:

@@ -30,7 +30,7 @@ from opatlas.theory.sources import SOURCES
 from opatlas.yaml_file import YamlError, parse_yaml
 
 PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
-#: The patterns of shapes/patterns.py, whose slots belong together in ways that are easier to write in Python.
+#: The patterns of shapes/patterns.py, whose slots share sizes in ways that are easier to write in Python.
 _IN_PYTHON: Mapping[str, Mapping[str, Any]] = import_module("opatlas.shapes.patterns").PATTERNS
 
 _PATTERN_KEYS = ("axes", "let", "where", "inputs", "outputs", "forms", "cells")
@@ -82,7 +82,7 @@ class Catalog:
         if kernel_type not in self.kernels:
             raise OpAtlasError(
                 f"the catalog has no kernel type {kernel_type!r}{suggest(kernel_type, self.kernels)}: "
-                f"name one of its own, or add an entry to {PATH}"
+                f"give one of its kernel types, or add an entry to {PATH}"
             )
         return self.kernels[kernel_type]
 
@@ -299,7 +299,7 @@ class _CatalogReader:
         return tuple(forms)
 
     def fit(self, place: str, pattern: Pattern, forms: Sequence[Form]) -> None:
-        """Notes forms whose dtypes do not match the slots of the pattern."""
+        """Reports forms whose dtypes do not match the slots of the pattern."""
         for form in forms:
             for key, templates, dtypes in (
                 ("inputs", pattern.inputs, form.input_dtypes),
@@ -333,7 +333,7 @@ class _CatalogReader:
 
 
 def _pattern_names(spec: Any) -> list[Any]:
-    """Returns the pattern names of a kernel type's entry; none where the entry is malformed."""
+    """Returns the pattern names of a kernel type's entry; none if the entry is malformed."""
     named = spec.get("pattern") if isinstance(spec, dict) else spec
     named = [named] if isinstance(named, str) else named
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
@@ -346,12 +346,12 @@ def _short(value: Any) -> str:
 
 #: Profilers name some kernels with this suffix, after the function that launches them.
 _AICORE = "aicore"
-#: Has the patterns of kernel types that a mapping calls elementwise.
+#: The kernel type whose patterns fit the kernel types that a mapping calls elementwise.
 _ELEMENTWISE = "Add"
 
 
 def database_kernels(database: Database, catalog: Catalog) -> dict[str, CatalogKernel]:
-    """Returns the kernel types that a database gets theory rows of.
+    """Returns the kernel types whose theory rows are added to a database.
 
     These are the kernel types of the catalog, AiCore variants with rows in the database, and alternates in its mapping.
 

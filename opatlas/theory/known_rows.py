@@ -1,4 +1,4 @@
-"""The rows of a database as theory rows see them: their shapes, the forms that they give, and the coverage of models.
+"""The rows of a database from which theory rows take their forms, and the coverage of models by these rows.
 
 Theory rows take dtypes and formats from captured rows where there are some, and from the catalog otherwise.
 """
@@ -48,7 +48,7 @@ class KnownRow:
 
 @dataclass(frozen=True)
 class Match:
-    """How a row fits a pattern.
+    """The result of matching a row with a pattern.
 
     Attributes:
         sizes: the variables that are a dimension by themselves.
@@ -98,7 +98,7 @@ class Matcher:
         return Match(sizes, shapes, on_axes)
 
     def _agrees(self, number: int, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
-        """Returns whether the computed dimensions fit a shape, as far as the row tells their variables."""
+        """Returns whether the computed dimensions fit a shape, as far as the row has their variables."""
         if not computed and not self.pattern.let:
             return True
         env = {**self._shapes[number].values, **sizes}
@@ -151,7 +151,7 @@ def _is_on(axis: Axis, size: int) -> bool:
 
 
 def _matrix(template: Template, shape: Dims, name: str) -> Dims | None:
-    """Returns the dimensions without FRACTAL_NZ blocks; None where the numbers of axes differ."""
+    """Returns the dimensions without FRACTAL_NZ blocks; None if the numbers of axes differ."""
     assert template is not None
     if len(shape) == len(template) and name != NZ:
         return shape
@@ -207,8 +207,8 @@ class KnownRows:
 
         1. Captured rows with the slots and the axes of the pattern.
         2. Captured rows with as many slots of the same kinds of numbers.
-        3. Other rows with the slots and the axes of the pattern, unless the catalog has all their forms: rows that an
-           earlier run added bring no forms of their own.
+        3. Other rows with the slots and the axes of the pattern, unless the catalog has all their forms: rows of
+           earlier runs must not add forms.
         4. The catalog.
         """
         captured = self._forms(pattern, self._captured[pattern.name])
@@ -273,7 +273,7 @@ def _kinds(pattern: Pattern) -> list[list[set[str]]]:
 
 
 def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) -> Form | None:
-    """Returns the form of a row; None where its slots or their kinds of numbers do not fit the pattern."""
+    """Returns the form of a row; None if its slots or their kinds of numbers do not fit the pattern."""
     halves: list[tuple[str, ...]] = []
     for number, (templates, words) in enumerate(((pattern.inputs, row.inputs), (pattern.outputs, row.outputs))):
         dtypes, formats = [], []
@@ -305,7 +305,7 @@ SizedAxis = tuple[str, tuple[int, ...]]
 
 
 def model_coverage(kernel: CatalogKernel, table: Table, targets: Targets) -> list[ModelCoverage]:
-    """Returns the coverage of each model's shapes by the rows of a table; nothing where no axis depends on models.
+    """Returns the coverage of each model's shapes by the rows of a table; nothing if no axis depends on models.
 
     Raises:
         TableError: a row of the table cannot be read.

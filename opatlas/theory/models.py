@@ -58,7 +58,7 @@ class Weight:
     least: int = 1
 
     def on_device(self, tp: int) -> Linear | None:
-        """Returns the matrix that one of `tp` devices holds; None where `tp` does not divide the weight."""
+        """Returns the matrix that one of `tp` devices holds; None if `tp` does not divide the weight."""
         n = sum(self.parts)
         if self.cut == "inputs":
             return None if self.k % tp else Linear(self.role, n, self.k // tp)
@@ -104,7 +104,7 @@ class RoutedExperts:
         count: routed experts.
         width: intermediate features of each routed expert.
         top_k: routed experts of each token.
-        shared: intermediate features of the experts that process all tokens; 0 where there are none.
+        shared: intermediate features of the experts that process all tokens; 0 if there are none.
     """
 
     count: int
@@ -120,7 +120,7 @@ class ModelFacts:
     Attributes:
         name: the publisher's name of the model.
         hidden: features of the residual stream.
-        intermediate: features of the dense feed-forward network; 0 where there is none.
+        intermediate: features of the dense feed-forward network; 0 if there is none.
         heads, kv_heads: attention heads of queries, and of keys and values.
         head_dim: features of a head; `heads * head_dim` may differ from `hidden`.
         vocab: rows of the embedding table and outputs of the LM head.

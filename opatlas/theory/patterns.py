@@ -23,7 +23,7 @@ _Value = Callable[[Mapping[str, Ints]], Ints]
 
 #: Characters of an expression. Deeply nested expressions would exhaust the stack.
 _LONGEST = 200
-#: Larger than any dimension, and small enough for products to stay within 64 bits.
+#: The largest number in an expression: above any dimension, and small enough for products within 64 bits.
 _LARGEST = 1 << 40
 
 
@@ -194,7 +194,7 @@ class Axis:
         name: the variable; a label where the axis has a source, whose variables have names of their own.
         grid: the sizes in ascending order; empty where a source gives the sizes.
         between: whether sizes between those of the grid are useful too, as for numbers of tokens.
-        source: the entry of `opatlas.theory.sources.SOURCES` that gives the sizes; "" where there is a grid.
+        source: the entry of `opatlas.theory.sources.SOURCES` that gives the sizes; "" if there is a grid.
         generic: sizes of each variable of the source that belong to no particular model.
     """
 
@@ -239,7 +239,7 @@ class Form:
             names = tuple(dtype_name(word.strip()) for word in dtypes.split(";"))
             given = tuple(format_name(word.strip()) for word in formats.split(";")) if formats else ()
             if given and len(given) != len(names):
-                raise ValueError(f"{len(given)} formats stand beside {len(names)} dtypes")
+                raise ValueError(f"there are {len(given)} formats for {len(names)} dtypes")
             halves += [names, given or tuple("ND" if name else "" for name in names)]
         return cls(halves[0], halves[1], halves[2], halves[3], core=core)
 
@@ -275,7 +275,7 @@ class Pattern:
         let: further variables, in the order in which they are computed.
         where: conditions that a legal call meets.
         inputs, outputs: the dimensions of each slot.
-        forms: dtypes and formats for databases without rows to take them from.
+        forms: dtypes and formats for databases without rows that have forms.
         cells: further columns of a row: a fixed text, a number, or lengths.
     """
 

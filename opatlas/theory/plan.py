@@ -64,7 +64,7 @@ class DrawRows(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """The theory rows that a run asks for.
+    """The theory rows that a run requests.
 
     Attributes:
         targets: the models that the shapes come from.
@@ -126,8 +126,7 @@ def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | N
 def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
     """Returns the rows of a run that a table lacks; see `add_theory_rows`.
 
-    Captured rows do not count against `request.rows`. Rows that an earlier run added do, so that repeating a run adds
-    nothing.
+    Rows of earlier runs count towards `request.rows`, so that a repeated run adds nothing. Captured rows do not count.
 
     Raises:
         TableError: a row of the table cannot be read.
@@ -237,7 +236,7 @@ def add_theory_rows(
         OpAtlasError: a file cannot be read or written; the CSV is unchanged.
     """
     path = database.csv_path(kernel.kernel_type)
-    # Taken before reading, so that every later change is noticed.
+    # The stamp is taken before reading, so that every later change is noticed.
     stamp = _stamp(path)
     table = read_table(database, kernel.kernel_type)
     plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
@@ -254,7 +253,7 @@ def add_theory_rows(
 
 
 def _append(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Returns all rows. Columns keep their places; new columns stand in their group."""
+    """Returns all rows. Columns keep their places; new columns are inserted at their group."""
     columns = insert_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
     if frame.empty:
         frame = new.iloc[:0]

@@ -56,7 +56,7 @@ class Trial:
 
     Attributes:
         kernel, shape: the case.
-        is_base: whether the other cases vary this one.
+        is_base: whether the case is the base of the other cases.
         status, reason: the outcome. The kernel accepts the case if the status is "measured".
         run_id: the run, whose manifest names device and versions.
     """
@@ -82,7 +82,7 @@ class Limits:
 
     Attributes:
         base, step: sizes are accepted if they differ from the base by a multiple of `step`.
-        low, high: the smallest and the largest accepted size; None where no size beyond was refused.
+        low, high: the smallest and the largest accepted size; None if no smaller, or no larger, size was refused.
     """
 
     base: int
@@ -121,7 +121,7 @@ class Constraints:
             return False
         return not any(
             shape == refused or all(getattr(shape, axis) >= getattr(refused, axis) for axis in AXES)
-            for refused in self._together.get(kernel, ())
+            for refused in self._refused_within_limits.get(kernel, ())
         )
 
     def limits(self, kernel: MoeKernel) -> dict[str, Limits]:
@@ -154,7 +154,7 @@ class Constraints:
         return Limits(middle, step, low, high)
 
     @cached_property
-    def _together(self) -> dict[MoeKernel, list[MoeShape]]:
+    def _refused_within_limits(self) -> dict[MoeKernel, list[MoeShape]]:
         """The cases that were refused although each of their sizes is within its limits."""
         found: dict[MoeKernel, list[MoeShape]] = {}
         for trial in self.trials:

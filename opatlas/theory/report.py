@@ -1,4 +1,4 @@
-"""What a run of `pytest shapes/` does to each kernel type, and the lines and the page that report the results."""
+"""The results of `pytest shapes/` for each kernel type, as lines for a terminal and as a page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AxisCoverage:
         axis: the variable.
         wanted: octaves between the smallest and the largest size of the catalog's grid.
         shapes: shapes with this axis, with or without a row.
-        fewest: octaves with a row, of the shape with the fewest; shapes without rows do not count.
+        fewest: the smallest number of octaves with a row, over the shapes with rows.
         found: octaves with a row, over all shapes.
         at_one_size: shapes with rows of a single size, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
         gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape with a row. The ends of the grid
@@ -43,7 +43,7 @@ class ModelCoverage:
     Attributes:
         shapes: the number of shapes that the model gives the kernel type.
         missing: dtypes without a row, by shape, as "gate_up, tp 8: n 4608, k 7168".
-        sizes: coverage of the axes whose sizes the rows tell.
+        sizes: coverage of the axes whose sizes follow from the rows.
     """
 
     kernel_type: str
@@ -59,7 +59,7 @@ class ModelCoverage:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """What a run does to a kernel type. Plain values, which travel between processes.
+    """The result of a run for a kernel type. All values are plain, so that processes can exchange the result.
 
     Attributes:
         added: rows that were added, or would be.
@@ -67,7 +67,7 @@ class KernelResult:
         largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
         refused: rows left out because the device's kernel refuses them.
         over_budget: points of the grid left out because their tensors exceed the memory budget.
-        smallest_bytes: bytes of the tensors of the smallest of these points; 0 where there are none.
+        smallest_bytes: bytes of the tensors of the smallest of these points; 0 if there are none.
         missing: sources of sizes that none of the models has, for each pattern without rows.
         unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
         coverage: coverage of each model; empty unless computed.
@@ -107,18 +107,18 @@ _ASSUMED_S_A_ROW = 1.0
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a row of a replay takes, with its start and its check.
+    """The time of a row in a replay, with its start and its check.
 
     Attributes:
         seconds_a_row: seconds for each row.
-        run_id: the run that the pace was measured in; "" where the pace is assumed.
+        run_id: the run in which the pace was measured; "" for an assumed pace.
     """
 
     seconds_a_row: float = _ASSUMED_S_A_ROW
     run_id: str = ""
 
     def time_of(self, rows: int) -> str:
-        """Returns how long rows take and where the pace comes from: `16 min 40 s, at 0.5 s a row (as in run X)`."""
+        """Returns the time of some rows and the source of the pace: `16 min 40 s, at 0.5 s a row (as in run X)`."""
         where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
         return f"{format_seconds(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
 
@@ -141,7 +141,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
     ordered = sorted(results, key=lambda result: result.kernel_type)
     width = max(len(result.kernel_type) for result in ordered)
     verb = "to add" if plan_only else "added"
-    yield f"{'kernel type':{width}}  {verb:>8}  {'there':>8}  {'too large':>9}  {'largest':>8}  {'together':>8}"
+    yield f"{'kernel type':{width}}  {verb:>8}  {'existing':>8}  {'too large':>9}  {'largest':>8}  {'in all':>8}"
     for result in ordered:
         yield (
             f"{result.kernel_type:{width}}  {result.added:8,}  {result.existing:8,}  {result.over_budget:9,}  "
@@ -152,11 +152,11 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
         if result.unknown_dtypes:
             yield f"  rows with unknown dtypes give no forms: {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)
-    there = sum(result.existing for result in ordered)
+    existing = sum(result.existing for result in ordered)
     some = sum(result.added > 0 for result in ordered)
     to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{pluralize(len(ordered), 'kernel type')}"
     added = f"{pluralize(total, 'row')} {'would be ' if plan_only else ''}added to {to}"
-    yield f"{added}, {there:,} {'was' if there == 1 else 'were'} there"
+    yield f"{added}, {existing:,} existed before"
     if total:
         yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"
     by_model: dict[str, list[ModelCoverage]] = {}

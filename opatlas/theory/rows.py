@@ -1,4 +1,4 @@
-"""Theory rows: kernel calls that no profiler has recorded, one at a time or thousands at once."""
+"""Theory rows: kernel calls that no profiler has recorded, as single rows or as batches of thousands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TheoryRow:
     Attributes:
         kernel_type: the profiler's name of the kernel, which is also the name of its CSV.
         inputs, outputs: tensor slots in the kernel's order.
-        op_state, core: OP State and Accelerator Core of comparable captured rows; "" where there are none.
+        op_state, core: OP State and Accelerator Core of comparable captured rows; "" if there are none.
         more: further columns and their cells, such as the Runtime columns of attention kernels.
     """
 

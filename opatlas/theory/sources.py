@@ -97,7 +97,7 @@ def interleave_models(shapes: Sequence[Shape]) -> list[int]:
 
 
 def missing_source(pattern: Pattern, targets: Targets) -> str:
-    """Returns a source of the pattern that none of the models has; "" where they have all."""
+    """Returns a source of the pattern that none of the models has; "" without such a source."""
     return next((axis.source for axis in pattern.axes if axis.source and not _given(axis, targets)), "")
 
 

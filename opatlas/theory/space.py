@@ -46,7 +46,7 @@ def element_bytes(kernel_type: str, dtype: str) -> int:
     """Returns the bytes of an element.
 
     Raises:
-        OpAtlasError: the dtype is unknown. A guessed size would let rows through that do not fit.
+        OpAtlasError: the dtype is unknown. With a guessed size, rows that do not fit could pass.
     """
     known = known_dtype(dtype)
     if known is None:
@@ -76,7 +76,7 @@ _BESIDE = (-1, 0, 1)
 _CODES = 64
 _EDGES_FROM = 32
 _BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
-#: The fractional parts of its multiples spread evenly over 0 ... 1, for any number of multiples.
+#: The golden ratio: the fractional parts of any number of multiples spread evenly over 0 ... 1.
 _GOLDEN = 0.6180339887498949
 
 
@@ -87,7 +87,7 @@ class Space:
         shapes: the shapes of models and generic shapes; one empty shape where no axis depends on models.
         missing_source: a source that none of the models has, so that there are no rows; otherwise "".
         over_budget: points left out because their tensors exceed the budget.
-        smallest_over_budget: bytes of the tensors of the smallest of these points; 0 where there are none.
+        smallest_over_budget: bytes of the tensors of the smallest of these points; 0 if there are none.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Space:
         self.kernel_type = kernel_type
         self.pattern = pattern
         self.forms = tuple(forms)
-        #: Without the flush buffer.
+        #: The bytes of the budget without the flush buffer.
         self._budget_bytes = budget_bytes - FLUSH_BUFFER_BYTES
         of_models = [axis for axis in pattern.axes if axis.source]
         self.missing_source = missing_source(pattern, targets)
@@ -135,9 +135,9 @@ class Space:
     def required(self) -> list[int]:
         """Returns the positions of the grid that every sample holds, the most important positions first.
 
-        Models take turns, so that a small sample has as many shapes of each model. First comes each shape once, each
-        with another form and at another place of its range than the shape before, so that a small sample has more than
-        single tokens; then both ends of the range of each shape and form; then the edges of tiles, each for one shape.
+        The order has three parts: each shape once, with the next form and another place of its range, so that a small
+        sample has more than single tokens; both ends of the range of each shape and form; the edges of tiles, each for
+        one shape. Models alternate, so that a small sample has equally many shapes of each model.
         """
         # For each form (row) and shape (column): the number of positions, which are consecutive, and the first.
         counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
@@ -158,7 +158,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many numbers `row` accepts. Several numbers may give the same row."""
+        """The number of arguments that `row` accepts. Several arguments may give the same row."""
         codes: int = _CODES ** len(self._free)
         return len(self) * codes
 
@@ -184,7 +184,7 @@ class Space:
 
     @cached_property
     def _stride(self) -> int:
-        """A step that visits every number once and spreads neighbouring numbers."""
+        """The step between arguments of `row`. The step visits every row, and separates neighbouring arguments."""
         step = max(1, round(self.size * _GOLDEN))
         while gcd(step, self.size) > 1:
             step += 1
@@ -294,7 +294,7 @@ def _moved(axis: Axis, size: int, code: int) -> int:
 
 
 def _dims(template: Template, dtype: str, name: str, env: Mapping[str, Ints]) -> tuple[Ints, ...] | None:
-    """Returns the dimensions of a slot as stored; None where the slot is absent."""
+    """Returns the dimensions of a slot as stored; None if the slot is absent."""
     if template is None:
         return None
     dims = tuple(dim.value(env) for dim in template)

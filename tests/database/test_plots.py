@@ -292,7 +292,7 @@ def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureF
     assert sorted(path.suffix for path in output.iterdir()) == [".svg"] * 4
     table(folder, "Add", add(1))
     assert main(["plot", str(folder), "--output", str(output), "--ops", "Add"]) == 1
-    first, second = capsys.readouterr().out.split("no plot was made, for want of:")
+    first, second = capsys.readouterr().out.split("no plot was made, because of missing data:")
     assert "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)." in first
     assert "  roofline: matrix products or arithmetic with a duration" in second
     assert all(len(line) <= 80 for line in second.splitlines())

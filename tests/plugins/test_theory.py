@@ -45,7 +45,7 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert "3 passed" in first.stdout
     assert "at most 360 theory rows of 3 kernel types" in first.stdout
     assert "Qwen/Qwen3-32B: " in first.stdout
-    assert "360 rows added to 3 kernel types, 0 were there" in first.stdout
+    assert "360 rows added to 3 kernel types, 0 existed before" in first.stdout
     before = contents(tmp_path)
     assert set(before) == {"MatMulV2.csv", "PagedCacheLoadNdKernel.csv", "SwiGlu.csv"}
     (manifest,) = (tmp_path / "runs").glob("*.json")
@@ -58,7 +58,7 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert "| MatMulV2 | deepseek-ai/DeepSeek-V3 | " in report.read_text()
     second = run(tmp_path, *options)
     assert second.returncode == 0
-    assert "0 rows added to 3 kernel types, 360 were there" in second.stdout
+    assert "0 rows added to 3 kernel types, 360 existed before" in second.stdout
     assert f"database: {tmp_path}\n" in second.stdout
     assert contents(tmp_path) == before
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1

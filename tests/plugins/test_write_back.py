@@ -239,7 +239,7 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
     assert "1  Moody: failed: ValueError: bad mood" in done
     (report,) = (sessions.database / "reports").glob("replay_report_*.md")
     text = report.read_text()
-    assert "| updated (duration measured anew) | 2 |" in text
+    assert "| updated (new duration) | 2 |" in text
     assert "| NoReplay | 2 |" in text
     assert "an unnamed NPU" in text
     (gaps,) = (sessions.database / "reports").glob("duration_gap_*.csv")

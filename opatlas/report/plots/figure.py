@@ -60,7 +60,7 @@ def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows
 def expect_plot_file(path: Path) -> None:
     """Checks that the ending of a file is a format of plots. Raises UsageError."""
     if _file_format(path) not in FORMATS:
-        raise UsageError(f"{path}: no format of a plot: give a file whose name ends with .{', .'.join(FORMATS)}")
+        raise UsageError(f"{path}: not a format of plots: give a file whose name ends with .{', .'.join(FORMATS)}")
 
 
 def save(figure: Any, path: Path) -> None:
