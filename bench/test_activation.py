@@ -30,14 +30,14 @@ def test_fast_gelu(row, replay):
 
 @replays("Swish", npu="torch.nn.functional.silu")
 def test_silu(row, replay):
-    """A capture does not record the scale."""
+    """Assumes a scale of 1, because a capture does not record the scale."""
     row.assume("a scale of 1, which aclnnSilu passes")
     replay(impl.silu, row.only_input(-4.0, 4.0), expected=formulas.silu)
 
 
 @replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
 def test_scaled_masked_softmax(row, replay):
-    """Slots: x, a mask that broadcasts to x. A capture does not record the scale; no duration depends on it."""
+    """Reads the slots x and a mask that broadcasts to x. A capture does not record the scale."""
     row.expect_inputs(2)
     row.expect_dtype(1, "BOOL")
     row.expect_output_like(0)

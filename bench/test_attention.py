@@ -58,7 +58,7 @@ def test_fused_infer_attention_score(row, replay):
 
 @replays("RINGMLAPrefillBF16Kernel", npu="torch_npu.atb.npu_ring_mla")
 def test_ring_mla(row, replay):
-    """Slots 0 to 5: queries, their rope part, keys, their rope part, values, mask; 13 and 14: an earlier step.
+    """Reads slots 0 to 5: queries, their rope part, keys, their rope part, values, mask; 13 and 14: an earlier step.
 
     A capture lacks the lengths of sequences, which are on the host: one sequence is assumed.
     """
@@ -106,7 +106,7 @@ def test_ring_mla(row, replay):
 
 @replays("AttentionUpdate", npu="torch_npu.npu_attention_update")
 def test_attention_update(row, replay):
-    """Slots: log-sum-exps (N) of the parts of a sequence, then the results of the parts (N, D).
+    """Reads the slots log-sum-exps (N) of the parts of a sequence, then the results of the parts (N, D).
 
     A second output has the log-sum-exps over all parts.
     """

@@ -14,7 +14,7 @@ from .implementations import torch as impl
 
 @replays("ReshapeAndCacheNdKernel", npu="torch_npu._npu_reshape_and_cache")
 def test_reshape_and_cache(row, replay):
-    """Slots: key and value (tokens, heads, size), their caches (blocks, block size, heads, size), places."""
+    """Reads the slots key and value (tokens, heads, size), their caches (blocks, block size, heads, size), places."""
     row.expect_inputs(5)
     for new, cache in ((0, 2), (1, 3)):
         if len(row.shape(new)) != 3 or row.shape(cache)[2:] != row.shape(new)[1:] or len(row.shape(cache)) != 4:
@@ -41,7 +41,7 @@ def test_reshape_and_cache(row, replay):
 
 @replays("KvRmsNormRopeCache", npu="torch_npu.npu_kv_rmsnorm_rope_cache")
 def test_kv_rmsnorm_rope_cache(row, replay):
-    """Slots: kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, places, rotary cache, latent cache.
+    """Reads the slots kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, places, rotary cache, latent cache.
 
     In prefill, outputs 2 and 3 return the written vectors for attention.
     """
@@ -91,7 +91,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
 
 @replays("PagedCacheLoadNdKernel", npu="torch_npu.atb.npu_paged_cache_load")
 def test_paged_cache_load(row, replay):
-    """Slots: caches of keys and values, block table, lengths, results, starts of the sequences.
+    """Reads the slots caches of keys and values, block table, lengths, results, starts of the sequences.
 
     Equal lengths are assumed. One length more than there are sequences: the lengths are cumulative. With starts, the
     sequences end with the last block of their table.

@@ -18,7 +18,7 @@ from opatlas.model.communication import (
 
 @collective(ALL_REDUCE)
 def test_all_reduce(row, replay):
-    """Every rank sends a message, which the sum of all messages replaces."""
+    """Replaces the message of every rank by the sum of all messages."""
     from torch import distributed
 
     sent = row.input_tensor()
@@ -34,7 +34,7 @@ def test_all_reduce(row, replay):
 
 @collective(ALL_GATHER)
 def test_all_gather(row, replay):
-    """Every rank sends a message, and receives the messages of all ranks."""
+    """Sends the message of every rank to all ranks."""
     from torch import distributed
 
     sent, result = row.input_tensor(), row.output_tensor(row.size)
@@ -43,7 +43,7 @@ def test_all_gather(row, replay):
 
 @collective(REDUCE_SCATTER)
 def test_reduce_scatter(row, replay):
-    """Every rank sends a message for each rank, and receives the sum of the messages for it."""
+    """Sends from every rank a message for each rank, which receives the sum of its messages."""
     from torch import distributed
 
     sent, result = row.input_tensor(row.size), row.output_tensor()
@@ -52,7 +52,7 @@ def test_reduce_scatter(row, replay):
 
 @collective(ALL_TO_ALL)
 def test_all_to_all(row, replay):
-    """Every rank sends a part of its message to each rank, and receives a part from each rank."""
+    """Sends from every rank a part of its message to each rank."""
     from torch import distributed
 
     sent, result = row.input_tensor(), row.output_tensor()
@@ -63,7 +63,7 @@ def test_all_to_all(row, replay):
 
 @collective(BROADCAST)
 def test_broadcast(row, replay):
-    """Rank 0 sends a message, which all other ranks receive."""
+    """Sends the message of rank 0 to all other ranks."""
     from torch import distributed
 
     result = row.input_tensor() if row.rank == 0 else row.output_tensor()

@@ -14,7 +14,7 @@ from .implementations import torch as impl
 
 @replays("Conv2D", npu="torch.conv2d")
 def test_conv2d(row, replay):
-    """Slots: feature map, weight, perhaps a bias."""
+    """Reads the slots feature map, weight, perhaps a bias."""
     row.expect_inputs(2, 3)
     channels = row.shape(2) if len(row.input_slots) == 3 else ()
     if len(row.input_slots) == 3 and len(channels) != 1:
@@ -46,7 +46,7 @@ def test_conv2d(row, replay):
 
 @replays("Conv2DBackpropFilter", npu="torch.ops.aten.convolution_backward")
 def test_conv2d_backprop_filter(row, replay):
-    """Slots: feature map, sizes of the weight, gradient of the result."""
+    """Reads the slots feature map, sizes of the weight, gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(1, 4, "the weight's sizes")
     weight = images.output_place(row, like=0)
@@ -59,7 +59,7 @@ def test_conv2d_backprop_filter(row, replay):
 
 @replays("Conv2DBackpropInput", npu="torch.ops.aten.convolution_backward")
 def test_conv2d_backprop_input(row, replay):
-    """Slots: sizes of the feature map, weight, gradient of the result."""
+    """Reads the slots sizes of the feature map, weight, gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(0, 4, "the feature map's sizes")
     image = images.output_place(row, like=1)

@@ -11,7 +11,7 @@ from .implementations import torch as impl
 
 @replays("Fill", "FillAiCore", npu="torch.Tensor.fill_")
 def test_fill(row, replay):
-    """Slots: sizes of the output, value."""
+    """Reads the slots sizes of the output, value."""
     row.expect_inputs(2)
     row.expect_list(0, len(row.output_shape()), "the output's sizes")
     replay(impl.fill_, row.destination(), row.number(1, 0.5, 2.0), overwrites=[0], expected=formulas.fill)

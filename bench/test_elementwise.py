@@ -107,7 +107,7 @@ def test_rsqrt(row, replay):
 
 @replays("ClipByValueV2", "ClipByValueV2AiCore", npu="torch.clamp")
 def test_clamp(row, replay):
-    """Slots: x, least value, largest value: numbers, or tensors that broadcast to x."""
+    """Reads the slots x, least value, largest value: numbers, or tensors that broadcast to x."""
     row.expect_inputs(3)
     row.expect_broadcast()
     row.expect_output_like(0)

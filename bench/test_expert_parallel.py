@@ -46,7 +46,9 @@ _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2":
     group=group_of_layer,
 )
 def test_dispatch_ffn_combine(row, replay, group, custom_opp):
-    """Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k) and perhaps
+    """Reads a layer of experts.
+
+    Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k) and perhaps
     a mask (M); weights and scales may have a slot for each expert.
 
     Outputs: (M, H), and perhaps the number of tokens of each expert, (E) or (1, E). All ranks have these sizes. Each
@@ -135,7 +137,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
 
 @replays("MoeDistributeDispatch", npu="torch_npu.npu_moe_distribute_dispatch", group=group_of_dispatch)
 def test_moe_distribute_dispatch(row, replay, group):
-    """Slots: x (BS, H), experts (BS, k), and perhaps scales (R E, H), a mask (BS) and weights (BS, k).
+    """Reads the slots x (BS, H), experts (BS, k), and perhaps scales (R E, H), a mask (BS) and weights (BS, k).
 
     Outputs: the arriving tokens (A, H), their scales (A), and tensors for a combine.
     """
@@ -144,13 +146,13 @@ def test_moe_distribute_dispatch(row, replay, group):
 
 @replays("MoeDistributeDispatchV2", npu="torch_npu.npu_moe_distribute_dispatch_v2", group=group_of_dispatch)
 def test_moe_distribute_dispatch_v2(row, replay, group):
-    """Like MoeDistributeDispatch."""
+    """Replays the second version like MoeDistributeDispatch."""
     _dispatch(row, replay, group, impl.moe_distribute_dispatch_v2)
 
 
 @replays("MoeDistributeCombine", npu="torch_npu.npu_moe_distribute_combine", group=group_of_combine)
 def test_moe_distribute_combine(row, replay, group):
-    """Slots: results of the experts (A, H), experts (BS, k), two outputs of a dispatch (2 and 3), weights (BS, k).
+    """Reads the slots results (A, H), experts (BS, k), two outputs of a dispatch (2 and 3), weights (BS, k).
 
     Optional slots: counts of another group (5), a mask (6), dispatched weights (10). A dispatch of the same version
     runs before the combine.
@@ -161,7 +163,7 @@ def test_moe_distribute_combine(row, replay, group):
 
 @replays("MoeDistributeCombineV2", npu="torch_npu.npu_moe_distribute_combine_v2", group=group_of_combine)
 def test_moe_distribute_combine_v2(row, replay, group):
-    """Like MoeDistributeCombine."""
+    """Replays the second version like MoeDistributeCombine."""
     dispatch = "torch_npu.npu_moe_distribute_dispatch_v2", impl.moe_distribute_dispatch_v2
     _combine(row, replay, group, impl.moe_distribute_combine_v2, dispatch, "assist_info_for_combine")
 

@@ -19,7 +19,7 @@ _DROPPED = "slot {} is a dropout mask, and no row tells with what probability it
 
 @replays("FlashAttentionScore", npu="torch_npu.npu_fusion_attention")
 def test_flash_attention(row, replay):
-    """Slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
+    """Reads slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
     if has_input(row, _DROPOUT):
         raise Unsupported(_DROPPED.format(_DROPOUT))
     expect_slots(row, range(3), (6,))
@@ -36,7 +36,9 @@ def test_flash_attention(row, replay):
 
 @replays("FlashAttentionScoreGrad", npu="torch_npu.npu_fusion_attention_grad")
 def test_flash_attention_grad(row, replay):
-    """Slots 0 to 3: queries, keys, values, gradient of the result; then perhaps a mask; then outputs of the forward
+    """Reads the inputs, the gradient of the result, and outputs of the forward kernel.
+
+    Slots 0 to 3: queries, keys, values, gradient of the result; then perhaps a mask; then outputs of the forward
     kernel: largest scores, their sums, and the result as the last slot.
     """
     expect_slots(row, range(4), range(4, len(row.input_slots)))

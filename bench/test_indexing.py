@@ -26,7 +26,7 @@ def test_gather(row, replay):
 
 @replays("Index", "IndexAiCore", npu="torch.ops.aten.index.Tensor")
 def test_index(row, replay):
-    """Slots: x; a list with an element for each axis up to the last indexed one; steps of the axes; index tensors."""
+    """Reads the slots x, list of axes up to the last indexed axis, steps of the axes, and index tensors."""
     if is_grid_index(row):
         replay(impl.index, row.tensor(0), [row.indices(2, row.shape(0)[0])], expected=formulas.index)
         return
@@ -53,7 +53,7 @@ def test_masked_fill(row, replay):
 
 @replays("IndexFill", npu="torch.index_fill")
 def test_index_fill(row, replay):
-    """Slots: x, indices along an axis, the number to fill in. A capture does not record the axis."""
+    """Reads the slots x, indices along an axis, the number to fill in. A capture does not record the axis."""
     row.expect_inputs(3)
     row.expect_output_like(0)
     x, count = row.tensor(0), math.prod(row.shape(1))
@@ -68,7 +68,7 @@ def test_index_fill(row, replay):
 
 @replays("Sort", "SortAiCore", npu="torch.sort")
 def test_sort(row, replay):
-    """A capture does not record the direction: descending is assumed, as samplers sort logits."""
+    """Assumes a descending order, as samplers sort logits; a capture does not record the direction."""
     row.assume("descending")
     replay(impl.sort, row.only_input(), dim=-1, descending=True, expected=formulas.sort)
 
@@ -84,7 +84,7 @@ def test_argmax(row, replay):
 
 @replays("ArgMaxWithValue", npu="torch.max")
 def test_largest(row, replay):
-    """Outputs: indices, values. The call returns the values first."""
+    """Checks the outputs indices, values. The call returns the values first."""
     row.expect_inputs(1)
     x, result = row.tensor(0), row.output_shape()
     if not x.shape[-1:].numel():

@@ -71,7 +71,7 @@ def _blocked(plain, blocked):
 
 @replays("AsStrided", "AsStridedAiCore", npu="opatlas.bench.implementations.torch.strided_copy")
 def test_as_strided(row, replay):
-    """Slots: a storage; sizes, strides and offset of the view, whose values a capture does not record.
+    """Reads the slots a storage; sizes, strides and offset of the view, whose values a capture does not record.
 
     The view is assumed to be cut along its last axis and transposed in its first two axes. A contiguous view needs no
     copy, and a view that is only cut or only transposed launches another kernel. On an NPU the contiguous copy of a
@@ -126,7 +126,7 @@ def _matrix(row):
 
 @replays("NonZero", "NonzeroAiCore", npu="torch.nonzero")
 def test_nonzero(row, replay):
-    """The size of the output is the number of elements that are not 0, or its maximum; they are spread evenly.
+    """Assumes as many elements other than 0 as the output has room for, spread evenly.
 
     Profilers write its shape as (count, axes), (axes, count) or (count,).
     """

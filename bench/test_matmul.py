@@ -36,7 +36,7 @@ def test_batch_matmul(row, replay):
 
 @replays("TransposeBatchMatMul", npu="torch_npu.npu_transpose_batchmatmul")
 def test_transpose_batch_matmul(row, replay):
-    """x1 is (B, M, K) or (M, B, K), x2 (B, K, N) or (B, N, K), the result (M, B, N).
+    """Reads x1 (B, M, K) or (M, B, K), and x2 (B, K, N) or (B, N, K), for a result (M, B, N).
 
     A result (S, M, B N / S) is split into S parts.
     """

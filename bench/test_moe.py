@@ -22,7 +22,7 @@ _ASSUMED_EXPERTS = 64
 
 @replays("MoeGatingTopK", npu="torch_npu.npu_moe_gating_top_k")
 def test_moe_gating_top_k(row, replay):
-    """Slots: logits (T, E), perhaps a bias (E). A capture does not record how experts are chosen.
+    """Reads the slots logits (T, E), perhaps a bias (E). A capture does not record how experts are chosen.
 
     With a bias: as in DeepSeek-V3, by sigmoid, 256 experts in 8 groups, of which the best 4 count. Without a bias: by
     softmax.
@@ -59,7 +59,7 @@ def test_moe_gating_top_k(row, replay):
 
 @replays("MoeTokenPermute", npu="torch_npu.npu_moe_token_permute")
 def test_moe_token_permute(row, replay):
-    """Slots: tokens (T, H), their experts (T, k) or (T)."""
+    """Reads the slots tokens (T, H), their experts (T, k) or (T)."""
     row.expect_inputs(2)
     tokens, indices = row.shape(0), row.shape(1)
     if len(tokens) != 2 or indices[:1] != tokens[:1]:
@@ -75,7 +75,7 @@ def test_moe_token_permute(row, replay):
 
 @replays("MoeTokenUnpermute", npu="torch_npu.npu_moe_token_unpermute")
 def test_moe_token_unpermute(row, replay):
-    """Slots: permuted tokens (T k, H), place of each copy (T k), perhaps weights (T, k)."""
+    """Reads the slots permuted tokens (T k, H), place of each copy (T k), perhaps weights (T, k)."""
     row.expect_inputs(2, 3)
     permuted, places = row.shape(0), row.shape(1)
     if len(permuted) != 2 or places != permuted[:1]:
@@ -91,7 +91,9 @@ def test_moe_token_unpermute(row, replay):
 
 @replays("GroupedMatmul", npu="torch_npu.npu_grouped_matmul")
 def test_grouped_matmul(row, replay):
-    """Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
+    """Reads operands, scales and groups of rows.
+
+    Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
     8 scale per token (M). Slots 4 to 6, for offsets and weight-only quantization, are not replayed.
     """
     row.expect_inputs(*range(2, 10))
@@ -138,7 +140,9 @@ def test_grouped_matmul(row, replay):
 
 @replays("GroupedMatmulSwigluQuant", npu="torch_npu.npu_grouped_matmul_swiglu_quant")
 def test_grouped_matmul_swiglu_quant(row, replay):
-    """Slots: x (M, K), weight (E, K, N), bias and offset, which must be absent; the last three are the
+    """Reads operands, scales and groups of rows.
+
+    Slots: x (M, K), weight (E, K, N), bias and offset, which must be absent; the last three are the
     weight's scale (E, N), the scale of x (M) and group_list (E). Outputs: (M, N / 2), and its scales (M).
     """
     row.expect_inputs(5, 6, 7)

@@ -20,7 +20,7 @@ def test_tensor_move(row, replay):
 
 @replays("Slice", "SliceAiCore", npu="opatlas.bench.implementations.torch.slice_copy")
 def test_slice(row, replay):
-    """A capture does not record the offsets: the block starts at the first element.
+    """Assumes a block from the first element on, because a capture does not record the offsets.
 
     Shape grids of msmodeling have two more slots, axes and steps.
     """
@@ -37,7 +37,7 @@ def test_slice(row, replay):
 
 @replays("StridedSlice", "StridedSliceAiCore", "StridedSliceD", npu="torch_npu.npu_indexing")
 def test_strided_slice(row, replay):
-    """Slots: x; lists of begins, ends and steps, whose values a capture does not record.
+    """Reads the slots x; lists of begins, ends and steps, whose values a capture does not record.
 
     StridedSliceD, of older toolkits, has fixed lists; the call launches StridedSlice.
     """
@@ -78,7 +78,7 @@ def test_pack(row, replay):
 
 @replays("RepeatInterleave", npu="torch.repeat_interleave")
 def test_repeat_interleave(row, replay):
-    """Slots: x, repetitions of the lines of an axis. A capture does not record them: as equal as possible."""
+    """Reads the slots x and repetitions of the lines of an axis, which are assumed as equal as possible."""
     row.expect_inputs(2)
     row.index_dtype(1)
     x, result = row.tensor(0), row.output_shape()
@@ -152,7 +152,7 @@ def test_tile(row, replay):
 
 @replays("PadV3", "PadV3AiCore", npu="torch.nn.functional.pad")
 def test_pad(row, replay):
-    """A capture does not record where the padding goes: after the data, as for the alignment of rows."""
+    """Assumes padding after the data, as for aligned rows; a capture does not record the place of the padding."""
     row.expect_inputs(1, 2, 3)
     x, padded = row.tensor(0), row.output_shape()
     row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")

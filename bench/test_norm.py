@@ -20,7 +20,7 @@ def test_rms_norm(row, replay):
 
 @replays("RmsNormGrad", npu="torch_npu.npu_rms_norm_backward")
 def test_rms_norm_grad(row, replay):
-    """Slots: gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
+    """Reads the slots gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
     row.expect_inputs(4)
     _expect_vectors(row, {3: "gamma"})
     if row.shape(1) != row.shape(0) or row.shape(2) != (*row.shape(0)[:-1], 1):
@@ -44,7 +44,7 @@ def test_add_rms_norm(row, replay):
 
 @replays("AddRmsNormBias", npu="torch.ops._C_ascend.npu_add_rms_norm_bias")
 def test_add_rms_norm_bias(row, replay, custom_opp):
-    """A custom operator: torch_npu's own npu_add_rms_norm launches another kernel."""
+    """Calls a custom operator, because torch_npu's own npu_add_rms_norm launches another kernel."""
     row.expect_inputs(3, 4)
     _expect_sum(row)
     beta = row.tensor(3) if len(row.input_slots) == 4 else None
@@ -55,7 +55,7 @@ def test_add_rms_norm_bias(row, replay, custom_opp):
 
 @replays("LayerNormV4", npu="torch.native_layer_norm")
 def test_layer_norm(row, replay):
-    """Slots: x, sizes of the normalized last axes, gamma, beta."""
+    """Reads the slots x, sizes of the normalized last axes, gamma, beta."""
     row.expect_inputs(4)
     sizes = _normalized_sizes(row, gamma=2)
     row.expect_list(1, len(sizes), "the sizes of these axes")
@@ -64,7 +64,7 @@ def test_layer_norm(row, replay):
 
 @replays("LayerNormV3", "LayerNormV3WithImplMode", npu="torch.native_layer_norm")
 def test_layer_norm_v3(row, replay):
-    """Slots: x, gamma, beta. The row has the statistics in the dtype of gamma, the calls in float32."""
+    """Reads the slots x, gamma, beta. The row has statistics in the dtype of gamma, the calls in float32."""
     row.expect_inputs(3)
     sizes = _normalized_sizes(row, gamma=1)
     arguments = _layer_norm_arguments(row, sizes, 1)
@@ -73,7 +73,7 @@ def test_layer_norm_v3(row, replay):
 
 @replays("LpNormV2", "LpNormReduceV2", npu="torch.linalg.vector_norm")
 def test_lp_norm(row, replay):
-    """A capture does not record p: the Euclidean norm is assumed, as for the clipping of gradients.
+    """Assumes the Euclidean norm, as for the clipping of gradients; a capture does not record p.
 
     On 910A and 310P, which have no LpNormV2, the call launches LpNormReduceV2, then LpNormUpdateV2.
     """
@@ -90,7 +90,7 @@ def test_lp_norm(row, replay):
 
 @replays("LpNormUpdateV2", npu="torch.linalg.vector_norm")
 def test_lp_norm_update(row, replay):
-    """The second half of a norm, the root of the sums: replayed as the norm over an axis of one number."""
+    """Replays the second half of a norm, the root of the sums, as the norm over an axis of one number."""
     row.expect_inputs(1)
     row.expect_output_like(0)
     row.assume("the norm is the Euclidean one")

@@ -13,7 +13,7 @@ from .implementations import torch as impl
 
 @replays("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices")
 def test_max_pool(row, replay):
-    """Output 1 is a mask, (N, C1, places of the kernel, blocks of 16 results plus one, 16): it tells the kernel.
+    """Finds the kernel size in output 1, a mask (N, C1, places of the kernel, blocks of 16 results plus one, 16).
 
     torch returns indices in place of the mask. No formula exists for the mask, so it is not checked.
     """
@@ -38,7 +38,7 @@ def test_max_pool(row, replay):
     "MaxPoolGradWithArgmaxV1", "MaxPoolGradWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices_backward"
 )
 def test_max_pool_gradient(row, replay):
-    """Slots: pooled feature map, gradient of the result, mask (see `test_max_pool`)."""
+    """Reads the slots pooled feature map, gradient of the result, mask (see `test_max_pool`)."""
     row.expect_inputs(3)
     source, result = (images.map_shape(row, images.input_place(row, slot)) for slot in (0, 1))
     if images.map_shape(row, images.output_place(row, like=0)) != source:
@@ -59,7 +59,7 @@ def test_max_pool_gradient(row, replay):
 
 @replays("AdaptiveAvgPool3d", "AdaptiveAvgPool3dAiCore", npu="torch.ops.aten._adaptive_avg_pool3d")
 def test_adaptive_average_pool(row, replay):
-    """Slot and output have the channels last, (N, D, H, W, C)."""
+    """Reads a slot and an output with the channels last, (N, D, H, W, C)."""
     row.expect_inputs(1)
     source, result = row.shape(0), row.output_shape()
     if images.layout(row.input_slots[0]) not in ("", "ND", "NDHWC"):
@@ -80,7 +80,7 @@ def test_adaptive_average_pool(row, replay):
 
 @replays("AdaptiveAvgPool3dGrad", "AdaptiveAvgPool3dGradAiCore", npu="torch.ops.aten._adaptive_avg_pool3d_backward")
 def test_adaptive_average_pool_gradient(row, replay):
-    """Slots: gradient (OD, OH, OW, N C), pooled volume (N, C, D, H, W). Output: (D, H, W, N C)."""
+    """Reads the slots gradient (OD, OH, OW, N C), pooled volume (N, C, D, H, W). Output: (D, H, W, N C)."""
     row.expect_inputs(2)
     gradient, source = row.shape(0), row.shape(1)
     if len(source) != 5 or len(gradient) != 4 or gradient[3] != source[0] * source[1]:

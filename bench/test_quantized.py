@@ -18,7 +18,7 @@ from .implementations import torch as impl
 
 @replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")
 def test_quant_matmul(row, replay):
-    """Slots: x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`."""
+    """Reads the slots x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`."""
     row.expect_inputs(2, 3, 4, 5, 6)
     expect_int8(row, 0, 1)
     rank = 2 if len(row.shape(0)) == 2 else None
@@ -70,7 +70,7 @@ def _added(row, m, n):
 
 @replays("AscendQuantV2", "AscendQuantV2AiCore", "AscendQuantV2Aicore", npu="torch_npu.npu_quantize")
 def test_quantize(row, replay):
-    """Slots: x, scales and perhaps zero points of its last axis."""
+    """Reads the slots x, scales and perhaps zero points of its last axis."""
     row.expect_inputs(2, 3)
     x, name = row.tensor(0, -4.0, 4.0), row.output_slots[0].dtype if row.output_slots else ""
     if name == "INT32" and row.output_shape() == (*x.shape[:-1], x.shape[-1] // 8):
@@ -91,7 +91,7 @@ def test_quantize(row, replay):
 
 @replays("DynamicQuant", "DynamicQuantAiCore", npu="torch_npu.npu_dynamic_quant")
 def test_dynamic_quant(row, replay):
-    """Slots: x, perhaps smooth scales of its last axis."""
+    """Reads the slots x, perhaps smooth scales of its last axis."""
     row.expect_inputs(1, 2)
     x = row.tensor(0, -4.0, 4.0)
     if x.dim() < 2 or not x.shape[-1]:
@@ -107,7 +107,7 @@ def test_dynamic_quant(row, replay):
 
 @replays("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore", npu="torch_npu.npu_add_rms_norm_dynamic_quant")
 def test_add_rms_norm_dynamic_quant(row, replay):
-    """Slots: x1, x2, gamma, and optional ones: two smooth scales, beta.
+    """Reads the slots x1, x2, gamma, and optional ones: two smooth scales, beta.
 
     Outputs: y1, y2, x, scales of y1, scales of y2. Without a second smooth scale, y2 and its scales mean nothing.
     """

@@ -13,7 +13,7 @@ from .implementations import torch as impl
 
 @replays("ReduceSum", "ReduceSumOpAiCore", "ReduceSumD", npu="torch.sum")
 def test_reduce_sum(row, replay):
-    """ReduceSumD, of older toolkits, has fixed axes; the call launches ReduceSum."""
+    """Replays ReduceSumD, of older toolkits with fixed axes, by a call that launches ReduceSum."""
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     replay(impl.sum, x, *_reduction(row, "sum"), dtype=row.output_dtype(), expected=formulas.reduce_sum)
@@ -21,7 +21,7 @@ def test_reduce_sum(row, replay):
 
 @replays("ReduceMean", "ReduceMeanAiCore", "ReduceMeanD", npu="torch.mean")
 def test_reduce_mean(row, replay):
-    """ReduceMeanD, of older toolkits, has fixed axes; the call launches ReduceMean."""
+    """Replays ReduceMeanD, of older toolkits with fixed axes, by a call that launches ReduceMean."""
     row.expect_inputs(1, 2)
     if not row.output_dtype().is_floating_point:
         raise Unsupported("torch has no mean in integers")
@@ -34,7 +34,7 @@ def test_reduce_mean(row, replay):
 
 @replays("Cumsum", npu="torch.cumsum")
 def test_cumsum(row, replay):
-    """A capture does not record the axis: the last one is assumed."""
+    """Assumes the last axis, because a capture does not record the axis."""
     row.expect_inputs(1, 2)
     replay(impl.cumsum, row.tensor(0), -1, dtype=row.output_dtype(), expected=formulas.cumulative_sum)
 

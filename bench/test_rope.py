@@ -29,7 +29,7 @@ def test_rotary_mul(row, replay):
 
 @replays("RotaryPositionEmbeddingGrad", npu="torch_npu.npu_rotary_mul_backward")
 def test_rotary_mul_backward(row, replay):
-    """Slots: gradient of y, cos, sin, and x if cos and sin have gradients too."""
+    """Reads the slots gradient of y, cos, sin, and x if cos and sin have gradients too."""
     row.expect_inputs(3, 4)
     _expect_angles(row, [0], 1, 2)
     row.assume(_HALVES)
@@ -118,7 +118,7 @@ def test_triton_rope(row, replay, custom_opp):
 
 @replays("split_qkv_rmsnorm_rope_kernel", npu="torch.ops.vllm.qkv_rmsnorm_rope")
 def test_qkv_rmsnorm_rope(row, replay, custom_opp):
-    """Slots: query, key and value of each token side by side; a table of cos and sin; positions.
+    """Reads the slots query, key and value of each token side by side; a table of cos and sin; positions.
 
     The outputs tell the sizes of query and key. A capture lacks the weights of the two norms; an older capture also
     lacks the output of the values.

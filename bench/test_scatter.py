@@ -16,7 +16,7 @@ from .implementations import torch as impl
 
 @replays("GatherV3", "GatherV3AiCore", "Gather", npu="torch.index_select")
 def test_index_select(row, replay):
-    """Slots: source, list of indices, in GatherV3 also the axis, whose value a capture does not record."""
+    """Reads the slots source, list of indices, in GatherV3 also the axis, whose value a capture does not have."""
     row.expect_inputs(2, 3)
     if len(row.shape(1)) != 1:
         raise Unsupported(f"{row.kernel_type} is replayed for a list of indices only")
@@ -35,7 +35,7 @@ def test_gather_elements(row, replay):
 
 @replays("ScatterElementsV2", npu="torch.Tensor.scatter_")
 def test_scatter_elements(row, replay):
-    """Slots: target, indices along an axis, updates: as many elements, or one number."""
+    """Reads the slots target, indices along an axis, updates: as many elements, or one number."""
     row.expect_inputs(3)
     target, indices = row.shape(0), row.shape(1)
     if row.shape(2) and row.shape(2) != indices:
@@ -58,7 +58,7 @@ def test_scatter_elements(row, replay):
 
 @replays("ScatterNdUpdate", "ScatterNdUpdateAiCore", npu="torch_npu.npu_scatter_nd_update_")
 def test_scatter_nd_update(row, replay):
-    """Slots: target, places (..., k) along its first k axes, updates (..., other axes)."""
+    """Reads the slots target, places (..., k) along its first k axes, updates (..., other axes)."""
     row.expect_inputs(3)
     target, places = row.shape(0), row.shape(1)
     axes = places[-1] if places else 0
@@ -81,7 +81,7 @@ def test_scatter_nd_update(row, replay):
 
 @replays("IndexPutV2", "IndexPutV2AiCore", npu="torch.ops.aten.index_put_.default")
 def test_index_put(row, replay):
-    """Slots: target, updates, list of indexed axes, strides, an index tensor for each axis.
+    """Reads the slots target, updates, list of indexed axes, strides, an index tensor for each axis.
 
     Slot 2 has an element for each axis up to the last indexed one.
     """

@@ -22,7 +22,7 @@ from .implementations import torch as impl
 
 @replays("LightningIndexer", npu="torch_npu.npu_lightning_indexer")
 def test_lightning_indexer(row, replay):
-    """Outputs: keys of each query, perhaps their scores."""
+    """Checks the outputs keys of each query, perhaps their scores."""
     arguments, keywords = _indexer_call(row)
     with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
     replay(
@@ -37,13 +37,13 @@ def test_lightning_indexer(row, replay):
 
 @replays("LightningIndexerVllm", npu="torch.ops._C_ascend.npu_lightning_indexer")
 def test_lightning_indexer_vllm(row, replay):
-    """Like LightningIndexer, without scores: the kernel of older versions of vllm-ascend."""
+    """Replays LightningIndexer without scores, the kernel of older versions of vllm-ascend."""
     arguments, keywords = _indexer_call(row)
     replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)
 
 
 def _indexer_call(row):
-    """Slots: queries (T, N, D), keys in pages (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
+    """Reads the slots queries (T, N, D), keys (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
     expect_slots(row, range(6))
     query, cache, weights = (row.shape(slot) for slot in range(3))
     if len(query) != 3 or weights != query[:2] or cache[2:] != (1, query[-1]):
@@ -70,8 +70,11 @@ _SPARSE_FLASH_ATTENTION = "torch.ops._C_ascend.npu_sparse_flash_attention or tor
 
 @replays("SparseFlashAttention", npu=_SPARSE_FLASH_ATTENTION)
 def test_sparse_flash_attention(row, replay):
-    """Slots: queries (T, N, D), keys and values in pages (blocks, block size, 1, D), indices (T, 1, K), block table,
-    two lengths, and the rope parts of queries and keys."""
+    """Replays attention over the keys of an index.
+
+    Slots: queries (T, N, D), keys and values in pages (blocks, block size, 1, D), indices (T, 1, K), block table,
+    two lengths, and the rope parts of queries and keys.
+    """
     expect_slots(row, range(9))
     query, cache, values, indices, _, _, _, query_rope, key_rope = (row.shape(slot) for slot in range(9))
     if (

@@ -14,7 +14,7 @@ _LARGEST_K = 1024
 
 @replays("TopKV2", "TopKV2AiCore", npu="torch.topk")
 def test_top_k(row, replay):
-    """Slots: x, k. The last axis of the output tells k."""
+    """Reads the slots x, k. The last axis of the output tells k."""
     row.expect_inputs(1, 2)
     x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
     if not x.dim() or len(values) != x.dim() or values[:-1] != x.shape[:-1] or values[-1] > x.shape[-1]:
@@ -26,7 +26,7 @@ def test_top_k(row, replay):
 
 @replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
 def test_apply_top_k_top_p(row, replay, custom_opp):
-    """Slots: sorted logits (B, V), their places before the sort, p (B), k (B); p or k may be absent.
+    """Reads the slots sorted logits (B, V), their places before the sort, p (B), k (B); p or k may be absent.
 
     The call takes unsorted logits and sorts them in another kernel.
     """

@@ -21,7 +21,7 @@ _IGNORE_NONE = -100
 
 @replays("SwiGluGrad", npu="torch_npu.npu_swiglu_backward")
 def test_swiglu_gradient(row, replay):
-    """Slots: gradient of the result, input."""
+    """Reads the slots gradient of the result, input."""
     row.expect_inputs(2)
     gradient, x = row.tensor(0), row.tensor(1, -4.0, 4.0)
     if not x.dim() or gradient.shape != (*x.shape[:-1], x.shape[-1] / 2):
@@ -42,7 +42,7 @@ def test_log_softmax(row, replay):
 
 @replays("LogSoftmaxGrad", npu="torch.ops.aten._log_softmax_backward_data")
 def test_log_softmax_gradient(row, replay):
-    """Slots: gradient of the result, result."""
+    """Reads the slots gradient of the result, result."""
     _expect_alike(row, 2)
     gradient, result = row.tensor(0), impl.log_softmax(row.tensor(1, -4.0, 4.0), -1)
     replay(impl.log_softmax_backward, gradient, result, -1, gradient.dtype, expected=formulas.log_softmax_backward)
@@ -50,7 +50,7 @@ def test_log_softmax_gradient(row, replay):
 
 @replays("NLLLoss", "NLLLossAiCore", npu="torch.ops.aten.nll_loss_forward")
 def test_nll_loss(row, replay):
-    """Slots: log-probabilities (N, C), targets (N,), weights of the classes (C,). The loss is a mean."""
+    """Reads the slots log-probabilities (N, C), targets (N,), weights of the classes (C,). The loss is a mean."""
     row.expect_inputs(3)
     _expect_loss_shapes(row, target=1, weight=2)
     if row.output_shape(0):
@@ -69,7 +69,7 @@ def test_nll_loss(row, replay):
 
 @replays("NLLLossGrad", "NLLLossGradAiCore", npu="torch.ops.aten.nll_loss_backward")
 def test_nll_loss_gradient(row, replay):
-    """Slots: log-probabilities, gradient of the loss, targets, weights of the classes, sum of the weights."""
+    """Reads the slots log-probabilities, gradient of the loss, targets, weights of the classes and their sum."""
     row.expect_inputs(5)
     _expect_loss_shapes(row, target=2, weight=3)
     for slot in (1, 4):
@@ -91,7 +91,7 @@ def test_nll_loss_gradient(row, replay):
 
 @replays("EmbeddingDenseGradV2", npu="torch.ops.aten.embedding_dense_backward")
 def test_embedding_gradient(row, replay):
-    """Slots: gradient (..., D), sorted indices, their places before the sort. The call takes unsorted indices."""
+    """Reads the slots gradient (..., D), sorted indices and their original places; the call takes unsorted indices."""
     row.expect_inputs(3)
     *places, width = row.shape(0) or (1, 0)
     table = row.output_shape()
@@ -105,7 +105,7 @@ def test_embedding_gradient(row, replay):
 
 @replays("DropOutDoMask", "DropoutDoMaskAiCore", npu="torch_npu.npu_dropout_backward")
 def test_dropout(row, replay):
-    """Slots: x, a mask with a bit for each element, padded to 128 bits, the share that is kept."""
+    """Reads the slots x, a mask with a bit for each element, padded to 128 bits, the share that is kept."""
     row.expect_inputs(3)
     x = row.tensor(0)
     row.expect_dtype(1, "UINT8")
@@ -116,7 +116,7 @@ def test_dropout(row, replay):
 
 @replays("ApplyAdamWV2", npu="torch._fused_adamw_")
 def test_adamw(row, replay):
-    """Slots: parameter, two moments, gradient, number of steps. A capture has no outputs."""
+    """Reads the slots parameter, two moments, gradient, number of steps. A capture has no outputs."""
     row.expect_inputs(5, 6)
     if len(row.input_slots) == 6:
         raise Unsupported("AdamW is replayed without AMSGrad (slot 5)")
@@ -142,7 +142,7 @@ def test_adamw(row, replay):
 
 @replays("ApplyAdamW", npu="torch_npu.npu_apply_adam_w")
 def test_apply_adamw(row, replay):
-    """Slots: parameter, two moments, seven numbers (powers of the betas to epsilon), gradient.
+    """Reads the slots parameter, two moments, seven numbers (powers of the betas to epsilon), gradient.
 
     Slot 11 is for AMSGrad.
     """
@@ -179,7 +179,7 @@ def test_apply_adamw(row, replay):
 
 @replays("ForeachAddList", npu="torch._foreach_add")
 def test_foreach_add(row, replay):
-    """Slots: two lists of tensors, factor of the second list."""
+    """Reads the slots two lists of tensors, factor of the second list."""
     count = (len(row.input_slots) - 1) // 2
     if len(row.input_slots) != 2 * count + 1 or any(row.shape(i) != row.shape(i + count) for i in range(count)):
         raise row.refuse(
@@ -199,7 +199,7 @@ def test_foreach_add(row, replay):
 
 @replays("ForeachMulScalar", npu="torch._foreach_mul")
 def test_foreach_multiply(row, replay):
-    """Slots: list of tensors, number."""
+    """Reads the slots list of tensors, number."""
     count = len(row.input_slots) - 1
     tensors = [row.tensor(slot) for slot in range(count)]
     _expect_flat_outputs(row, tensors)

@@ -14,7 +14,7 @@ from opatlas.engine.formula import (
 
 @per_row("x")
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """exp(x - max x) / sum of exp(x - max x), along the last axis."""
+    """Returns exp(x - max x) / sum of exp(x - max x), along the last axis."""
     assert dim == -1
     powers = (x - x.amax(dim=-1, keepdim=True)).exp()
     return powers / powers.sum(dim=-1, keepdim=True)
@@ -22,13 +22,13 @@ def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 @per_row("x")
 def swiglu(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """See `gated`."""
+    """Returns `gated` of x."""
     assert dim == -1
     return gated(x)
 
 
 def gated(x: torch.Tensor) -> torch.Tensor:
-    """a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
+    """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
     half = x.shape[-1] // 2
     gate, up = x[..., :half], x[..., half:]
     return gate / (1 + (-gate).exp()) * up
@@ -36,13 +36,13 @@ def gated(x: torch.Tensor) -> torch.Tensor:
 
 @pointwise
 def fast_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-1.702 x)) (Hendrycks and Gimpel 2016; aclnnFastGelu)."""
+    """Returns x / (1 + exp(-1.702 x)) (Hendrycks and Gimpel 2016; aclnnFastGelu)."""
     return x / (1 + (-1.702 * x).exp())
 
 
 @pointwise
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-x)) (Elfwing et al. 2018; aclnnSilu, which is Swish with a scale of 1)."""
+    """Returns x / (1 + exp(-x)) (Elfwing et al. 2018; aclnnSilu, which is Swish with a scale of 1)."""
     return x / (1 + (-x).exp())
 
 
@@ -54,7 +54,7 @@ def _row_length(x: torch.Tensor, *_: object) -> int:
 def scaled_masked_softmax(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, mask: torch.Tensor, scale: float, fixed_triu_mask: bool = False
 ) -> torch.Tensor:
-    """softmax(z) along the last axis; z = -10000 where the mask holds, else scale x."""
+    """Returns softmax(z) along the last axis; z = -10000 where the mask holds, else scale x."""
     z = to_float64(x[at[:-1]]) * scale
     z = z.where(~mask.expand(x.shape)[at[:-1]], torch.tensor(-10000.0, dtype=z.dtype, device=z.device))
     powers = (z - z.amax(dim=-1, keepdim=True)).exp()

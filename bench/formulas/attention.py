@@ -18,7 +18,10 @@ from opatlas.engine.formula import Draw, Part, each, parts, per_element, to_floa
 def attention_of(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(D,), (T, D) and (T, Dv) to o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j."""
+    """Returns o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j.
+
+    Shapes: (D,), (T, D) and (T, Dv).
+    """
     scores = keys.double() @ q.double() * scale
     highest = scores.max()
     powers = (scores - highest).exp()
@@ -47,7 +50,7 @@ def fused_infer_attention_score(
     softmax_lse_flag: bool = False,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Query i of S sees all T keys of its sequence; with sparse_mode 3 the first T - S + i + 1.
+    """Computes attention; query i of S sees all T keys of its sequence, with sparse_mode 3 the first T - S + i + 1.
 
     Head n shares the keys of head n // (heads / key heads). In pages, key j of sequence b lies in
     block table[b, j // block size], at place j % block size.
@@ -122,7 +125,7 @@ def ring_mla(
     mask_type: str,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """o and l: attention of this step's keys; merged with o' and l' of an earlier step.
+    """Computes o and l, the attention to the keys of this step, and merges o' and l' of an earlier step.
 
     L = ln(e^l + e^l'), O = e^(l - L) o + e^(l' - L) o' (Liu et al. 2023, ring attention).
     """
@@ -162,14 +165,14 @@ def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[tor
 def _merged(
     at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], *_: int
 ) -> torch.Tensor:
-    """sum over parts of exp(lse) out, divided by the sum of exp(lse)."""
+    """Returns sum over parts of exp(lse) out, divided by the sum of exp(lse)."""
     shares = torch.stack([to_float64(own[at[:-1]]).exp() for own in lse])
     return (shares * torch.stack([to_float64(own[at]) for own in local_out])).sum(dim=0) / shares.sum(dim=0)
 
 
 @per_element()
 def _merged_sums(at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
-    """ln(sum over parts of exp(lse))."""
+    """Returns ln(sum over parts of exp(lse))."""
     return torch.stack([to_float64(own[at]).exp() for own in lse]).sum(dim=0).log()
 
 

@@ -58,7 +58,7 @@ reshape_and_cache = each(_key_cache, _value_cache)
 
 
 def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x^2) + epsilon) gamma; x is the first part of kv, as long as gamma."""
+    """Returns x / sqrt(mean(x^2) + epsilon) gamma; x is the first part of kv, as long as gamma."""
     *place, j = at
     x = to_float64(kv[tuple(place)][:, : len(gamma)])
     own = x.gather(-1, j.unsqueeze(-1)).squeeze(-1)
@@ -66,7 +66,7 @@ def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
 
 
 def _turned(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The second part of kv: even features, then odd ones, rotated by halves."""
+    """Returns the second part of kv: even features, then odd ones, rotated by halves."""
     return interleaved(at, kv[..., len(gamma) :], at_angles(at, cos), at_angles(at, sin))
 
 

@@ -51,6 +51,6 @@ def logical_not(x: Any) -> Any:
 
 @pointwise
 def select(condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition holds, y elsewhere."""
+    """Returns x where the condition holds, y elsewhere."""
     chosen = condition.to(torch.float64)
     return chosen * x + (1 - chosen) * y

@@ -17,7 +17,7 @@ from opatlas.engine.formula import per_element, to_float64
 
 At = tuple[torch.Tensor, ...]
 
-#: Products that are held in float64 at once.
+#: Maximum number of products in float64 at a time.
 _PIECE = 1 << 21
 
 
@@ -36,7 +36,7 @@ def conv2d(
     dilation: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    """y[n, o, i, j] as above."""
+    """Computes y[n, o, i, j] as in the docstring of this file."""
     n, o, i, j = at
     channels = (o // (weight.shape[0] // groups) * weight.shape[1])[:, None] + _range(weight.shape[1], x)
     h = i[:, None] * stride[0] - padding[0] + _range(weight.shape[2], x)
@@ -67,7 +67,10 @@ def conv2d_image_gradient(
     groups: int,
     output_mask: Sequence[bool],
 ) -> torch.Tensor:
-    """dx[n, c, h, w] = sum over o, u, v of dy[n, o, i, j] w[o, c, u, v], where i s = h + p - u and j s = w + p - v."""
+    """Computes dx[n, c, h, w] = sum over o, u, v of dy[n, o, i, j] w[o, c, u, v].
+
+    Here i s = h + p - u and j s = w + p - v.
+    """
     n, c, h, w = at
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     outputs = (c // own * per_group)[:, None] + _range(per_group, x)
@@ -99,7 +102,7 @@ def conv2d_weight_gradient(
     groups: int,
     output_mask: Sequence[bool],
 ) -> torch.Tensor:
-    """dw[o, c, u, v] = sum over n, i, j of dy[n, o, i, j] x[n, g + c, i s - p + u, j s - p + v]."""
+    """Computes dw[o, c, u, v] = sum over n, i, j of dy[n, o, i, j] x[n, g + c, i s - p + u, j s - p + v]."""
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     totals = []
     # In batches of weights: a weight needs a whole channel of all images.
@@ -114,7 +117,7 @@ def conv2d_weight_gradient(
 
 
 def _at(x: torch.Tensor, n: torch.Tensor, c: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x[n[s], c[s, k], h[s, u], w[s, v]] for all s, k, u, v; any number where h or w are outside of x."""
+    """Returns x[n[s], c[s, k], h[s, u], w[s, v]] for all s, k, u, v; any number where h or w are outside of x."""
     h, w = h.clamp(0, x.shape[2] - 1), w.clamp(0, x.shape[3] - 1)
     return to_float64(x[n[:, None, None, None], c[:, :, None, None], h[:, None, :, None], w[:, None, None]])
 

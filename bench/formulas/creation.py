@@ -26,6 +26,6 @@ def fill(at: At, destination: torch.Tensor, value: float) -> torch.Tensor:
 
 @per_element()
 def arange(at: At, start: float, end: float, step: float, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """start + i step."""
+    """Returns start + i step."""
     (i,) = at
     return start + i.to(torch.float64) * step

@@ -32,19 +32,19 @@ def divide(x: Any, y: Any) -> Any:
 
 @pointwise
 def floor_divide(x: Any, y: Any) -> Any:
-    """The largest whole number not above x / y."""
+    """Returns the largest whole number not above x / y."""
     return _floor_of_quotient(x, y)
 
 
 @pointwise
 def floor_modulo(x: Any, y: Any) -> Any:
-    """x - y floor(x / y), with the sign of y."""
+    """Returns x - y floor(x / y), with the sign of y."""
     return _float64(x) - _float64(y) * _floor_of_quotient(x, y)
 
 
 @pointwise
 def power(x: Any, y: Any) -> Any:
-    """x^y = exp(y ln x), for positive x; whole for integers."""
+    """Computes x^y = exp(y ln x), for positive x; whole for integers."""
     value = (_float64(y) * _float64(x).log()).exp()
     return value if x.is_floating_point() else (value + 0.5).floor()
 
@@ -61,19 +61,19 @@ def absolute(x: Any) -> Any:
 
 @pointwise
 def relu(x: Any) -> Any:
-    """max(x, 0)."""
+    """Returns max(x, 0)."""
     return x * (x > 0)
 
 
 @pointwise
 def logarithm(x: Any) -> Any:
-    """ln x = log2(x) ln 2."""
+    """Returns ln x = log2(x) ln 2."""
     return _float64(x).log2() * math.log(2)
 
 
 @pointwise
 def exponential(x: Any) -> Any:
-    """e^x = 2^(x log2 e)."""
+    """Computes e^x = 2^(x log2 e)."""
     return (_float64(x) * math.log2(math.e)).exp2()
 
 
@@ -89,31 +89,31 @@ def reciprocal(x: Any) -> Any:
 
 @pointwise
 def reciprocal_root(x: Any) -> Any:
-    """1 / sqrt(x)."""
+    """Returns 1 / sqrt(x)."""
     return 1 / _float64(x) ** 0.5
 
 
 @pointwise
 def clamp(x: Any, least: Any, largest: Any) -> Any:
-    """x, or the bound that x exceeds."""
+    """Returns x, or the bound that x exceeds."""
     return x + (least - x) * (x < least) + (largest - x) * (x > largest)
 
 
 @pointwise
 def sine(x: Any) -> Any:
-    """sin x = cos(pi / 2 - x)."""
+    """Computes sin x = cos(pi / 2 - x)."""
     return (math.pi / 2 - _float64(x)).cos()
 
 
 @pointwise
 def cosine(x: Any) -> Any:
-    """cos x = sin(pi / 2 - x)."""
+    """Computes cos x = sin(pi / 2 - x)."""
     return (math.pi / 2 - _float64(x)).sin()
 
 
 @pointwise
 def cast(x: Any, dtype: torch.dtype, *, copy: bool) -> Any:
-    """x; its whole part for integers; x != 0 for booleans."""
+    """Returns x; its whole part for integers; x != 0 for booleans."""
     if dtype is torch.bool:
         return x != 0
     value = _float64(x)

@@ -32,7 +32,7 @@ def dispatch_ffn_combine(
     probs: torch.Tensor,
     **unused: Any,
 ) -> torch.Tensor:
-    """y = sum over the experts e of a token of p swiglu(x w1[e]) w2[e].
+    """Computes y = sum over the experts e of a token of p swiglu(x w1[e]) w2[e].
 
     With INT8 weights the left side of both products is quantized by its largest number; INT64 scales are the bits of
     float32 numbers. In a group, the weights of all ranks are given.
@@ -54,7 +54,10 @@ def dispatch_ffn_combine(
 def _tokens_of_experts(
     at: At, *, expert_idx: torch.Tensor, arriving: Sequence[torch.Tensor] | None = None, **_: Any
 ) -> Any:
-    """The number of tokens that chose expert e, of all ranks in a group (`arriving`, by this rank's numbers)."""
+    """Returns the number of tokens that chose expert e, of all ranks if `arriving` has their choices.
+
+    The experts have the numbers of this rank.
+    """
     chosen = torch.cat([ids.flatten() for ids in ([expert_idx] if arriving is None else arriving)])
     return torch.stack([(chosen == e).sum() for e in at[-1]])
 
@@ -99,7 +102,7 @@ def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Ten
 
 @per_element(exact=True)
 def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
-    """y[i, j] = x[token, j] of the rank that sent token i."""
+    """Computes y[i, j] = x[token, j] of the rank that sent token i."""
     i, j = at
     rows, place = torch.unique(i, return_inverse=True)
     return _sources(arrived[rows], tokens)[place, j]
@@ -109,7 +112,7 @@ def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[t
 def moe_distribute_dispatch_quantized(
     arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
 ) -> Rounded:
-    """round(127 v / max |v|) of v = x[token] scales[expert]."""
+    """Returns round(127 v / max |v|) of v = x[token] scales[expert]."""
     values, scale = _scaled(arrived, tokens, scales)
     return Rounded(values / scale)
 
@@ -118,7 +121,7 @@ def moe_distribute_dispatch_quantized(
 def _scales_of_tokens(
     arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
 ) -> torch.Tensor:
-    """max |v| / 127."""
+    """Returns max |v| / 127."""
     return _scaled(arrived, tokens, scales)[1]
 
 
@@ -133,12 +136,12 @@ def _scaled(
 
 @per_element(exact=True)
 def _tokens_that_arrive(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
-    """The number of tokens of all ranks that go to expert first + e."""
+    """Returns the number of tokens of all ranks that go to expert first + e."""
     everybody = torch.cat([ids.flatten() for ids in chosen])
     return torch.stack([(everybody == first + e).sum() for e in at[-1]])
 
 
-#: No formula: the output that tells a combine where tokens came from differs between versions. The combine checks it.
+#: No formula: the output with the sources of tokens for a combine differs between versions. The combine checks it.
 moe_distribute_dispatch = each(first_rows("arrived", _arrivals, moe_distribute_dispatch), _tokens_that_arrive)
 moe_distribute_dispatch_quantized = each(
     first_rows("arrived", _arrivals, moe_distribute_dispatch_quantized),
@@ -151,7 +154,7 @@ moe_distribute_dispatch_quantized = each(
 def moe_distribute_combine(
     tokens: torch.Tensor, expert_ids: torch.Tensor, expert_scales: torch.Tensor, *, factors: torch.Tensor, **_: Any
 ) -> torch.Tensor:
-    """y[t] = sum over j of p[t, j] f[e[t, j]] x[t], where expert e makes f[e] x of a token x."""
+    """Computes y[t] = sum over j of p[t, j] f[e[t, j]] x[t], where expert e makes f[e] x of a token x."""
     return (expert_scales * factors[expert_ids]).sum(dim=-1, keepdim=True) * tokens
 
 

@@ -36,7 +36,7 @@ def flash_attention_score(
     scale: float,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Like attention in inference; with a mask, which is causal, query i sees keys 0 ... i."""
+    """Computes attention as in inference; with a mask, which is causal, query i sees keys 0 ... i."""
     batches, queries, keys = _sizes(query, key, input_layout)
     width = query.shape[-1] if "D" in input_layout else query.shape[-1] // head_num
     group = query.numel() * keys // (key.numel() * queries)
@@ -71,8 +71,9 @@ def flash_attention_grad(
     scale_value: float,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
+    """Computes the gradients of queries, keys and values.
 
+    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
     dq_i = scale sum_j dS_ij k_j, dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two
     over all heads that share the key.
     """

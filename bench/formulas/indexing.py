@@ -15,13 +15,13 @@ At = tuple[torch.Tensor, ...]
 
 @per_element(exact=True)
 def gather_rows(at: At, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """y[i, j, ..., c] = table[indices[i, j, ...], c]."""
+    """Computes y[i, j, ..., c] = table[indices[i, j, ...], c]."""
     return table[indices[at[:-1]].to(torch.int64), at[-1]]
 
 
 @per_element(exact=True)
 def index(at: At, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """y[p ..., q ...] = x[..., indices 0 [p], indices 1 [p], ..., q ...]: numpy's indexing by arrays.
+    """Computes y[p ..., q ...] = x[..., indices 0 [p], indices 1 [p], ..., q ...]: numpy's indexing by arrays.
 
     The indexed axes are adjacent; the axes of the indices take their place.
     """
@@ -40,7 +40,7 @@ def index(at: At, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> to
 
 @per_element(exact=True)
 def index_fill(at: At, x: torch.Tensor, dim: int, indices: torch.Tensor, value: float) -> torch.Tensor:
-    """The value where the coordinate along `dim` is an index, else x."""
+    """Returns the value where the coordinate along `dim` is an index, else x."""
     filled = x[at].clone()
     filled[torch.isin(at[dim], indices)] = value
     return filled
@@ -48,7 +48,7 @@ def index_fill(at: At, x: torch.Tensor, dim: int, indices: torch.Tensor, value: 
 
 @per_element(exact=True)
 def masked_fill(at: At, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor | float) -> torch.Tensor:
-    """The value where the mask holds, else x."""
+    """Returns the value where the mask holds, else x."""
     kept = x[at].clone()
     kept[mask.expand(x.shape)[at]] = value
     return kept
@@ -56,7 +56,7 @@ def masked_fill(at: At, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
 
 @per_row("x")
 def sort(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, Picks]:
-    """The sorted numbers of a row, and their places; equal numbers in any order."""
+    """Returns the sorted numbers of a row, and their places; equal numbers in any order."""
     assert dim == -1
     ascending = torch.from_numpy(numpy.sort(x.cpu().numpy(), axis=-1)).to(x.device)
     values = ascending.flip(-1) if descending else ascending
@@ -65,14 +65,14 @@ def sort(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, Pic
 
 @per_row("x")
 def argmax(x: torch.Tensor, dim: int) -> Picks:
-    """Any index of the largest number of a row."""
+    """Returns any index of the largest number of a row."""
     assert dim == -1
     return Picks(x, x.amax(dim=-1, keepdim=True))
 
 
 @per_row("x")
 def largest(x: torch.Tensor, dim: int, keepdim: bool) -> tuple[torch.Tensor, Picks]:
-    """The largest number of a row, and any index of it."""
+    """Returns the largest number of a row, and any index of it."""
     assert dim == -1
     value = x.amax(dim=-1, keepdim=True)
     return value, Picks(x, value)

@@ -16,8 +16,9 @@ At = tuple[torch.Tensor, ...]
 
 @per_element(exact=True)
 def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    """NC1HWC0: channel c is c mod C0 in block c / C0. FRACTAL_NZ: column k likewise, line m is m mod 16, block m / 16.
+    """Converts between a plain and a blocked layout.
 
+    NC1HWC0: channel c is c mod C0 in block c / C0. FRACTAL_NZ: column k likewise, line m is m mod 16, block m / 16.
     FRACTAL_Z: output o is o mod 16 in block o / 16, place (c1, h, w) is (c1 H + h) W + w.
     """
     if x.device.type == "npu":
@@ -33,25 +34,25 @@ def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Ten
 
 @per_element(exact=True)
 def strided_copy(at: At, x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """y[i, j, ...] = storage[offset + i stride 0 + j stride 1 + ...]."""
+    """Computes y[i, j, ...] = storage[offset + i stride 0 + j stride 1 + ...]."""
     return x.reshape(-1)[sum((i * step for i, step in zip(at, stride, strict=True)), torch.tensor(offset))]
 
 
 @per_element(exact=True)
 def lower_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
-    """y[..., i, j] = x[..., i, j] where j <= i + diagonal, else 0."""
+    """Computes y[..., i, j] = x[..., i, j] where j <= i + diagonal, else 0."""
     return x[at] * (at[-1] <= at[-2] + diagonal)
 
 
 @per_element(exact=True)
 def upper_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
-    """y[..., i, j] = x[..., i, j] where j >= i + diagonal, else 0."""
+    """Computes y[..., i, j] = x[..., i, j] where j >= i + diagonal, else 0."""
     return x[at] * (at[-1] >= at[-2] + diagonal)
 
 
 @per_element(exact=True)
 def nonzero(at: At, x: torch.Tensor) -> torch.Tensor:
-    """Line k has the coordinates of the k-th number that is not 0, in the order of the last axis first."""
+    """Returns in line k the coordinates of the k-th number that is not 0, in the order of the last axis first."""
     line, axis = at
     place = torch.arange(x.numel(), device=x.device)[x.reshape(-1) != 0][line]
     sizes = torch.tensor(x.shape, device=x.device)

@@ -17,7 +17,7 @@ def _common_length(a: torch.Tensor, *_: object, **__: object) -> int:
 def linear(
     at: tuple[torch.Tensor, ...], a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """c[i, j] = sum over k of a[i, k] weight[j, k], plus bias[j]."""
+    """Computes c[i, j] = sum over k of a[i, k] weight[j, k], plus bias[j]."""
     i, j = at
     total = (to_float64(a[i, :]) * to_float64(weight[j, :])).sum(dim=-1)
     return total if bias is None else total + to_float64(bias[j])
@@ -25,7 +25,7 @@ def linear(
 
 @per_element(terms=_common_length)
 def batch_matmul(at: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """c[..., i, j] = sum over k of a[..., i, k] b[..., k, j]; a batch axis of size 1 is broadcast."""
+    """Computes c[..., i, j] = sum over k of a[..., i, k] b[..., k, j]; a batch axis of size 1 is broadcast."""
     *batch, i, j = at
     of_row, of_column = (*within(batch, a), i), (*within(batch, b), j)
     return (to_float64(a[of_row]) * to_float64(b.mT[of_column])).sum(dim=-1)
@@ -42,7 +42,7 @@ def transpose_batch_matmul(
     perm_y: Sequence[int],
     batch_split_factor: int = 1,
 ) -> torch.Tensor:
-    """y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
+    """Computes y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
 
     batch_split_factor S cuts the product (M, B N) into S parts: (S, M, B N / S).
     """

@@ -37,7 +37,7 @@ def moe_gating_top_k(
     eps: float = 1e-20,
     **unused: Any,
 ) -> tuple[Any, ...]:
-    """The k experts with the largest norm + bias in the k_group best groups; norm = sigmoid(x) or softmax(x).
+    """Returns the k experts with the largest norm + bias in the k_group best groups; norm = sigmoid(x) or softmax(x).
 
     The score of a group is its largest norm + bias, or the sum of its two largest. The weights are the norms of the
     experts, divided by their sum after a sigmoid. Source: aclnnMoeGatingTopK.
@@ -61,14 +61,14 @@ def moe_gating_top_k(
 
 @per_element(exact=True)
 def _permuted(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
-    """y[i] is token i in the stable order of experts."""
+    """Returns the tokens in the stable order of their experts."""
     copies = indices.shape[1] if indices.dim() == 2 else 1
     return tokens[_order(indices)[at[0]] // copies, at[1]]
 
 
 @per_element(exact=True)
 def _places(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
-    """argsort(argsort(indices))."""
+    """Returns argsort(argsort(indices))."""
     return _order(_order(indices))[at[0]]
 
 
@@ -89,7 +89,7 @@ def _copies(permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: 
 def moe_token_unpermute(
     at: At, permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """y[t, h] = sum over j of x[places[t k + j], h] probs[t, j]: aclnnMoeTokenUnpermute."""
+    """Computes y[t, h] = sum over j of x[places[t k + j], h] probs[t, j]: aclnnMoeTokenUnpermute."""
     t, h = at
     k = _copies(permuted_tokens, sorted_indices, probs)
     total = torch.zeros(len(t), dtype=torch.float64, device=t.device)
@@ -116,7 +116,7 @@ def grouped_matmul(
     output_dtype: torch.dtype | None = None,
     **unused: Any,
 ) -> torch.Tensor | Rounded:
-    """y[i, j] = `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
+    """Computes y[i, j] = `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
     Source: torch_npu.npu_grouped_matmul.
     """
@@ -142,7 +142,9 @@ def grouped_matmul_swiglu_quant(
     *,
     rows: torch.Tensor | None = None,
 ) -> tuple[Rounded, torch.Tensor]:
-    """c = (x w[e]) scale[e] token; s = silu(first half of c) second half; s quantized by the largest number of its row.
+    """Computes s = silu(first half of c) second half, quantized by the largest number of its row.
+
+    Here c = (x w[e]) scale[e] token.
 
     Source: aclnnGroupedMatmulSwigluQuant.
     """

@@ -18,7 +18,7 @@ def copy_into(at: At, destination: torch.Tensor, source: torch.Tensor) -> torch.
 
 @per_element(exact=True)
 def slice_copy(at: At, x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """y[i, j, ...] = x[i + offset 0, j + offset 1, ...]."""
+    """Computes y[i, j, ...] = x[i + offset 0, j + offset 1, ...]."""
     return x[tuple(index + offset for index, offset in zip(at, offsets, strict=True))]
 
 
@@ -26,13 +26,13 @@ def slice_copy(at: At, x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[
 def strided_slice(
     at: At, x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
 ) -> torch.Tensor:
-    """y[i, j, ...] = x[begin 0 + i stride 0, begin 1 + j stride 1, ...]."""
+    """Computes y[i, j, ...] = x[begin 0 + i stride 0, begin 1 + j stride 1, ...]."""
     return x[tuple(first + index * step for index, first, step in zip(at, begin, strides, strict=True))]
 
 
 @per_element(exact=True)
 def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    """The coordinate along `axis` is the number of the tensor; the others are the place in it."""
+    """Returns the coordinate along `axis` is the number of the tensor; the others are the place in it."""
     own = (*at[:axis], *at[axis + 1 :])
     value = torch.empty_like(at[axis], dtype=tensors[0].dtype)
     for number, part in enumerate(tensors):
@@ -43,7 +43,7 @@ def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 
 @per_element(exact=True)
 def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, *, output_size: int) -> torch.Tensor:
-    """Line i along `dim` occurs repeats[i] times; a single number holds for every line."""
+    """Repeats line i along `dim` repeats[i] times; a single number holds for every line."""
     ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
     line = torch.searchsorted(ends, at[dim], right=True)
     source = (*at[:dim], line, *at[dim + 1 :])
@@ -52,26 +52,26 @@ def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, 
 
 @per_element(exact=True)
 def transpose_copy(at: At, x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
-    """Axis i of the result is axis permutation[i] of x."""
+    """Permutes the axes: axis i of the result is axis permutation[i] of x."""
     source = dict(zip(permutation, at, strict=True))
     return x[tuple(source[axis] for axis in range(x.dim()))]
 
 
 @per_element(exact=True)
 def broadcast_to(at: At, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The coordinate along an axis of size 1 is 0; leading axes that x lacks do not count."""
+    """Returns the coordinate along an axis of size 1 is 0; leading axes that x lacks do not count."""
     return _periodic(at, x)
 
 
 @per_element(exact=True)
 def tile(at: At, x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
-    """y[i, ...] = x[i mod size, ...]; leading axes that x lacks do not count."""
+    """Computes y[i, ...] = x[i mod size, ...]; leading axes that x lacks do not count."""
     return _periodic(at, x)
 
 
 @per_element(exact=True)
 def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    """The part of an element is the one whose stretch of the axis contains its coordinate."""
+    """Returns the part of an element is the one whose stretch of the axis contains its coordinate."""
     start = 0
     value = torch.empty_like(at[0], dtype=tensors[0].dtype)
     for part in tensors:
@@ -85,7 +85,7 @@ def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Ten
 
 @per_element(exact=True)
 def pad(at: At, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """x where the coordinates, minus the padding before x, are inside of x; else 0.
+    """Returns x where the coordinates, minus the padding before x, are inside of x; else 0.
 
     `padding` has the numbers of elements before and after x, for the last axis first.
     """

@@ -17,20 +17,23 @@ from opatlas.engine.formula import (
 
 At = tuple[torch.Tensor, ...]
 
-#: Long sums are added in pieces of so many numbers, which fit into the cache of a CPU.
+#: Number of terms of the pieces in which long sums are added; a piece fits into the cache of a CPU.
 _PIECE = 1 << 14
 
 
 @per_row("x")
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = x rstd gamma, and rstd = 1 / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
+    """Computes y = x rstd gamma, and rstd = 1 / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
     rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return x * rstd * gamma, rstd
 
 
 @per_row("dy", "x", "rstd")
 def _towards_x(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """dx_j = r g_j dy_j - r^3 x_j / D sum over i of g_i dy_i x_i: y_i = g_i r x_i, and dr / dx_j = -r^3 x_j / D."""
+    """Computes dx_j = r g_j dy_j - r^3 x_j / D sum over i of g_i dy_i x_i.
+
+    Here y_i = g_i r x_i, and dr / dx_j = -r^3 x_j / D.
+    """
     common = (gamma * dy * x).sum(dim=-1, keepdim=True)
     return rstd * gamma * dy - rstd**3 * x * common / x.shape[-1]
 
@@ -41,7 +44,7 @@ def _rows(dy: torch.Tensor, *_: object) -> int:
 
 @per_element(terms=_rows)
 def _towards_gamma(at: At, dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """dg_j = sum over all rows of dy_j x_j r."""
+    """Computes dg_j = sum over all rows of dy_j x_j r."""
     (j,) = at
     return (to_float64(dy[..., j]) * to_float64(x[..., j]) * to_float64(rstd)).reshape(-1, len(j)).sum(dim=0)
 
@@ -53,7 +56,7 @@ rms_norm_backward = each(_towards_x, _towards_gamma)
 def add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`rms_norm` of x = x1 + x2, and x (aclnnAddRmsNorm)."""
+    """Returns `rms_norm` of x = x1 + x2, and x (aclnnAddRmsNorm)."""
     return _add_rms_norm(x1, x2, gamma, epsilon)
 
 
@@ -61,7 +64,7 @@ def add_rms_norm(
 def add_rms_norm_bias(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` with y + beta (vllm-ascend, csrc/add_rms_norm_bias)."""
+    """Returns `add_rms_norm` with y + beta (vllm-ascend, csrc/add_rms_norm_bias)."""
     y, rstd, x = _add_rms_norm(x1, x2, gamma, epsilon)
     return y + (0 if beta is None else beta), rstd, x
 
@@ -82,7 +85,7 @@ def _normalized_axes(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
 def layer_norm(
     x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """y = (x - E[x]) rstd gamma + beta, E[x], and rstd = 1 / sqrt(Var[x] + epsilon) (Ba, Kiros, Hinton 2016)."""
+    """Returns (x - E[x]) rstd gamma + beta, E[x], and rstd = 1 / sqrt(Var[x] + epsilon) (Ba, Kiros, Hinton 2016)."""
     mean = x.sum(dim=-1, keepdim=True) / x.shape[-1]
     rstd = 1 / (((x - mean) ** 2).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return (x - mean) * rstd * gamma.flatten() + beta.flatten(), mean, rstd
@@ -96,7 +99,7 @@ def _terms(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, **_:
 def vector_norm(
     at: At, x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """sqrt(sum of x^2) along `axes`."""
+    """Returns sqrt(sum of x^2) along `axes`."""
     assert order == 2
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     place = tuple(at[axis] for axis in kept) if keepdim else at

@@ -18,13 +18,13 @@ def _places_of_kernel(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int
 
 @per_element(exact=True, terms=_places_of_kernel)
 def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
-    """y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
+    """Computes y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
     return _largest(at, x, *windows)[0].to(x.dtype)
 
 
 @per_element(exact=True, terms=_places_of_kernel)
 def max_pool2d_places(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
-    """The place of the largest number in its plane, counted along the lines. (The numbers of a window are distinct.)"""
+    """Returns the place of the largest number in its plane, counted along the lines. Windows have distinct numbers."""
     return _largest(at, x, *windows)[1]
 
 
@@ -45,7 +45,7 @@ def max_pool2d_backward(
     padding: Sequence[int],
     *_: Any,
 ) -> torch.Tensor:
-    """dx[n, c, h, w] = sum of dy over the windows whose largest number is x[n, c, h, w]."""
+    """Computes dx[n, c, h, w] = sum of dy over the windows whose largest number is x[n, c, h, w]."""
     n, c, h, w = (index[:, None, None] for index in at)
     steps_i, steps_j = h + padding[0] - _lines(kernel, x), w + padding[1] - _columns(kernel, x)
     i, j = steps_i // stride[0], steps_j // stride[1]
@@ -63,7 +63,7 @@ def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
 
 @per_element(terms=_volume)
 def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
-    """Along an axis, result i is the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
+    """Computes along each axis result i, the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
     n, c, *place = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
     d, h, w = (mean[i] for mean, i in zip(means, place, strict=True))
@@ -76,7 +76,7 @@ def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
 
 @per_element(terms=_volume_of_gradient)
 def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """dx = sum over the results of dy times the weight of x in the mean."""
+    """Computes dx = sum over the results of dy times the weight of x in the mean."""
     n, c, *place = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
     d, h, w = (mean[:, i].T for mean, i in zip(means, place, strict=True))

@@ -32,7 +32,7 @@ def quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor | Rounded:
-    """y[..., i, j] = `dequantized` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
+    """Computes y[..., i, j] = `dequantized` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
     *batch, i, j = at
     of_row, of_column = (*within(batch, x1), i), (*within(batch, x2), j)
     total = (x1[of_row].long() * x2.mT[of_column].long()).sum(dim=-1)
@@ -48,7 +48,7 @@ def dequantized(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | Rounded:
-    """(total + bias) scale token + offset with an INT32 bias, total scale token + bias with a real one.
+    """Returns (total + bias) scale token + offset for an INT32 bias, and total scale token + bias for a real bias.
 
     The arguments are cut to the sampled elements. An INT32 result is total + bias. Source: formulas 2-1, 2-2, 3-1 and
     3-2 of torch_npu.npu_grouped_matmul, which hold for npu_quant_matmul too.
@@ -76,7 +76,7 @@ def quantize(
     axis: int,
     div_mode: bool,
 ) -> Rounded:
-    """round(x scale + zero point), or round(x / scale + zero point): torch_npu.npu_quantize."""
+    """Returns round(x scale + zero point), or round(x / scale + zero point): torch_npu.npu_quantize."""
     scaled = input / scales if div_mode else input * scales
     if zero_points is not None:
         scaled = scaled + zero_points
@@ -90,7 +90,7 @@ def dynamic_quant(
     smooth_scales: torch.Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[Rounded, torch.Tensor]:
-    """scale = max |x| / 127, y = round(x / scale); 7 in place of 127 for four bits (aclnnDynamicQuant)."""
+    """Computes scale = max |x| / 127, y = round(x / scale); 7 in place of 127 for four bits (aclnnDynamicQuant)."""
     return _dynamically(input, smooth_scales, dst_type)
 
 
@@ -105,7 +105,7 @@ def add_rms_norm_dynamic_quant(
     beta: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[Any, ...]:
-    """x = x1 + x2; z = x / sqrt(mean(x^2) + epsilon) gamma + beta; y1 and y2 are z, smoothed and quantized.
+    """Returns x = x1 + x2; z = x / sqrt(mean(x^2) + epsilon) gamma + beta; y1 and y2 are z, smoothed and quantized.
 
     Source: aclnnAddRmsNormDynamicQuant. Without a second smooth scale y2 is not defined.
     """

@@ -10,7 +10,7 @@ import torch
 
 from opatlas.engine.formula import per_element, per_row, to_float64
 
-#: Long sums are added up in pieces of so many numbers, not to hold whole tensors in float64.
+#: Number of terms of the pieces in which long sums are added, so that no whole tensor is in float64.
 _PIECE = 1 << 20
 
 
@@ -22,7 +22,7 @@ def _reduced(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> i
 def reduce_sum(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The sum over all coordinates along `axes`."""
+    """Returns the sum over all coordinates along `axes`."""
     return _sum(at, x, axes, keepdim)
 
 
@@ -30,7 +30,7 @@ def reduce_sum(
 def reduce_mean(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """That sum, divided by the number of its terms."""
+    """Returns the sum along `axes`, divided by the number of its terms."""
     return _sum(at, x, axes, keepdim) / _reduced(x, axes, keepdim)
 
 
@@ -54,7 +54,7 @@ def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], kee
 
 @per_row("x")
 def cumulative_sum(x: torch.Tensor, dim: int, *, dtype: torch.dtype) -> torch.Tensor:
-    """y[i] = x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
+    """Returns x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
     assert dim == -1
     total = to_float64(x.clone())
     step = 1

@@ -65,7 +65,7 @@ def interleave_rope(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x with even features before odd ones, rotated by halves."""
+    """Returns x with even features before odd ones, rotated by halves."""
     *place, j = at
     half, feature = x.shape[-1] // 2, _features(x, place)
     return rotation(lambda k: feature(2 * (k % half) + k // half), j, 2 * half, cos, sin, "half")
@@ -73,7 +73,7 @@ def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @per_element()
 def _towards_x(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
-    """dx = dy cos - rotate(dy sin): the transpose of rotate is its negative."""
+    """Computes dx = dy cos - rotate(dy sin): the transpose of rotate is its negative."""
     *place, j = at
     k, sign = partner(j, grad.shape[-1], rotary_mode)
     opposite = (*place, k)
@@ -86,13 +86,13 @@ def _summed(grad: Tensor, x: Tensor, cos: Tensor, *_: object, **__: object) -> i
 
 @per_element(terms=_summed)
 def _towards_cos(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
-    """dcos: the sum of dy x over the axes along which cos was broadcast."""
+    """Returns dcos, the sum of dy x over the axes along which cos was broadcast."""
     return (_along_broadcast(at, grad, cos) * _along_broadcast(at, x, cos)).sum(dim=-1)
 
 
 @per_element(terms=_summed)
 def _towards_sin(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
-    """dsin: the sum of dy rotate(x) over the same axes."""
+    """Returns dsin, the sum of dy rotate(x) over the same axes."""
     *place, j = at
     k, sign = partner(j, x.shape[-1], rotary_mode)
     return sign * (_along_broadcast(at, grad, cos) * _along_broadcast((*place, k), x, cos)).sum(dim=-1)
@@ -128,7 +128,10 @@ apply_rotary_pos_emb = each(_apply_to_query, _apply_to_key)
 def _by_position(
     x: Callable[[Tensor], Tensor], token: Tensor, j: Tensor, positions: Tensor, cos_sin_cache: Tensor, mode: str
 ) -> Tensor:
-    """Feature j of the head of a token. The table has cosines of the pairs, then sines; features beyond it stay."""
+    """Returns feature j of the head of a token.
+
+    The table has cosines of the pairs, then sines; features beyond the table stay.
+    """
     width = cos_sin_cache.shape[-1]
     of_pair = j % (width // 2) if mode == "half" else j % width // 2
     position = positions[token].to(torch.int64)
@@ -163,7 +166,7 @@ rotary_embedding = each(_embedded_query, _embedded_key)
 def _normalized_and_turned(
     at: At, x: Tensor, weight: Tensor, positions: Tensor, cos_sin_cache: Tensor, head_dim: int, eps: float
 ) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over each head of x (T, heads * head_dim), then rotated."""
+    """Returns x / sqrt(mean(x^2) + eps) * weight over each head of x (T, heads * head_dim), then rotated."""
     token, column = at
     first = column - column % head_dim
     head = to_float64(x[token.unsqueeze(-1), first.unsqueeze(-1) + torch.arange(head_dim, device=x.device)])

@@ -17,14 +17,14 @@ Tensor = torch.Tensor
 
 @per_element(exact=True)
 def index_select(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """y[..., i, ...] = x[..., indices[i], ...]."""
+    """Computes y[..., i, ...] = x[..., indices[i], ...]."""
     place = (*at[:axis], indices[at[axis]].to(torch.int64), *at[axis + 1 :])
     return x[place]
 
 
 @per_element(exact=True)
 def gather_elements(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """y[..., i, ...] = x[..., indices[..., i, ...], ...]."""
+    """Computes y[..., i, ...] = x[..., indices[..., i, ...], ...]."""
     place = (*at[:axis], indices[at].to(torch.int64), *at[axis + 1 :])
     return x[place]
 
@@ -37,7 +37,7 @@ def _touched(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> 
 
 @per_element(exact=True, written=_touched)
 def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> Tensor:
-    """y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
+    """Computes y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
     places = _flat(_touched(x, axis, indices, updates), x.shape)
     values = torch.as_tensor(updates, dtype=x.dtype, device=x.device).expand(indices.shape)
     return overwritten(at, x, x.dim(), places, lambda i: values[torch.unravel_index(i, indices.shape)])
@@ -49,7 +49,7 @@ def _named(x: Tensor, indices: Tensor, updates: Tensor) -> At:
 
 @per_element(exact=True, written=_named)
 def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
+    """Computes y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
     axes = indices.shape[-1]
     rows = updates.reshape(-1, *x.shape[axes:])
     return overwritten(at, x, axes, _flat(_named(x, indices, updates), x.shape), lambda *place: rows[place])
@@ -64,7 +64,7 @@ def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
 
 @per_element(exact=True, written=_put)
 def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
-    """y[a, indices 0 [p], indices 1 [p], ..., b] = values[a, p, b], and x elsewhere: numpy's assignment by arrays."""
+    """Computes y[a, indices 0 [p], ..., b] = values[a, p, b], and x elsewhere: numpy's assignment by arrays."""
     first = sum(index is None for index in indices)
     count = len(indices) - first
     shape = torch.broadcast_shapes(*(index.shape for index in indices if index is not None))

@@ -32,7 +32,7 @@ def lightning_indexer(
     return_value: bool = False,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """The largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
+    """Returns the largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
     ends, lengths = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
     longest = max(lengths)
     tokens = draw(len(query), elements=sparse_count, terms=longest * query.shape[1] * query.shape[2])
@@ -65,7 +65,7 @@ def sparse_flash_attention(
     key_rope: torch.Tensor,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Attention over the keys of `sparse_indices`; -1 stands for no key."""
+    """Computes attention over the keys of `sparse_indices`; -1 stands for no key."""
     ends = actual_seq_lengths_query.tolist()
     heads, width = query.shape[1:]
     rows, outs = [], []

@@ -10,7 +10,7 @@ from opatlas.engine.result_check import Picks
 
 @per_row("x")
 def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
-    """The k largest numbers of a row, descending, and their places; equal numbers in any order."""
+    """Returns the k largest numbers of a row, descending, and their places; equal numbers in any order."""
     assert dim == -1
     values = x.sort(dim=-1, descending=True).values[:, :k]
     return values, Picks(x, values, distinct=True)
@@ -20,8 +20,10 @@ def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
 def apply_top_k_top_p(
     logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The nine steps of torch_npu.npu_top_k_top_p: below the k-th largest, or where the probabilities up to it
-    in ascending order make 1 - p at most, a logit becomes minus infinity. The largest one stays.
+    """Computes the nine steps of torch_npu.npu_top_k_top_p.
+
+    A logit becomes minus infinity below the k-th largest logit, or where the sum of the probabilities in ascending
+    order is at most 1 - p. The largest logit stays.
     """
     kept = logits.clone()
     for i, row in enumerate(logits):

@@ -20,7 +20,7 @@ At = tuple[torch.Tensor, ...]
 
 @per_row("gradient", "x")
 def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """y = a s(a) b with s(a) = 1 / (1 + exp(-a)): dy/da = s(a) (1 + a (1 - s(a))) b and dy/db = a s(a)."""
+    """Computes y = a s(a) b with s(a) = 1 / (1 + exp(-a)): dy/da = s(a) (1 + a (1 - s(a))) b and dy/db = a s(a)."""
     assert dim == -1
     half = x.shape[-1] // 2
     gate, up = x[:, :half], x[:, half:]
@@ -30,13 +30,13 @@ def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.
 
 @pointwise
 def threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
-    """dy where x is above the threshold, else 0."""
+    """Returns dy where x is above the threshold, else 0."""
     return gradient * (x > threshold)
 
 
 @per_row("x")
 def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """x - m - ln(sum of exp(x - m)), m the largest."""
+    """Returns x - m - ln(sum of exp(x - m)), m the largest."""
     assert dim == -1
     shifted = x - x.amax(dim=-1, keepdim=True)
     return shifted - shifted.exp().sum(dim=-1, keepdim=True).log()
@@ -46,7 +46,7 @@ def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
 def log_softmax_backward(
     gradient: torch.Tensor, result: torch.Tensor, dim: int, input_dtype: torch.dtype
 ) -> torch.Tensor:
-    """dy[i]/dx[j] = (i = j) - exp(y[j]), so dx = dy - exp(y) (sum of dy)."""
+    """Computes dy[i]/dx[j] = (i = j) - exp(y[j]), so dx = dy - exp(y) (sum of dy)."""
     assert dim == -1
     return gradient - result.exp() * gradient.sum(dim=-1, keepdim=True)
 
@@ -55,7 +55,7 @@ def log_softmax_backward(
 def nll_loss(
     at: At, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """- (sum over n of w[t[n]] x[n, t[n]]) / (sum over n of w[t[n]]), and the latter sum."""
+    """Returns - (sum over n of w[t[n]] x[n, t[n]]) / (sum over n of w[t[n]]), and the latter sum."""
     lines = torch.arange(len(target), device=x.device)
     weights = to_float64(weight[target.long()])
     return -(weights * to_float64(x[lines, target.long()])).sum() / weights.sum(), weights.sum()
@@ -65,7 +65,7 @@ def nll_loss(
 def nll_loss_backward(
     at: At, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
 ) -> torch.Tensor:
-    """dx[n, c] = - w[c] dL / (sum of the targets' weights) where c is the target of n, else 0."""
+    """Computes dx[n, c] = - w[c] dL / (sum of the targets' weights) where c is the target of n, else 0."""
     n, c = at
     share = to_float64(weight[c]) / to_float64(weight[target.long()]).sum()
     return -to_float64(gradient) * share * (target[n] == c)
@@ -73,7 +73,7 @@ def nll_loss_backward(
 
 @per_element(written=lambda gradient, indices, *_: (indices.reshape(-1).long(),))
 def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
-    """dw[v, d] = the sum of dy[i, d] over the places i whose index is v."""
+    """Computes dw[v, d] = the sum of dy[i, d] over the places i whose index is v."""
     v, d = at
     lines = gradient.reshape(-1, gradient.shape[-1])
     ordered, places = indices.reshape(-1).long().sort()
@@ -86,7 +86,7 @@ def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_
 
 @per_element()
 def dropout_by_mask(at: At, x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """x / (1 - p) where the bit is 1, else 0; element i has bit i mod 8, the lowest first, of byte i / 8."""
+    """Returns x / (1 - p) where the bit is 1, else 0; element i has bit i mod 8, the lowest first, of byte i / 8."""
     number = torch.zeros_like(at[0])
     for index, size in zip(at, x.shape, strict=True):
         number = number * size + index
@@ -111,7 +111,7 @@ def adamw(
     eps: float,
     **_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, and with the means m' / (1 - b1^t) and v' / (1 - b2^t)
+    """Computes m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, and with the means m' / (1 - b1^t) and v' / (1 - b2^t)
 
     p' = p - lr (weight decay p + m mean / (sqrt(v mean) + eps)) (Loshchilov and Hutter 2019, algorithm 2).
     """
@@ -136,7 +136,7 @@ def apply_adamw(
     *_: Any,
     out: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """`adamw` with the powers of the betas of the previous step (aclnnApplyAdamW)."""
+    """Returns `adamw` with the powers of the betas of the previous step (aclnnApplyAdamW)."""
     p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1_power * beta1) / ((v / (1 - beta2_power * beta2)) ** 0.5 + epsilon)

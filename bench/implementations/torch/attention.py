@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-#: Scores that are computed at a time without a fused kernel: 256 MiB in float32.
+#: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26
-#: The most elements of keys in a batch of sequences.
+#: Maximum number of elements of keys in a batch of sequences.
 _GATHERED = 1 << 26
 
 
@@ -34,7 +34,7 @@ def fused_infer_attention_score(
     block_size: int = 0,
     softmax_lse_flag: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each sequence; sequences of equal lengths make a batch.
+    """Returns attention of each sequence; sequences of equal lengths make a batch.
 
     Shapes: queries (T, N, D), or (B, N, S, D) with results (N, B, S, D); keys and values (T, H, D),
     or pages (blocks, block size, H x D) or (blocks, H, block size, D). The mask tensor is not read:
@@ -93,7 +93,7 @@ def ring_mla(
     input_layout: str,
     calc_type: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
+    """Computes a step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
 
     The attention of this step is merged with `pre_out` and `prev_lse`. `seqlen` is on the host: (sequences,), or
     (2, sequences) where keys have other lengths.
@@ -116,7 +116,7 @@ def ring_mla(
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool) -> torch.Tensor:
-    """(B, N, S, D), (B, H, T, D) and (B, H, T, Dv) to (B, N, S, Dv); the last query sees all keys.
+    """Maps (B, N, S, D), (B, H, T, D) and (B, H, T, Dv) to (B, N, S, Dv); the last query sees all keys.
 
     N is a multiple of H.
     """
@@ -141,7 +141,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, c
 def attend_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
+    """Returns `attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
 
     torch's public function does not return the log-sum-exp; its kernels do.
     """
@@ -171,7 +171,7 @@ def attend_with_lse(
 def plain_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
+    """Returns `attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
 
     Made of ordinary operators of torch, for devices and shapes that no fused kernel takes.
     """
@@ -197,7 +197,7 @@ def plain_attention(
 
 
 def pages(cache: torch.Tensor, table: torch.Tensor, length: int, heads: int) -> torch.Tensor:
-    """The first `length` tokens of each line of a block table: (sequences, heads, length, D).
+    """Returns the first `length` tokens of each line of a block table: (sequences, heads, length, D).
 
     Args:
         cache: (blocks, block size, heads x D), or (blocks, heads, block size, D).
@@ -242,7 +242,7 @@ def differences(ends: Sequence[int]) -> list[int]:
 
 
 def _packed(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(T, heads, D) to (sequences, heads, length, D)."""
+    """Maps (T, heads, D) to (sequences, heads, length, D)."""
     return tokens[places].transpose(1, 2)
 
 

@@ -10,7 +10,7 @@ from .matmul import through_float32
 
 
 def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
-    """torch.conv2d, in float32 where that is faster."""
+    """Calls torch.conv2d, in float32 where that is faster."""
     if through_float32(image):
         bias = None if bias is None else bias.float()
         return torch.conv2d(image.float(), weight.float(), bias, *arguments).to(image.dtype)
@@ -20,7 +20,7 @@ def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 def convolution_backward(
     gradient: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
-    """aten's convolution_backward with one requested gradient, which is the result."""
+    """Calls aten's convolution_backward for one gradient, and returns the gradient."""
     dtype = gradient.dtype
     if through_float32(gradient):
         gradient, image, weight = gradient.float(), image.float(), weight.float()

@@ -192,7 +192,7 @@ def moe_distribute_dispatch_v2(
     quant_mode: int = 0,
     global_bs: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """Like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice of copies."""
+    """Sends tokens like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice."""
     sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     expand_x, dynamic_scales, _, *rest, arrived = _dispatch(
         x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs
@@ -261,7 +261,7 @@ def moe_distribute_combine_v2(
     shared_expert_rank_num: int = 0,
     global_bs: int = 0,
 ) -> torch.Tensor:
-    """Like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
+    """Combines tokens like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
     assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
     sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     told = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()

@@ -6,7 +6,7 @@ import torch
 
 from .attention import attend_with_lse, flash_takes
 
-#: Scores that are computed at a time without a fused kernel: 256 MiB in float32.
+#: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26
 
 
@@ -21,7 +21,7 @@ def flash_attention_score(
     scale: float,
     sparse_mode: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries (S, B, N x D), or another layout, to the result in that layout, and statistics (B, N, S, 8) in float32.
+    """Returns the result in the layout of the queries, (S, B, N x D) or another, and float32 statistics (B, N, S, 8).
 
     The mask tensor is not read: masks are causal. The statistics are a number m and the sum of exp(score - m), eight
     times each. The fused kernels give the log-sum-exp, which is taken for m; the sum is 1 then. The backward kernel
@@ -49,7 +49,7 @@ def flash_attention_grad(
     scale_value: float,
     sparse_mode: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
+    """Returns gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
     width = _width(query, head_num, input_layout)
     q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
     lse = softmax_max[..., 0] + softmax_sum[..., 0].log()
@@ -80,7 +80,7 @@ def _unfused_grad(
     scale: float,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of (B, N, S, D) with equal heads, by the fused kernel of the CPU, or some queries at a time."""
+    """Returns gradients of (B, N, S, D) with equal heads, by the fused kernel of the CPU, or some queries at a time."""
     if q.device.type == "cpu":
         # This kernel took 11 s in half precision, and 0.9 s in float32.
         fused: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
@@ -114,7 +114,7 @@ def _width(query: torch.Tensor, head_num: int, layout: str) -> int:
 
 
 def _by_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
-    """(B, N, S, D), a view."""
+    """Returns a view (B, N, S, D)."""
     if layout == "BNSD":
         return x
     x = x if layout == "BSND" else x.unflatten(-1, (-1, width))

@@ -12,7 +12,7 @@ _FEW_ROWS = 8
 
 
 def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """(M, K) and (N, K), perhaps plus (N,), to (M, N). Operands may be transposed views."""
+    """Maps (M, K) and (N, K), perhaps plus (N,), to (M, N). Operands may be transposed views."""
     if through_float32(a) and not _few_dot_products(a, weight):
         bias = None if bias is None else bias.float()
         return functional.linear(a.float(), weight.float(), bias).to(a.dtype)
@@ -20,7 +20,7 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """(..., M, K) and (..., K, N) to (..., M, N), batches broadcast. Operands may be transposed views."""
+    """Maps (..., M, K) and (..., K, N) to (..., M, N), batches broadcast. Operands may be transposed views."""
     if through_float32(a):
         return torch.matmul(a.float(), b.float()).to(a.dtype)
     return torch.matmul(a, b)
@@ -35,7 +35,7 @@ def transpose_batch_matmul(
     perm_y: Sequence[int],
     batch_split_factor: int = 1,
 ) -> torch.Tensor:
-    """Operands, permuted to (B, M, K) and (B, K, N), to (M, B, N), or (S, M, B N / S)."""
+    """Multiplies the operands, permuted to (B, M, K) and (B, K, N), to (M, B, N), or (S, M, B N / S)."""
     product = batch_matmul(input.permute(*perm_x1), weight.permute(*perm_x2)).permute(*perm_y)
     if batch_split_factor > 1:
         product = product.reshape(len(product), batch_split_factor, -1).transpose(0, 1)

@@ -25,7 +25,7 @@ def moe_gating_top_k(
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
+    """Maps logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
 
     Experts are chosen by normalized logit plus bias, among the k_group groups that score best.
     """
@@ -46,7 +46,7 @@ def moe_gating_top_k(
 def moe_token_permute(
     tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of tokens (T, H) for each of their experts (T, k) or (T), by expert; and the place of each copy."""
+    """Copies tokens (T, H) for each of their experts (T, k) or (T), by expert; returns also the place of each copy."""
     experts = indices.flatten()
     order = experts.argsort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
@@ -57,7 +57,7 @@ def moe_token_permute(
 def moe_token_unpermute(
     permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(T k, H) back to (T, H): the sum of the copies of each token, weighted by probs (T, k)."""
+    """Maps (T k, H) back to (T, H): the sum of the copies of each token, weighted by probs (T, k)."""
     copies = permuted_tokens.index_select(0, sorted_indices)
     if probs is None:
         return copies
@@ -78,7 +78,7 @@ def grouped_matmul(
     group_list_type: int,
     output_dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
-    """Rows of x (M, K) times the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
+    """Multiplies rows of x (M, K) by the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
 
     Args:
         bias, scale: (E, N).
@@ -107,7 +107,7 @@ def grouped_matmul_swiglu_quant(
     weight_scale: torch.Tensor,
     x_scale: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`grouped_matmul` of INT8, SwiGLU, and `dynamic_quant`: INT8 (M, N / 2), and the scales (M).
+    """Returns `grouped_matmul` of INT8, SwiGLU, and `dynamic_quant`: INT8 (M, N / 2), and the scales (M).
 
     The third result, for offsets, is empty.
     """

@@ -11,7 +11,7 @@ _PIECE = 1 << 16
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., D) and (D,) to y of x's shape and the reciprocal root mean square, float32 (..., 1)."""
+    """Maps (..., D) and (D,) to y of x's shape and the reciprocal root mean square, float32 (..., 1)."""
     if x.is_cuda and gamma.dtype == x.dtype and hasattr(torch.ops.aten, "_fused_rms_norm"):
         # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops rstd.
         fused: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
@@ -24,7 +24,7 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[t
 def rms_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of x (..., D) and, in float32, of gamma (D,), from the gradient of y and from rstd (..., 1)."""
+    """Returns gradients of x (..., D) and, in float32, of gamma (D,), from the gradient of y and from rstd (..., 1)."""
     normalized, grad = x * rstd, dy.float()
     towards_gamma = (grad * normalized).reshape(-1, x.shape[-1]).sum(dim=0)
     scaled = grad * gamma
@@ -35,14 +35,14 @@ def rms_norm_backward(
 def add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`rms_norm` of x1 + x2: y, rstd, and the sum, for the next residual connection."""
+    """Returns `rms_norm` of x1 + x2: y, rstd, and the sum, for the next residual connection."""
     return add_rms_norm_bias(x1, x2, gamma, None, epsilon)
 
 
 def add_rms_norm_bias(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` with y + beta (D,)."""
+    """Returns `add_rms_norm` with y + beta (D,)."""
     # Added in float32 like the kernel: rounded terms would show in rstd.
     total = x1.float().add_(x2) if x1.dtype is not torch.float32 else x1 + x2
     rstd = _reciprocal_rms(total, epsilon)
@@ -53,7 +53,7 @@ def add_rms_norm_bias(
 def layer_norm(
     x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(..., *sizes) to y of x's shape and dtype, mean and reciprocal deviation, float32 (..., 1 for each size)."""
+    """Maps (..., *sizes) to y of x's shape and dtype, mean and reciprocal deviation, float32 (..., 1 for each size)."""
     if x.is_cuda:
         # One kernel: float32 statistics, inputs of one dtype.
         y, mean, rstd = torch.native_layer_norm(x.to(gamma.dtype), sizes, gamma, beta, epsilon)
@@ -64,7 +64,7 @@ def layer_norm(
 
 
 def vector_norm(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> torch.Tensor:
-    """The norm along `axes`, in `dtype`."""
+    """Returns the norm along `axes`, in `dtype`."""
     norm: torch.Tensor
     if x.device.type != "cpu" or len(axes) != x.dim() or x.numel() <= _PIECE:
         norm = torch.linalg.vector_norm(x, order, axes, keepdim, dtype=dtype)

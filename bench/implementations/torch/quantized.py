@@ -21,7 +21,7 @@ def quantized_dtype(name: str) -> torch.dtype:
 
 
 def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """INT8 (..., M, K) and (..., K, N) to INT32 (..., M, N), exact; batches broadcast.
+    """Maps INT8 (..., M, K) and (..., K, N) to INT32 (..., M, N), exact; batches broadcast.
 
     Integer instructions are timed where torch has a fast product with them: on CUDA, for the shapes of cuBLAS, and on
     CPUs with VNNI. Else pieces of K that float32 sums exactly are multiplied in float32, with conversions, and added in
@@ -57,7 +57,7 @@ def quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor:
-    """INT8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
+    """Maps INT8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
 
     Args:
         scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it.
@@ -76,7 +76,7 @@ def dequantized(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The result of a quantized product from its INT32 sums (..., M, N), which are overwritten."""
+    """Returns the result of a quantized product from its INT32 sums (..., M, N), which are overwritten."""
     if bias is not None and not bias.is_floating_point():
         product.add_(bias)
     if dtype is torch.int32:
@@ -103,7 +103,7 @@ def quantize(
     axis: int,
     div_mode: bool,
 ) -> torch.Tensor:
-    """input * scales + zero_points (input / scales with div_mode), rounded, along the last axis.
+    """Returns input * scales + zero_points (input / scales with div_mode), rounded, along the last axis.
 
     Returns:
         INT8 or UINT8 for qint8 and quint8; for quint4x2 INT32 that hold eight numbers each.
@@ -121,7 +121,7 @@ def dynamic_quant(
     smooth_scales: torch.Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., D) to INT8 or INT4, and the scale (...) of each row, by its largest number."""
+    """Maps (..., D) to INT8 or INT4, and the scale (...) of each row, by its largest number."""
     wide = input.float()
     if smooth_scales is not None:
         wide = wide * smooth_scales
@@ -139,7 +139,7 @@ def add_rms_norm_dynamic_quant(
     beta: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(..., D) twice to INT8 y1 and y2, the sum x of x1's dtype, and the scales (...) of y1 and y2.
+    """Maps (..., D) twice to INT8 y1 and y2, the sum x of x1's dtype, and the scales (...) of y1 and y2.
 
     y2 and its scale have no elements without smooth_scale2.
     """

@@ -10,7 +10,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def pairs(x: torch.Tensor, mode: str) -> Pair:
-    """Views (..., D/2) of the first and second features of all pairs: half a head apart, or adjacent."""
+    """Returns views (..., D/2) of the first and second features of all pairs: half a head apart, or adjacent."""
     if mode != "half":
         return x[..., ::2], x[..., 1::2]
     first, second = x.chunk(2, -1)
@@ -25,7 +25,7 @@ def turn(x: Pair, cos: Pair, sin: Pair, result: Pair) -> None:
 
 
 def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_mode: str = "half") -> torch.Tensor:
-    """x (..., D), rotated; cos and sin broadcast to x."""
+    """Returns x (..., D), rotated; cos and sin broadcast to x."""
     y = torch.empty_like(x)
     turn(*(pairs(tensor, rotary_mode) for tensor in (x, cos, sin, y)))
     return y
@@ -34,7 +34,7 @@ def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_mod
 def rotary_mul_backward(
     grad: torch.Tensor, x: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, rotary_mode: str = "half"
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of x and, if x is given, of cos and sin, from the gradient of the rotated x."""
+    """Returns gradients of x and, if x is given, of cos and sin, from the gradient of the rotated x."""
     dx = torch.empty_like(grad)
     # Rotated back: by the same cosines, and the negative sines of the partners.
     sin1, sin2 = pairs(-sin, rotary_mode)
@@ -50,7 +50,7 @@ def rotary_mul_backward(
 
 
 def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x (..., D) with adjacent pairs, rotated; the pairs of the result are half a head apart."""
+    """Returns x (..., D) with adjacent pairs, rotated; the pairs of the result are half a head apart."""
     # Reordered first: a CPU takes five times as long to read every second number twice.
     return rotary_mul(torch.cat(pairs(x, "interleave"), dim=-1), cos, sin)
 
@@ -63,7 +63,7 @@ def apply_rotary_pos_emb(
     layout: str = "BSND",
     rotary_mode: str = "half",
 ) -> Pair:
-    """`rotary_mul` of query and key, in place; cos and sin have size 1 in the axis of heads of `layout`."""
+    """Returns `rotary_mul` of query and key, in place; cos and sin have size 1 in the axis of heads of `layout`."""
     return (
         query.copy_(rotary_mul(query, cos, sin, rotary_mode)),
         key.copy_(rotary_mul(key, cos, sin, rotary_mode)),

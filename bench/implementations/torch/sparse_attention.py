@@ -34,7 +34,7 @@ def lightning_indexer(
     sparse_mode: int,
     return_value: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
+    """Maps (T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
     The keys are int32, the best first, -1 where a query sees fewer keys. The scores are empty unless requested.
     """
@@ -62,7 +62,7 @@ def lightning_indexer(
 
 
 def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> torch.Tensor:
-    """The keys of `lightning_indexer`, without scores."""
+    """Returns the keys of `lightning_indexer`, without scores."""
     return lightning_indexer(*arguments, **keywords)[0]
 
 
@@ -84,7 +84,7 @@ def sparse_flash_attention(
     sparse_mode: int,
     attention_mode: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 stands for no key.
+    """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 stands for no key.
 
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
     result, statistics for training, are empty.

@@ -10,7 +10,7 @@ top_k = torch.topk
 def apply_top_k_top_p(
     logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(B, V) with minus infinity for all but the k (B) largest, and of these all but a share p (B) at the top.
+    """Keeps of the logits (B, V) the k (B) largest, and of these the top share p (B); others become minus infinity.
 
     The time includes the sort, for which the NPU call launches another kernel.
     """

@@ -15,7 +15,7 @@ threshold_backward = torch.ops.aten.threshold_backward
 
 
 def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The gradient of `swiglu` for its input: (..., D) and (..., 2 D) to (..., 2 D)."""
+    """Returns the gradient of `swiglu` for its input: (..., D) and (..., 2 D) to (..., 2 D)."""
     gate, up = x.chunk(2, dim)
     result = torch.empty_like(x)
     of_gate, of_up = result.chunk(2, dim)
@@ -27,7 +27,7 @@ def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.
 def nll_loss(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten's nll_loss_forward with targets of any integer type."""
+    """Calls aten's nll_loss_forward with targets of any integer type."""
     loss, total_weight = torch.ops.aten.nll_loss_forward(x, target.long(), weight, reduction, ignore_index)
     return loss, total_weight
 
@@ -35,13 +35,13 @@ def nll_loss(
 def nll_loss_backward(
     gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
-    """aten's nll_loss_backward with targets of any integer type."""
+    """Calls aten's nll_loss_backward with targets of any integer type."""
     result: torch.Tensor = torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)
     return result
 
 
 def dropout_by_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """x / (1 - p) where the bit of the mask (uint8, the lowest bit first) is 1, else 0."""
+    """Returns x / (1 - p) where the bit of the mask (uint8, the lowest bit first) is 1, else 0."""
     bits = mask[:, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=mask.device)) & 1
     kept = bits.view(-1)[: x.numel()].view(x.shape)
     return (x * kept).mul_(1 / (1 - p))
@@ -56,7 +56,7 @@ def adamw(
     steps: list[torch.Tensor],
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """torch's fused AdamW with steps of any dtype; returns the changed tensors."""
+    """Calls torch's fused AdamW with steps of any dtype, and returns the changed tensors."""
     steps = [step.float() for step in steps]
     torch._fused_adamw_(parameters, gradients, first_moments, second_moments, largest_second_moments, steps, **options)
     return *parameters, *first_moments, *second_moments
@@ -77,7 +77,7 @@ def apply_adamw(
     *,
     out: list[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """A step of AdamW on `out`, a parameter and its two moments, with the powers of the betas of the previous step."""
+    """Takes a step of AdamW on `out`, a parameter and its two moments, with the previous powers of the betas."""
     gradient = gradient.float()
     wide = parameter, first, second = [tensor.float() for tensor in out]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
