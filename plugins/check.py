@@ -144,7 +144,6 @@ class Cases:
                 f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"
             )
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if file_path != CASES:
             return None
@@ -269,7 +268,6 @@ class CheckReport:
                 printable_lines(f"{database.path}: {pluralize(database.rows, 'row')} of {types}{device}")
             )
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         stale = self._cases.covering_nothing()
         if stale and self._cases.strict and session.exitstatus == pytest.ExitCode.OK:

@@ -27,7 +27,6 @@ class Collector:
         self._make_plan = make_plan
         self.replays: dict[str, Any] = {}
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
         """Makes no item of a replay without rows; pytest would make a skipped item."""
         spec = replay_spec(obj)
@@ -58,14 +57,12 @@ class Collector:
                     rows.append(pytest.param(row, marks=mark))
         metafunc.parametrize("row", rows, ids=ids)
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self) -> None:
         """Ends the session where there is no plan. Raised earlier, the error would be shown for each module."""
         plan = self._context.plan
         if plan is not None and plan.error:
             raise pytest.UsageError(plan.error)
 
-    @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
         """Excludes the items from garbage collection: they live until the session ends, and there may be many."""
         if self._context.plan is not None:

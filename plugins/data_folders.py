@@ -16,7 +16,7 @@ import pytest
 _PATH_OPTIONS = ("--database-path", "--prof-path", "--target-models")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     """Takes the values of our options out of the folders whose conftest.py is loaded before the options are known."""
     values = [value for option, value in pairwise(args) if option in _PATH_OPTIONS]

@@ -147,13 +147,13 @@ class MainHooks:
         """Returns the lines about the plan."""
         return self._session.summary.plan_lines()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, Any, Any]:
         """Answers Ctrl-C while rows run."""
         with self._session.interrupts.answered():
             return (yield)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, Any, Any]:
         """Counts a row before other plugins show its report, and keeps its record when they have shown it."""
         self._session.receive(report)
@@ -174,7 +174,7 @@ class ControllerHooks:
         self._session = session
         self._context = session.context
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
         """Publishes the plan before xdist's own hook starts the workers."""
         if not replays_are_asked_for(session.config):
@@ -215,7 +215,7 @@ class ControllerHooks:
         """Prepares the input of a worker, before it starts."""
         self._context.start_worker(node)
 
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Selects the rows that a worker has collected, and prints the lines about the plan."""
         self._session.select(map(case_id_in, ids))

@@ -55,7 +55,7 @@ class BenchmarkFeed:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self._pytest_session = session
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
         """Fails the session if rows are slower than allowed; the error of pytest-benchmark would end pytest."""
         from pytest_benchmark.session import PerformanceRegression
@@ -234,7 +234,7 @@ class LastFailed:
         self._keys: dict[str, Any] = {}
         self._reported: set[str] = set()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, None, object]:
         failed = self._failed()
         if failed is not None and replays_are_asked_for(session.config):

@@ -67,7 +67,7 @@ class ReplayProgress:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         self._total = len(ids)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> Generator[None, _TestStatus, _TestStatus]:
@@ -101,11 +101,9 @@ class ReplayProgress:
             progress.left_out_s = self._running_time.waited_each_s
             progress.advance(int(new), f"{len(self._failed)} failed" if self._failed else "")
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:
         self._stop_naming()
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         self._stop_naming()
         if self._progress is not None:

@@ -45,7 +45,7 @@ class RowLines:
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         self._total = len(ids)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logstart(self, nodeid: str) -> Generator[None, Any, Any]:
         """Prints the name of a row instead of its node id."""
         row = self._row(nodeid)
@@ -62,7 +62,7 @@ class RowLines:
             self._terminal.flush()
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> Generator[None, _Word, _Word]:
@@ -80,7 +80,7 @@ class RowLines:
         self._word = status
         return status[0], "", ""
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, Any, Any]:
         note = note_of(report)
         # After the report is shown, the note has them no more.

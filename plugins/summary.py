@@ -284,7 +284,6 @@ class StoredComparison:
         elif _measured(report):
             self._without.add(report.nodeid)
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
         """Shows the ratio of the durations in the line of a row, with -v."""
         if self._verbosity <= 0 or not isinstance(report, pytest.TestReport) or not report.passed:

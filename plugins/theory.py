@@ -256,7 +256,6 @@ class Theory:
                 # The JUnit file gets the number of rows.
                 report.user_properties[place] = (name, value["added"])
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Writes a manifest of the added rows, and the report of the coverage of models."""
         if self._is_worker or not self._results or self._config.option.read_only:
