@@ -107,7 +107,7 @@ class _FindingsRepr(TerminalRepr):
             tw.line(line)
 
 
-class Found(Exception):
+class CaseFindings(Exception):
     """Findings that fail their case."""
 
     def __init__(self, findings: Sequence[Finding], known: Sequence[Finding]) -> None:
@@ -155,7 +155,7 @@ class Cases:
         return [WHOLE_DATABASE] if of_whole else self.database.kernel_types
 
     def look(self, check: Check, kernel_type: str) -> None:
-        """Runs a case. Raises Found, or pytest's skip or xfail."""
+        """Runs a case. Raises CaseFindings, or pytest's skip or xfail."""
         tally = self.tallies[check.name]
         tally.skipped = check.why_skipped(self.database)
         if tally.skipped:
@@ -168,14 +168,14 @@ class Cases:
         known = [finding for finding, _ in sorted_out.known]
         fails = [*(() if check.advisory and not self.strict else sorted_out.new), *(known if self.strict else ())]
         if fails:
-            raise Found(fails, () if self.strict else known)
+            raise CaseFindings(fails, () if self.strict else known)
         if sorted_out.known:
             finding, entry = sorted_out.known[0]
             pytest.xfail(printable(f"{pluralize(len(known), 'known finding')}, such as {finding.row}: {entry.reason}"))
         if sorted_out.new:
             pytest.xfail(f"{pluralize(len(sorted_out.new), 'finding')} that tell but do not fail: {check.about}")
 
-    def covering_nothing(self) -> list[KnownFinding]:
+    def unused_entries(self) -> list[KnownFinding]:
         """Returns the entries that no finding of this session matches, of those whose cases were all run."""
         matched = {id(entry) for tally in self.tallies.values() for _, entry in tally.known}
         return [entry for entry in self.known if id(entry) not in matched and self._all_ran(entry)]
@@ -232,11 +232,11 @@ class CheckCase(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, OpAtlasError):
             return printable_lines(str(excinfo.value))
-        if not isinstance(excinfo.value, Found):
+        if not isinstance(excinfo.value, CaseFindings):
             return super().repr_failure(excinfo, style)
         return _FindingsRepr([printable_lines(line) for line in self._lines(excinfo.value)])
 
-    def _lines(self, found: Found) -> Iterator[str]:
+    def _lines(self, found: CaseFindings) -> Iterator[str]:
         findings = found.findings
         yield f"{self._check.about}: {len(findings):,}"
         listed = findings if self._cases.show_all else findings[:_SHOWN]
@@ -269,7 +269,7 @@ class CheckReport:
             )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        stale = self._cases.covering_nothing()
+        stale = self._cases.unused_entries()
         if stale and self._cases.strict and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._json_path is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -311,7 +311,7 @@ class CheckReport:
                 yield wrap(entry.reason, _INDENT)
             else:
                 yield f"{'':{_INDENT}}{shorten(entry.reason, _COLUMNS - _INDENT)}"
-        for entry in self._cases.covering_nothing():
+        for entry in self._cases.unused_entries():
             yield f"{entry.place} covers nothing any more ({_about(entry)}): remove it"
 
     def _json(self, status: int, stale: list[KnownFinding]) -> str:

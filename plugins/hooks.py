@@ -20,7 +20,7 @@ from .progress import ReplayProgress
 from .replay_session import SESSION, ReplaySession
 from .row_lines import RowLines
 from .row_note import attach_note
-from .xdist import BatchScheduling, ExclusiveScheduling, replays_are_asked_for, sort_exclusive_last
+from .xdist import BatchScheduling, ExclusiveScheduling, has_replays, sort_exclusive_last
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -150,7 +150,7 @@ class MainHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, Any, Any]:
         """Answers Ctrl-C while rows run."""
-        with self._session.interrupts.answered():
+        with self._session.interrupts.handler():
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -177,7 +177,7 @@ class ControllerHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
         """Publishes the plan before xdist's own hook starts the workers."""
-        if not replays_are_asked_for(session.config):
+        if not has_replays(session.config):
             return (yield)
         self._session.publish_plan()
         # xdist's `python -c` would look for every import in the working folder first. Python 3.10 ignores the variable.
@@ -191,7 +191,7 @@ class ControllerHooks:
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         """Returns a line where there are more workers than devices."""
-        if not replays_are_asked_for(config):
+        if not has_replays(config):
             return []
         workers, devices = len(config.option.tx), len(self._context.settings.devices)
         if workers <= devices:
@@ -203,7 +203,7 @@ class ControllerHooks:
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:
         """Deals rows in batches where the instrument measures batches, and exclusive rows last."""
         inner = yield
-        if replays_are_asked_for(config) and (at_once := self._context.settings.rows_at_once) > 1:
+        if has_replays(config) and (at_once := self._context.settings.rows_at_once) > 1:
             inner = BatchScheduling(config, log, at_once)
         if config.getoption("dist", None) == "each":
             # Every worker runs everything.
@@ -235,4 +235,4 @@ class ControllerHooks:
     def pytest_testnodedown(self, node: Any) -> None:
         """Takes the records of a worker that has ended and closed its journal."""
         self._context.end_worker(node)
-        self._session.write_back.take_worker(node)
+        self._session.records.take_worker(node)

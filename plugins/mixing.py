@@ -55,11 +55,11 @@ def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> li
     """Returns a note if captured durations are of another device than the session's."""
     if not any(table.captured for table in plan.tables.values()):
         return []
-    note = captured_elsewhere(provenance, settings)
+    note = captured_mismatch(provenance, settings)
     return [note] if note else []
 
 
-def captured_elsewhere(provenance: Provenance, settings: Settings) -> str:
+def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
     """Returns why captured durations do not compare with those of a session; "" where they do."""
     # Only NPUs are captured.
     captured = [MeasurementOrigin(device, kind="npu") for device in provenance.captured_on] or [

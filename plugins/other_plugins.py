@@ -18,10 +18,10 @@ from opatlas.report.row_summary import microseconds_text
 from opatlas.text import parse_real, pluralize
 
 from .collector import row_of
-from .report import Report
+from .report import SessionResults
 from .row_note import note_of, outcome_of_report
 from .session_context import SessionContext
-from .xdist import replays_are_asked_for
+from .xdist import has_replays
 
 if TYPE_CHECKING:
     from _pytest.junitxml import LogXML
@@ -126,7 +126,7 @@ class NoBenchmarkHeader:
         self, config: pytest.Config
     ) -> Generator[None, list[str | list[str]], list[str | list[str]]]:
         headers = yield
-        if not replays_are_asked_for(config):
+        if not has_replays(config):
             return headers
         return [header for header in headers if not (isinstance(header, str) and header.startswith("benchmark: "))]
 
@@ -149,9 +149,9 @@ class JUnit:
     grouped by kernel type, have a line of numbers, and fail with their status as type.
     """
 
-    def __init__(self, results: Report, xml: LogXML) -> None:
+    def __init__(self, results: SessionResults, xml: LogXML) -> None:
         self._context = results.context
-        self._write_back = results.write_back
+        self._records = results.records
         self._tally = results.tally
         self._xml = xml
 
@@ -163,8 +163,8 @@ class JUnit:
             return
         for name, value in self._run_properties():
             self._xml.add_global_property(name, value)
-        if self._xml.suite_name == _DEFAULT_SUITE and self._write_back.device_name:
-            self._xml.suite_name = f"opatlas {self._write_back.device_name}"
+        if self._xml.suite_name == _DEFAULT_SUITE and self._records.device_name:
+            self._xml.suite_name = f"opatlas {self._records.device_name}"
         kernel_types = {
             case_id: table.kernel_type for table in plan.tables.values() for case_id in table.cases.values()
         }
@@ -194,7 +194,7 @@ class JUnit:
         out.text = "\n".join(filter(None, (line, out.text)))
 
     def _run_properties(self) -> Iterator[tuple[str, str]]:
-        manifest = self._context.manifest(self._write_back.devices)
+        manifest = self._context.manifest(self._records.devices)
         yield "run_id", manifest.run_id
         yield "database", str(self._context.settings.database)
         yield "host", manifest.host
@@ -237,7 +237,7 @@ class LastFailed:
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, None, object]:
         failed = self._failed()
-        if failed is not None and replays_are_asked_for(session.config):
+        if failed is not None and has_replays(session.config):
             try:
                 self._database = str(self._context.settings.database)
             except (OpAtlasError, pytest.UsageError):  # making the plan fails too, and says why

@@ -35,7 +35,7 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
             )
         else:
             yield "--update-mode=all measures them again"
-    elif elsewhere := requested.elsewhere(plan):
+    elif elsewhere := requested.in_other_shards(plan):
         yield f"nothing to do: {pluralize(elsewhere, unit)} in other shards, and none in this one"
     elif not_selected := requested.not_selected(plan):
         said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
@@ -54,7 +54,7 @@ def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> 
         yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
 
 
-def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: str) -> str:
+def continuation(plan: Plan, settings: Settings, not_run: Collection[str], run_id: str) -> str:
     """Returns how to run the rows that a session did not reach.
 
     Args:
@@ -74,7 +74,7 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: s
     return f"{rows} not run: the same command with --where {shlex.quote(where)} goes on with them"
 
 
-def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
+def next_steps(settings: Settings, *, measured: int) -> Iterator[str]:
     """Yields what a user may do next with a database whose rows were measured."""
     if measured and settings.writes:
         database = shlex.quote(os.path.relpath(settings.database))

@@ -17,7 +17,7 @@ from opatlas.text import pluralize, printable_lines
 
 from .collector import Collector
 from .plan import Plan
-from .records import WriteBack
+from .records import SessionRecords
 from .requested_rows import RequestedRows
 from .row_runner import RowRunner
 from .session_context import SessionContext
@@ -28,10 +28,12 @@ _SHOWN = 5
 class ProfileRest:
     """The samples of a profile that no collected row took: of rows without a replay, and of no row."""
 
-    def __init__(self, context: SessionContext, collector: Collector, write_back: WriteBack, runner: RowRunner) -> None:
+    def __init__(
+        self, context: SessionContext, collector: Collector, records: SessionRecords, runner: RowRunner
+    ) -> None:
         self._context = context
         self._collector = collector
-        self._write_back = write_back
+        self._records = records
         self._runner = runner
         self._without_replay: Counter[str] = Counter()
         self._unmatched: Counter[str] = Counter()
@@ -92,7 +94,7 @@ class ProfileRest:
             if settings.mode.adds_rows and settings.where is None:
                 self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", executor)
             else:
-                self._write_back.reported_only.append(RowName(kernel_type, sample.signature))
+                self._records.reported_only.append(RowName(kernel_type, sample.signature))
 
     def _add(
         self,
@@ -113,7 +115,7 @@ class ProfileRest:
             finished_at=time.time(),
             measurement=measurement,
         )
-        self._write_back.add(record, executor.describe())
+        self._records.add(record, executor.describe())
 
     def _lines(self) -> Iterator[str]:
         profile = self._runner.samples().profile

@@ -81,7 +81,7 @@ class SessionJournal:
             self._journal.close()
 
 
-class WriteBack:
+class SessionRecords:
     """The way of the records of a session into the CSVs.
 
     Attributes:

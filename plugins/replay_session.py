@@ -35,10 +35,10 @@ from opatlas.report.row_summary import summarize_row
 from .collector import Collector, row_of
 from .mixing import check_replaced
 from .plan import CaseRow, Plan
-from .planning import plan_session
+from .planner import plan_session
 from .prof_path import ProfileRest
-from .records import SessionJournal, WriteBack
-from .report import NOT_RUN, Ledger, OutcomeTally, Report
+from .records import SessionJournal, SessionRecords
+from .report import NOT_RUN, Ledger, OutcomeTally, SessionResults
 from .row_note import STORED_US, RowNote, cut_printed, note_of, properties_of, set_properties, waited_by
 from .row_runner import RowRunner
 from .session_context import STOPPED, Interrupts, SessionContext
@@ -65,16 +65,16 @@ class ReplaySession:
         self.collector = Collector(context, self.plan)
         self.journal = SessionJournal(context)
         self.tally = OutcomeTally()
-        self.write_back = WriteBack(context, self.journal)
+        self.records = SessionRecords(context, self.journal)
         self.ledger = Ledger(context)
-        self.results = Report(context, self.collector, self.write_back, self.ledger, self.tally)
+        self.results = SessionResults(context, self.collector, self.records, self.ledger, self.tally)
         self.summary = SessionSummary(self.results, self.interrupts)
         self.comparison = (
             StoredComparison(context, getattr(config.option, "verbose", 0)) if config.option.read_only else None
         )
         self._runner = RowRunner(context, self._launched)
         self._profile_rest = (
-            ProfileRest(context, self.collector, self.write_back, self._runner) if config.option.prof_path else None
+            ProfileRest(context, self.collector, self.records, self._runner) if config.option.prof_path else None
         )
         self._is_selected = False
         #: The device of the last record.
@@ -188,14 +188,14 @@ class ReplaySession:
         """Step 5, after everybody has seen the report: keeps its record for the merge."""
         note = note_of(report)
         if note is not None:
-            self.write_back.take(report, note)
+            self.records.take(report, note)
 
     def complete(self, session: pytest.Session) -> None:
         """Before the merge: adds the records of rows that no test took, and decides about a session without rows."""
-        for item, outcome in self._runner.left_over(session.items):
+        for item, outcome in self._runner.unreached(session.items):
             row = row_of(item)
             if row is not None:
-                self.write_back.add(self._new_record(row, outcome), self._device)
+                self.records.add(self._new_record(row, outcome), self._device)
         if not self.context.is_worker:
             self.summary.judge(session)
             if self._profile_rest is not None:
@@ -204,18 +204,18 @@ class ReplaySession:
     def merge(self) -> None:
         """Step 6: merges the records into the CSVs. A worker leaves its journal to the controller."""
         if self.context.is_worker:
-            self.write_back.hand_over(self.context.worker_output)
+            self.records.hand_over(self.context.worker_output)
         elif self.interrupts.now:
-            self.write_back.close_journals()
+            self.records.close_journals()
         elif self.context.runs_rows:
-            self.ledger.settle(self.write_back.merge())
+            self.ledger.settle(self.records.merge())
 
     def report(self, session: pytest.Session) -> None:
         """Step 7: writes the report files, and decides the exit status of the session."""
         if self.context.is_worker or self.interrupts.now or not self.context.runs_rows:
             return
         self.results.write()
-        problems = [*self.write_back.problems, *self.ledger.problems, *self.results.problems]
+        problems = [*self.records.problems, *self.ledger.problems, *self.results.problems]
         is_wrong = bool(problems or self.ledger.counts()[NOT_RUN])
         # After INTERNAL_ERROR pytest shows no summary, and the user would not learn of the problems.
         if is_wrong and session.exitstatus == pytest.ExitCode.OK:

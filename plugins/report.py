@@ -21,8 +21,8 @@ from opatlas.store.csv_files import write_text
 from opatlas.text import shorten
 
 from .collector import Collector
-from .mixing import captured_elsewhere
-from .records import WriteBack
+from .mixing import captured_mismatch
+from .records import SessionRecords
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
 from .session_context import SessionContext
 
@@ -250,7 +250,7 @@ class Ledger:
 _REPORT = "replay_report"
 
 
-class Report:
+class SessionResults:
     """The results of a session, and the two report files: replay_report_*.md and duration_gap_*.csv.
 
     Attributes:
@@ -260,11 +260,16 @@ class Report:
     """
 
     def __init__(
-        self, context: SessionContext, collector: Collector, write_back: WriteBack, ledger: Ledger, tally: OutcomeTally
+        self,
+        context: SessionContext,
+        collector: Collector,
+        records: SessionRecords,
+        ledger: Ledger,
+        tally: OutcomeTally,
     ) -> None:
         self.context = context
         self.collector = collector
-        self.write_back = write_back
+        self.records = records
         self.ledger = ledger
         self.tally = tally
         self.paths: list[str] = []
@@ -273,7 +278,7 @@ class Report:
 
     def write(self) -> None:
         """Writes the report files, after the records are merged and the rows accounted for."""
-        merged = self.write_back.merged
+        merged = self.records.merged
         if merged is None or not (self.tally.outcomes or self.has_written()):
             return
         database = self.context.database
@@ -293,7 +298,7 @@ class Report:
 
     def has_written(self) -> bool:
         """Returns whether the merge changed a CSV; --prof-path may add rows although no row was run."""
-        merged = self.write_back.merged
+        merged = self.records.merged
         return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
 
     def quality(self) -> list[str]:
@@ -307,7 +312,7 @@ class Report:
     def not_comparable(self) -> str:
         """Why captured durations do not compare with those of the session; "" where they do."""
         provenance = self.context.provenance
-        return "" if provenance is None else captured_elsewhere(provenance, self.context.settings)
+        return "" if provenance is None else captured_mismatch(provenance, self.context.settings)
 
     def not_replayable(self) -> Counter[str]:
         """Returns the number of rows whose kernel type has no replay, by kernel type."""
@@ -325,22 +330,22 @@ class Report:
         return SessionFacts(
             run_id=self.context.run_id,
             database=self.context.settings.database,
-            device=self.write_back.device_name,
+            device=self.records.device_name,
             mode=self.context.settings.mode.value,
             outcomes=self.tally.outcomes,
             ledger=self.ledger.line(),
             not_run=self.ledger.not_run(),
             unresolved=self.ledger.unresolved(),
-            statuses=self.write_back.statuses,
+            statuses=self.records.statuses,
             errors=self.tally.causes(),
             assumptions=self.tally.assumptions(),
             left_out=plan.left_out(),
             duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
             not_replayable=self.not_replayable(),
-            merged=self.write_back.merged,
+            merged=self.records.merged,
             seconds=self.tally.running_time.seconds,
             figures=self.tally.figures.values(),
             quality=self.quality(),
-            manifest=self.write_back.manifest,
+            manifest=self.records.manifest,
             not_comparable=self.not_comparable,
         )

@@ -74,7 +74,7 @@ class RequestedRows:
             if self(name, case_id)
         )
 
-    def elsewhere(self, plan: Plan) -> int:
+    def in_other_shards(self, plan: Plan) -> int:
         """Returns how many requested rows belong to other shards."""
         return self._count(
             (name, make_case_id(name, CaseRow(table, position).signature))

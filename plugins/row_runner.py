@@ -113,9 +113,9 @@ class RowRunner:
         except DeviceGone as error:
             context.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
 
-    def left_over(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
+    def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Yields the outcomes of rows that ran ahead and that pytest did not reach."""
-        outcomes = self._look_ahead.left_over() if self._look_ahead is not None else {}
+        outcomes = self._look_ahead.unreached() if self._look_ahead is not None else {}
         return ((item, outcomes[item.nodeid]) for item in items if item.nodeid in outcomes)
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class LookAhead:
         self._given.add(item.nodeid)
         return self._ready.pop(item.nodeid)
 
-    def left_over(self) -> dict[str, RowOutcome]:
+    def unreached(self) -> dict[str, RowOutcome]:
         """Returns the outcomes of rows that pytest has not reached, by node id."""
         return self._ready
 

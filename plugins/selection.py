@@ -13,8 +13,8 @@ from opatlas.combine.provenance import Staleness
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import suggest
 
-from .row_variables import RowVariables
 from .where import Where
+from .where_variables import RowVariables
 
 #: A row that crashed or timed out in so many sessions in a row is not run again without --retry-failed, because each
 #: try costs a device process and perhaps a whole deadline.
@@ -60,7 +60,7 @@ class Choice:
         """Returns whether a row is chosen by its cells."""
         return self.where is None or self.where.selects(row)
 
-    def leaves_out(self, *, replayed: bool, captured: bool, staleness: Staleness | None) -> bool:
+    def excludes(self, *, replayed: bool, captured: bool, staleness: Staleness | None) -> bool:
         """Returns whether the update mode leaves out a row.
 
         Args:

@@ -292,7 +292,7 @@ class Interrupts:
         self.now = False
 
     @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
+    def handler(self) -> Iterator[None]:
         """Answers SIGINT within the context; other tests than replays keep pytest's answer."""
         if self._context.plan is None or threading.current_thread() is not threading.main_thread():
             yield

@@ -33,7 +33,7 @@ from .options import (
 from .selection import Choice, Shard, keyword_filter
 from .target import database_of, devices_of, named_versions, origin_of, refuse_useless_versions
 from .where import Where
-from .workload import ProfiledWorkload, Workload, make_workload, workload_type
+from .workload import KernelWorkload, ProfiledWorkload, Workload, make_workload, workload_type
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Settings:
     mixed: bool = False
     origin: MeasurementOrigin = field(default_factory=MeasurementOrigin)
     group_options: Mapping[str, object] = field(default_factory=dict)
-    workload: Workload = field(default_factory=lambda: Workload(argparse.Namespace()))
+    workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""

@@ -19,8 +19,8 @@ from opatlas.store.journal import count_run_records
 from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 
 from .plan import Plan
-from .plan_lines import after_success, going_on, nothing_to_do, plan_lines
-from .report import GIVEN_UP, XFAILED, Report
+from .plan_lines import continuation, next_steps, nothing_to_do, plan_lines
+from .report import GIVEN_UP, XFAILED, SessionResults
 from .requested_rows import RequestedRows
 from .row_note import DURATION_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
@@ -38,12 +38,12 @@ class _Failure(str):
 class SessionSummary:
     """Prints the plan and the summary. Used in the main process of a session."""
 
-    def __init__(self, results: Report, interrupts: Interrupts) -> None:
+    def __init__(self, results: SessionResults, interrupts: Interrupts) -> None:
         self._results = results
         self._interrupts = interrupts
         self._context = results.context
         self._collector = results.collector
-        self._write_back = results.write_back
+        self._records = results.records
         self._ledger = results.ledger
         self._tally = results.tally
         #: The expression of -k: with it, kernel types without a replay were not asked for.
@@ -59,7 +59,7 @@ class SessionSummary:
         return self._plan_lines(plan, self._ledger.collected)
 
     def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        settings, requested = self._context.settings, self._asked_for()
+        settings, requested = self._context.settings, self._requested_rows()
         lines = plan_lines(plan, settings, self._collector.known_replays(), selected, requested)
         if selected and settings.prof_path is None and not settings.collect_only:
             found = disturbances(settings.devices, *self._context.surroundings.at_start(settings.devices))
@@ -75,7 +75,7 @@ class SessionSummary:
         if plan.problems or any(recovered.incomplete for recovered in plan.prepared.recovered):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            requested = self._asked_for()
+            requested = self._requested_rows()
             if self._context.settings.prof_path is None and requested.without_replay(plan):
                 # Rows were selected, and none of them has a replay.
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -84,7 +84,7 @@ class SessionSummary:
             where = self._context.settings.where
             no_row_has_status = where is not None and where.is_of_status and requested.not_selected(plan)
             # A shard of few rows may be empty, which is success.
-            if requested.left_out(plan) or requested.elsewhere(plan) or no_row_has_status:
+            if requested.left_out(plan) or requested.in_other_shards(plan) or no_row_has_status:
                 session.exitstatus = pytest.ExitCode.OK
 
     def print(self, terminal: pytest.TerminalReporter, status: int) -> None:
@@ -101,10 +101,10 @@ class SessionSummary:
         for line in self._summary(plan):
             terminal.write_line(printable_lines(line), red=isinstance(line, _Failure))
         if status == pytest.ExitCode.OK and terminal.isatty and not is_quiet:
-            for line in after_success(self._context.settings, measured=self._tally.outcomes["passed"]):
+            for line in next_steps(self._context.settings, measured=self._tally.outcomes["passed"]):
                 terminal.write_line(printable_lines(line))
 
-    def _asked_for(self) -> RequestedRows:
+    def _requested_rows(self) -> RequestedRows:
         return RequestedRows(self._context.config, self._collector)
 
     def _summary(self, plan: Plan) -> Iterator[str]:
@@ -113,7 +113,7 @@ class SessionSummary:
             return
         counts = self._ledger.counts()
         if not counts:
-            merged = self._write_back.merged
+            merged = self._records.merged
             if merged is None or not (merged.added.total() or merged.updated.total()):
                 yield from self._nothing_run_lines(plan)
             if not self._results.has_written():
@@ -134,7 +134,7 @@ class SessionSummary:
         yield from self._results.quality()
         yield from self._not_run_lines(plan)
         yield from self._earlier_lines()
-        merged = self._write_back.merged
+        merged = self._records.merged
         if merged is not None and (rows or self._results.has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
@@ -158,7 +158,7 @@ class SessionSummary:
         yield from self._error_lines()
         yield from self._gap_lines()
         failed = merged is None or merged.problems
-        for problem in self._write_back.problems:
+        for problem in self._records.problems:
             yield _Failure(f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}")
         for problem in self._ledger.problems:
             yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
@@ -170,7 +170,7 @@ class SessionSummary:
     def _nothing_run_lines(self, plan: Plan) -> Iterator[str]:
         settings = self._context.settings
         unit = settings.unit
-        requested, known = self._asked_for(), self._collector.known_replays()
+        requested, known = self._requested_rows(), self._collector.known_replays()
         replayable = {name: table for name, table in plan.tables.items() if name in known}
         if missing := requested.without_replay(plan):
             yield from self._without_replay(plan, missing)
@@ -195,7 +195,7 @@ class SessionSummary:
     def _not_run_lines(self, plan: Plan) -> Iterator[str]:
         """Yields how to go on after a session that stopped early."""
         if not_run := self._ledger.not_run():
-            yield going_on(plan, self._context.settings, not_run, self._context.run_id)
+            yield continuation(plan, self._context.settings, not_run, self._context.run_id)
 
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
         if plan.problems:
@@ -234,7 +234,7 @@ class SessionSummary:
         if self._results.gaps and self._results.not_comparable:
             yield f"{pluralize(len(self._results.gaps), 'row')} with both durations, {self._results.not_comparable}"
         elif outside:
-            device = self._write_back.device_name
+            device = self._records.device_name
             of_all = pluralize(len(self._results.gaps), "duration")
             are = "is" if len(outside) == 1 else "are"
             yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"

@@ -36,7 +36,7 @@ from .options import outside, refuse
 from .replay_session import SESSION
 from .selection import keyword_filter
 from .target import devices_of, refuse_useless_versions
-from .xdist import replays_are_asked_for
+from .xdist import has_replays
 
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
@@ -180,7 +180,7 @@ class Theory:
         """Refuses invalid options and unreadable files before workers start and before a file changes."""
         if self._is_worker:
             return
-        option, replays = self._config.option, replays_are_asked_for(self._config)
+        option, replays = self._config.option, has_replays(self._config)
         if not self._is_requested():
             if replays:
                 refuse(self._config, OPTIONS, "theory rows are added by `pytest shapes/`")

@@ -17,7 +17,7 @@ from opatlas.model.slots import dtype_name, format_name, known_dtype
 from opatlas.text import parse_real, suggest
 from opatlas.theory.patterns import ExpressionError, parse_tree
 
-from .row_variables import STATUSES, VARIABLES, VariableKind
+from .where_variables import STATUSES, VARIABLES, VariableKind
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any

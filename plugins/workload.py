@@ -1,11 +1,13 @@
-"""What a session measures: rows of kernels, which a database holds, or messages of collectives, which options name."""
+"""What a session measures: rows of kernels from a database, or messages of collectives from options."""
 
 from __future__ import annotations
 
 import argparse
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -28,8 +30,8 @@ from opatlas.text import pluralize
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Rows of kernels.
+class Workload(ABC):
+    """What a session measures: the base class.
 
     Attributes:
         options: the options of pytest, with the grid that collectives use; they choose the group of a row.
@@ -42,44 +44,45 @@ class Workload:
     notes: Sequence[str] = ()
 
     #: The noun for a case, and the verb for what happens to it.
-    unit = "row"
-    verb = "replay"
+    unit: ClassVar[str]
+    verb: ClassVar[str]
     #: The kind of session, and why options of other kinds have no effect in it.
-    scope = Scope.KERNELS
-    no_effect = f"only bench/{collectives.MODULE} measures collectives"
+    scope: ClassVar[Scope]
+    no_effect: ClassVar[str]
     #: State of the cache in which samples are taken by default.
-    cache = "cold"
+    cache: ClassVar[str]
     #: Whether an empty database is filled with a starter of theory rows.
-    has_starter = True
+    has_starter: ClassVar[bool]
     #: Whether the database gets a mapping of operators (op_mapping.yaml) on NPUs.
-    has_op_mapping = True
+    has_op_mapping: ClassVar[bool]
     #: Whether rows run in one worker of xdist for each device.
-    has_workers = True
+    has_workers: ClassVar[bool]
     #: Whether the number of threads of a CPU belongs to the origin of a duration.
-    has_threads = True
+    has_threads: ClassVar[bool]
     #: Whether --database-path must exist.
-    needs_database = True
+    needs_database: ClassVar[bool]
 
+    @abstractmethod
     def naming(self, device_kind: str) -> Sequence[Component]:
-        """Returns the software whose versions name a database; devices that a conftest.py opens are torch's."""
-        return NAMED_BY.get(device_kind, [TORCH])
+        """Returns the software whose versions name a database."""
 
+    @abstractmethod
     def named_database(self, folder: Path) -> Path:
         """Returns the folder of the CSVs, given the folder of --database-path."""
-        return folder
 
+    @abstractmethod
     def default_database(self, device_name: str, versions: Versions) -> Path:
         """Returns the folder of the CSVs by device and versions. Raises OpAtlasError if one of these is unknown."""
-        return default_path(device_name, versions)
 
+    @abstractmethod
     def ops(self, named: Sequence[str]) -> frozenset[str]:
         """Returns the kernel types to run, from the names of --ops; empty: all."""
-        return frozenset(named)
 
+    @abstractmethod
     def write_back_mode(self, mode: UpdateMode) -> UpdateMode:
         """Returns how records are written back in a session of an update mode."""
-        return mode
 
+    @abstractmethod
     def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
         """Returns the executor of the rows.
 
@@ -87,15 +90,52 @@ class Workload:
             single: for rows that need one device.
             groups: for rows that need a group.
         """
+
+    @abstractmethod
+    def unmatched(self, count: int) -> str:
+        """Returns a line on records without a row in the database."""
+
+
+@dataclass(frozen=True)
+class KernelWorkload(Workload):
+    """Rows of kernels, which a database holds."""
+
+    unit = "row"
+    verb = "replay"
+    scope = Scope.KERNELS
+    no_effect = f"only bench/{collectives.MODULE} measures collectives"
+    cache = "cold"
+    has_starter = True
+    has_op_mapping = True
+    has_workers = True
+    has_threads = True
+    needs_database = True
+
+    def naming(self, device_kind: str) -> Sequence[Component]:
+        """Returns the software whose versions name a database; devices that a conftest.py opens are torch's."""
+        return NAMED_BY.get(device_kind, [TORCH])
+
+    def named_database(self, folder: Path) -> Path:
+        return folder
+
+    def default_database(self, device_name: str, versions: Versions) -> Path:
+        return default_path(device_name, versions)
+
+    def ops(self, named: Sequence[str]) -> frozenset[str]:
+        return frozenset(named)
+
+    def write_back_mode(self, mode: UpdateMode) -> UpdateMode:
+        return mode
+
+    def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
         return ExclusiveExecutor(single, groups)
 
     def unmatched(self, count: int) -> str:
-        """Returns a line on records without a row in the database."""
         return f"{pluralize(count, 'record matches', 'records match')} no row of the database: not added"
 
 
 @dataclass(frozen=True)
-class ProfiledWorkload(Workload):
+class ProfiledWorkload(KernelWorkload):
     """Rows of kernels that are looked up in the profiles of --prof-path."""
 
     verb = "look up"
@@ -157,7 +197,7 @@ def workload_type(config: pytest.Config) -> type[Workload]:
     """Returns what the session measures. Raises pytest.UsageError if it names collectives beside other files."""
     if collectives.are_named(config):
         return CollectiveWorkload
-    return Workload if config.option.prof_path is None else ProfiledWorkload
+    return KernelWorkload if config.option.prof_path is None else ProfiledWorkload
 
 
 def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Workload:

@@ -67,7 +67,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.in_process
         or option.usepdb
         or option.collectonly
-        or not replays_are_asked_for(config)
+        or not has_replays(config)
         or not workload_type(config).has_workers
     ):
         return
@@ -79,7 +79,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = len(devices)
 
 
-def replays_are_asked_for(config: pytest.Config) -> bool:
+def has_replays(config: pytest.Config) -> bool:
     """Returns whether replays may be collected, before the collection: whether their fixtures are there."""
     manager = config.pluginmanager
     files = (getattr(plugin, "__file__", None) for plugin in manager.get_plugins())
@@ -94,14 +94,14 @@ class _Worker:
     def __init__(self, worker: WorkerController, end: Callable[[_Worker], None]) -> None:
         self.worker = worker
         self._end = end
-        self._told_to_end = False
+        self._is_ended = False
 
     @property
     def shutting_down(self) -> bool:
-        return self._told_to_end or bool(self.worker.shutting_down)
+        return self._is_ended or bool(self.worker.shutting_down)
 
     def shutdown(self) -> None:
-        self._told_to_end = True
+        self._is_ended = True
         self._end(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -146,7 +146,7 @@ class ExclusiveScheduling:
         return bool(self._inner.has_pending or self._left or self._given)
 
     def add_node(self, node: WorkerController) -> None:
-        self._workers[node] = _Worker(node, self._told_to_end)
+        self._workers[node] = _Worker(node, self._on_shutdown)
         self._inner.add_node(self._workers[node])
 
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ class ExclusiveScheduling:
         """The number of items that the inner scheduler deals."""
         return len(self._collection) - self._count()
 
-    def _told_to_end(self, worker: _Worker) -> None:
+    def _on_shutdown(self, worker: _Worker) -> None:
         """Called when the inner scheduler has no item left for a worker."""
         others = [other for other in self._workers.values() if other is not worker and not other.shutting_down]
         if self._left and not others and self._last is None:

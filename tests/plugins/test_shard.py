@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from opatlas.plugins.planning import make_plan
+from opatlas.plugins.planner import make_plan
 from opatlas.plugins.selection import Choice, Shard
 from sessions import Sessions, row
 

@@ -9,8 +9,8 @@ import shlex
 import pandas as pd
 import pytest
 from moods import Mood
-from opatlas.plugins.row_variables import TableVariables
 from opatlas.plugins.where import parse_where
+from opatlas.plugins.where_variables import TableVariables
 from sessions import Sessions, row
 
 PRODUCT = {

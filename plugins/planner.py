@@ -45,10 +45,10 @@ from opatlas.text import printable, suggest
 
 from .mixing import captured_notes, origin_notes
 from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
-from .row_variables import TableVariables
 from .run_manifest import present_code
 from .selection import GIVEN_UP_AFTER, Choice
 from .session_context import SessionContext
+from .where_variables import TableVariables
 
 #: Columns that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
@@ -305,7 +305,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
         if staleness is not None:
             planned.staleness[case_id] = staleness
         captured = case_id in planned.captured_only
-        if chosen.leaves_out(replayed=measured_us is not None, captured=captured, staleness=staleness):
+        if chosen.excludes(replayed=measured_us is not None, captured=captured, staleness=staleness):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
