@@ -14,13 +14,15 @@ from opatlas.engine.registry import replay_spec
 from opatlas.model.signature import case_id_in
 from opatlas.text import pluralize
 
+from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
 from .collector import needs_group, row_of
-from .other_plugins import JUnit, LastFailed, NoBenchmarkHeader, benchmark_feed, benchmarks_only, junit_writer
-from .progress import ReplayProgress
+from .junit import JUnit, junit_writer
+from .last_failed import LastFailed
+from .progress import ReplayProgress, RowLines
 from .replay_session import SESSION, ReplaySession
-from .row_lines import RowLines
 from .row_note import attach_note
-from .xdist import BatchScheduling, ExclusiveScheduling, has_replays, sort_exclusive_last
+from .scheduling import BatchScheduling, ExclusiveScheduling, sort_exclusive_last
+from .xdist import has_replays
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling

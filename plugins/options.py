@@ -33,7 +33,6 @@ from opatlas.options import (
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
-from . import newhooks
 from .selection import GIVEN_UP_AFTER, Shard
 from .where import parse_where
 
@@ -251,8 +250,22 @@ MOVED = (
 OPTIONS = (*DATABASE, *ROWS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
 
 
+class DeviceHook:
+    """The hook that OpAtlas adds to pytest's, for a conftest.py or another plugin to implement."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_opatlas_devices(self, config: pytest.Config) -> Sequence[DeviceSpec] | None:
+        """Returns the devices that rows are replayed on, one process each; None leaves the choice to OpAtlas.
+
+        The `opener` of a spec opens a device of your own (opatlas/devices/device.py has the Protocol). Where
+        `config.option.device` is not None, it must be the kind or the name of each spec. pytest calls the hook before
+        and after it is configured, in every process of a session, and the result must be the same each time. Do not
+        import torch here.
+        """
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.add_hookspecs(newhooks)
+    pluginmanager.add_hookspecs(DeviceHook)
 
 
 @pytest.hookimpl(trylast=True)

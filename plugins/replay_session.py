@@ -33,16 +33,19 @@ from opatlas.model.schema import Status
 from opatlas.report.row_summary import summarize_row
 
 from .collector import Collector, row_of
+from .interrupts import STOPPED, Interrupts
+from .ledger import NOT_RUN, Ledger
 from .mixing import check_replaced
 from .plan import CaseRow, Plan
 from .planner import plan_session
 from .prof_path import ProfileRest
 from .records import SessionJournal, SessionRecords
-from .report import NOT_RUN, Ledger, OutcomeTally, SessionResults
+from .results import SessionResults
 from .row_note import STORED_US, RowNote, cut_printed, note_of, properties_of, set_properties, waited_by
 from .row_runner import RowRunner
-from .session_context import STOPPED, Interrupts, SessionContext
+from .session_context import SessionContext
 from .summary import SessionSummary, StoredComparison
+from .tally import OutcomeTally
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
 _OUTCOME = pytest.StashKey[RowOutcome | None]()

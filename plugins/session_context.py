@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import secrets
 import shlex
 import signal
 import sys
-import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
@@ -26,10 +23,8 @@ from opatlas.capture.profile_samples import Profile
 from opatlas.combine.provenance import Provenance
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.errors import OpAtlasError
-from opatlas.files import TemporaryFolder
 from opatlas.isolation.fresh_python import forget_imports_from
 from opatlas.isolation.process_end import die_with_parent, parent_of
-from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
@@ -38,73 +33,10 @@ from opatlas.text import printable_lines
 from .plan import Plan
 from .run_manifest import Surroundings, new_manifest
 from .settings import Settings, is_distributed, settings_of
+from .shared_folder import SharedFolder
 
-STOPPED = "Ctrl-C: stopped after the running row"
-
-_FIRST_ANSWER = (
-    "\nCtrl-C: stopping after the running row. Again: stop now, and leave the records to the next session.\n"
-)
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
-_PID_SUFFIX = ".pid"
-
-
-class SharedFolder:
-    """A temporary folder in which the processes of a session exchange the plan, process ids and short texts.
-
-    The process that made the folder removes it with `remove`, or with its own end. A folder that a killed session
-    left is removed by the next session (opatlas/files.py).
-    """
-
-    def __init__(self, existing: Path | None = None) -> None:
-        """`existing` is the folder that another process of the session made; None makes a new one."""
-        self._made: TemporaryFolder | None = None
-        if existing is None:
-            self._made = TemporaryFolder("session")
-            existing = self._made.path
-        self.path = existing
-
-    def write(self, name: str, text: str) -> None:
-        """Writes a text under a name, in one step. Raises OpAtlasError where there is no room."""
-        write_text(self.path / name, text)
-
-    def read(self, name: str) -> str:
-        """Returns the text under a name; "" where there is none."""
-        file = self.path / name
-        return file.read_text(encoding="utf-8") if file.exists() else ""
-
-    def register_worker(self, worker: str) -> None:
-        """Writes the process id of this process, which is the worker of that name."""
-        self.write(f"{worker}{_PID_SUFFIX}", str(os.getpid()))
-
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of all registered workers; the system may have reused the id of an ended worker."""
-        return [int(path.read_text()) for path in self.path.glob(f"*{_PID_SUFFIX}")]
-
-    def publish_plan(self, plan: Plan) -> None:
-        """Writes the plan for the workers. Raises OpAtlasError where there is no room."""
-        try:
-            self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
-        except OSError as error:
-            raise OpAtlasError(
-                f"{self._plan_file} cannot be written ({error.strerror}): make room, or let TMPDIR name another folder"
-            ) from None
-
-    def load_plan(self) -> Plan | None:
-        """Reads the published plan; None where there is none."""
-        if not self._plan_file.exists():
-            return None
-        plan: Plan = pickle.loads(self._plan_file.read_bytes())
-        return plan
-
-    def remove(self) -> None:
-        """Removes the folder if this process made it."""
-        if self._made is not None:
-            self._made.remove()
-
-    @property
-    def _plan_file(self) -> Path:
-        return self.path / "plan.pickle"
 
 
 class SessionContext:
@@ -274,46 +206,3 @@ class SessionContext:
             self.lock.release()
         if self._shared is not None:
             self._shared.remove()
-
-
-class Interrupts:
-    """Answers Ctrl-C while rows run: the first stops after the running row, the second stops now.
-
-    Only the main process of a session has one: the only process, or the controller of xdist.
-
-    Attributes:
-        now: whether the user pressed Ctrl-C twice.
-    """
-
-    def __init__(self, context: SessionContext) -> None:
-        self._context = context
-        self._stderr = 2
-        self._is_first = True
-        self.now = False
-
-    @contextlib.contextmanager
-    def handler(self) -> Iterator[None]:
-        """Answers SIGINT within the context; other tests than replays keep pytest's answer."""
-        if self._context.plan is None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        # While a test runs, descriptor 2 is pytest's capture.
-        self._stderr = os.dup(2)
-        before = signal.signal(signal.SIGINT, self._answer)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-            os.close(self._stderr)
-
-    def _answer(self, number: int, frame: FrameType | None) -> None:
-        if self._is_first:
-            self._is_first = False
-            self._context.stop(STOPPED)
-            os.write(self._stderr, _FIRST_ANSWER.encode())
-            return
-        self.now = True
-        if self._context.is_controller:
-            self._context.kill_workers()
-        # pytest would print where a KeyboardInterrupt was raised, which helps no user.
-        raise pytest.Session.Interrupted("stopped at once by Ctrl-C, twice")

@@ -18,14 +18,16 @@ from opatlas.report.row_summary import microseconds_text, terminal_tables
 from opatlas.store.journal import count_run_records
 from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 
+from .interrupts import STOPPED, Interrupts
+from .ledger import GIVEN_UP, XFAILED
 from .plan import Plan
 from .plan_lines import continuation, next_steps, nothing_to_do, plan_lines
-from .report import GIVEN_UP, XFAILED, SessionResults
 from .requested_rows import RequestedRows
+from .results import SessionResults
 from .row_note import DURATION_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
-from .session_context import STOPPED, Interrupts, SessionContext
+from .session_context import SessionContext
 
 _SHOWN = 5
 _MOST_COMPARED = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from opatlas.plugins.xdist import BatchScheduling
+from opatlas.plugins.scheduling import BatchScheduling
 from scheduled_workers import Worker, config_of, run, two_workers
 from xdist.remote import Producer
 

@@ -9,7 +9,7 @@ import sys
 
 import group_replays
 import pytest
-from opatlas.plugins.xdist import ExclusiveScheduling
+from opatlas.plugins.scheduling import ExclusiveScheduling
 from scheduled_workers import Worker, config_of, run, two_workers
 from sessions import Sessions, row
 

@@ -180,7 +180,7 @@ class GroupPool:
 class ExclusiveExecutor:
     """Runs jobs of one device and jobs of groups, and closes one executor before it opens the other. A BatchExecutor.
 
-    The order of the jobs (plugins/xdist.py) makes this happen once, but any order works.
+    The order of the jobs (plugins/scheduling.py) makes this happen once, but any order works.
     """
 
     def __init__(self, single: BatchExecutor, groups: GroupPool) -> None:

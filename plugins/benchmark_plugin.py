@@ -1,0 +1,128 @@
+"""Rows in the sessions of pytest-benchmark: its table, its files, and --benchmark-only."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from opatlas.model.record import Record
+from opatlas.model.signature import case_id_in
+from opatlas.text import pluralize
+
+from .collector import row_of
+from .row_note import note_of
+from .xdist import has_replays
+
+#: Options of pytest-benchmark that need the rows; without them its table would only repeat the summary.
+_NEED_ROWS = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
+
+
+class BenchmarksOnly:
+    """Makes --benchmark-only run rows too; pytest-benchmark would run only tests with its own fixture."""
+
+    def __init__(self, benchmark_session: Any) -> None:
+        self._session = benchmark_session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Skips tests that are neither rows nor have the fixture, before pytest-benchmark would skip all rows."""
+        self._session.only = False
+        for item in items:
+            if row_of(item) is None and "benchmark" not in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.skip(reason="no benchmark (--benchmark-only)"))
+
+
+class BenchmarkFeed:
+    """Adds each measured row to the session of pytest-benchmark, as a benchmark with the samples of the row."""
+
+    def __init__(self, benchmark_session: Any) -> None:
+        self._session = benchmark_session
+        self._pytest_session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._pytest_session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+        """Fails the session if rows are slower than allowed; the error of pytest-benchmark would end pytest."""
+        from pytest_benchmark.session import PerformanceRegression
+
+        try:
+            return (yield)
+        except PerformanceRegression:
+            assert self._pytest_session is not None
+            self._pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            slower = pluralize(len(self._session.performance_regressions), "row")
+            terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        note = note_of(report)
+        if note is None or "record" not in note:
+            return
+        record = Record.from_json(note["record"])
+        if record.measurement is not None:
+            self._session.benchmarks.append(self._benchmark(report.nodeid, record))
+
+    def _benchmark(self, nodeid: str, record: Record) -> Any:
+        from pytest_benchmark.stats import Metadata
+
+        assert record.measurement is not None
+        name = nodeid.partition("::")[2]
+        case = case_id_in(nodeid)
+        fixture = SimpleNamespace(
+            name=name,
+            fullname=nodeid,
+            group=record.kernel_type,
+            param=case,
+            params={"row": case},
+            extra_info={
+                "kernel_type": record.kernel_type,
+                "signature": record.signature,
+                "instrument": record.measurement.instrument,
+                "cache_state": record.measurement.cache_state,
+                "run_id": record.run_id,
+            },
+            cprofile_stats=None,
+            has_error=False,
+        )
+        options = {
+            "disable_gc": True,
+            "timer": record.measurement.instrument,
+            "min_rounds": 1,
+            "max_time": 0.0,
+            "min_time": 0.0,
+            "warmup": True,
+        }
+        benchmark: Any = Metadata(fixture, iterations=record.measurement.calls_per_sample, options=options)
+        for sample_us in record.measurement.samples_us:
+            benchmark.update(sample_us * 1e-6 * record.measurement.calls_per_sample)
+        return benchmark
+
+
+def benchmarks_only(config: pytest.Config) -> BenchmarksOnly | None:
+    """Returns the plugin for --benchmark-only; None without the option or pytest-benchmark."""
+    benchmark_session = getattr(config, "_benchmarksession", None)
+    return BenchmarksOnly(benchmark_session) if getattr(benchmark_session, "only", False) else None
+
+
+class NoBenchmarkHeader:
+    """Removes the line of pytest-benchmark from the header: its settings do not apply to rows."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_header(
+        self, config: pytest.Config
+    ) -> Generator[None, list[str | list[str]], list[str | list[str]]]:
+        headers = yield
+        if not has_replays(config):
+            return headers
+        return [header for header in headers if not (isinstance(header, str) and header.startswith("benchmark: "))]
+
+
+def benchmark_feed(config: pytest.Config) -> BenchmarkFeed | None:
+    """Returns the feed if an option of pytest-benchmark needs it; None otherwise."""
+    benchmark_session = getattr(config, "_benchmarksession", None)
+    asked = any(getattr(config.option, name, None) for name in _NEED_ROWS)
+    return BenchmarkFeed(benchmark_session) if benchmark_session is not None and asked else None

@@ -1,0 +1,144 @@
+"""The counts of a session: outcomes, figures, causes and running times of its rows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from opatlas.model.schema import Status
+from opatlas.model.signature import case_id_in
+from opatlas.progress import format_seconds
+from opatlas.report.row_summary import RowSummary
+from opatlas.report.session_files import Cause
+from opatlas.text import shorten
+
+from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
+
+_REASON_SHOWN = 160
+#: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
+_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
+#: Shorter waits are not reported.
+_REPORTED_FROM_S = 0.5
+
+
+class RunningTime:
+    """How long the rows of a session ran, and how long they waited for their devices."""
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._waited_s = {FOR_OTHERS: 0.0, FOR_OWN: 0.0}
+        #: The workers of xdist that reported rows; None in the only process of a session.
+        self._workers: set[Any] = set()
+
+    def add(self, report: pytest.TestReport, note: RowNote) -> None:
+        """Adds the report of a row that has a record."""
+        waited = note.get("waited", {})
+        # The report of a row starts when the row has the device.
+        began = report.start - sum(waited.values())
+        self._first_at = began if self._first_at is None else min(self._first_at, began)
+        self._last_at = max(self._last_at, report.stop)
+        self._workers.add(getattr(report, "node", None))
+        for who, seconds in waited.items():
+            self._waited_s[who] += seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first row to the last, without the average wait for other sessions."""
+        return max(self._last_at - (self._first_at or self._last_at) - self.waited_each_s, 1e-3)
+
+    @property
+    def waited_each_s(self) -> float:
+        """Seconds that a worker has waited for other sessions, on average."""
+        return self._waited_s[FOR_OTHERS] / max(len(self._workers), 1)
+
+    def waiting_lines(self) -> Iterator[str]:
+        """Yields lines about long waits."""
+        others_s, own_s = self._waited_s[FOR_OTHERS], self._waited_s[FOR_OWN]
+        if others_s >= _REPORTED_FROM_S:
+            who = "" if len(self._workers) < 2 else f"{len(self._workers)} workers "
+            waited = format_seconds(others_s)
+            yield f"{who}waited {waited} for rows of another session on the same device, not counted above"
+        if own_s >= _REPORTED_FROM_S:
+            waited = format_seconds(own_s)
+            yield f"workers of this session waited {waited} for each other: rows of one device take turns"
+
+
+class OutcomeTally:
+    """Outcomes, figures, causes and times of the rows that were run. Used in the main process of a session.
+
+    Attributes:
+        running_time: how long the rows ran, and how long they waited.
+        figures: the numbers of measured rows, by case id.
+    """
+
+    def __init__(self) -> None:
+        self.figures: dict[str, RowSummary] = {}
+        #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
+        self._outcome_of: dict[str, str] = {}
+        self._error_of: dict[str, tuple[str, str]] = {}
+        #: The first reason of each error, with what is particular to its row, and the id of that row.
+        self._reasons: dict[tuple[str, str], tuple[str, str]] = {}
+        #: By case id, kernel type and what was assumed of the row.
+        self._assumed: dict[str, tuple[str, list[str]]] = {}
+        self.running_time = RunningTime()
+
+    def count(self, report: pytest.TestReport, note: RowNote) -> None:
+        """Adds the report of a row. A plugin may run a row again: the last report of a row counts."""
+        if "record" not in note:
+            return
+        self.running_time.add(report, note)
+        self._outcome_of[report.nodeid] = outcome_of_report(report)
+        self._error_of.pop(report.nodeid, None)
+        case_id = case_id_in(report.nodeid)
+        self.figures.pop(case_id, None)
+        self._assumed.pop(case_id, None)
+        if "figures" in note:
+            self.figures[case_id] = RowSummary.from_json(note["figures"])
+        record = note["record"]
+        if assumptions := (record.get("measurement") or {}).get("assumptions"):
+            self._assumed[case_id] = record["kernel_type"], assumptions
+        if record["status"] != Status.MEASURED.value:
+            reason = shorten(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
+            error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
+            self._error_of[report.nodeid] = error
+            self._reasons.setdefault(error, (f"{record['status']}: {reason}", case_id))
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Rows by what pytest counts them under."""
+        return Counter(self._outcome_of.values())
+
+    def causes(self) -> list[Cause]:
+        """Why rows were not measured, the most frequent first."""
+        causes = []
+        for (kernel_type, cause), count in Counter(self._error_of.values()).most_common():
+            reason, case_id = self._reasons[kernel_type, cause]
+            causes.append(Cause(kernel_type, _with_the_like(reason, count, reason != cause), count, case_id))
+        return causes
+
+    def assumptions(self) -> list[Cause]:
+        """What was assumed of measured rows, the most frequent first."""
+        found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for case_id, (kernel_type, assumptions) in self._assumed.items():
+            for assumption in assumptions:
+                found.setdefault((kernel_type, _PARTICULAR.sub("N", assumption)), []).append((assumption, case_id))
+        return [
+            Cause(kernel_type, _with_the_like(rows[0][0], len(rows), rows[0][0] != common), len(rows), rows[0][1])
+            for (kernel_type, common), rows in sorted(found.items(), key=lambda item: -len(item[1]))
+        ]
+
+
+def _with_the_like(text: str, count: int, is_particular: bool) -> str:
+    return f"{text} (and {count - 1:,} like it)" if count > 1 and is_particular else text
+
+
+def _cause(status: str, reason: str) -> str:
+    """A reason without what is particular to its row, so that equal causes are counted together."""
+    # Where a process or the device failed the number is the cause: a signal, a deadline, a code.
+    ended = status in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
+    return reason if ended else _PARTICULAR.sub("N", reason)
