@@ -11,6 +11,12 @@ from . import options, theory
 
 #: The kinds of session that each command starts; options without an effect in them are not shown.
 SCOPES = {"bench": Scope.ROWS, "collectives": Scope.COLLECTIVES, "shapes": Scope.THEORY}
+_STRICT_ROWS = " --strict, an option of pytest, also fails rows that an earlier session ran and failed to measure"
+#: What OpAtlas adds to pytest's --strict, by command.
+_STRICT = {
+    "bench": f"{_STRICT_ROWS}.",
+    "collectives": f"{_STRICT_ROWS}, and refuses sizes of groups that the machine or the grid cannot hold.",
+}
 _SCOPE_BY_OPTION = {option.name: option.scope for option in (*options.OPTIONS, *theory.OPTIONS)}
 
 
@@ -38,7 +44,8 @@ def help_of(command: str, about: str) -> str:
         prog=f"opatlas {command}",
         usage=f"opatlas {command} [OPTION ...] [OPTION OF PYTEST ...]",
         description=f"{about[0].upper()}{about[1:]}.",
-        epilog="pytest's own options hold, too, such as -k, -x, -v, --lf and --junitxml: `pytest --help` has them all.",
+        epilog=f"pytest's own options hold, too, such as -k, -x, -v, --lf and --junitxml: `pytest --help` lists them."
+        f"{_STRICT.get(command, '')}",
     )
     for module in (options, theory):
         module.pytest_addoption(parser)

@@ -1,8 +1,9 @@
-"""Keeps pytest from running code of the folders that our options name. An entry point: pytest imports it first of all.
+"""Keeps pytest from running code of the folders that OpAtlas' options name.
 
-The options are declared in conftest.py. Until that is loaded, pytest takes `DB` of `--database-path DB` for a folder
-of tests: it runs the `conftest.py` of that folder and of those above it, and heeds the `pytest.ini` there. The module
-imports nothing of ours, because the checkout that it was installed from may be another one than the one that runs.
+OpAtlas' options are declared in a conftest.py. Before pytest loads that file, pytest takes `DB` of `--database-path DB`
+for a folder of tests: pytest runs the `conftest.py` of `DB` and of the folders above `DB`, and reads the `pytest.ini`
+there. This module is an entry point, which pytest imports before any conftest.py. The module imports nothing of
+OpAtlas, because the installed checkout may differ from the checkout that runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PATH_OPTIONS = ("--database-path", "--prof-path", "--target-models")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
-    """Takes the values of our options out of the folders whose conftest.py is loaded before the options are known."""
+    """Removes the values of OpAtlas' options from the folders whose conftest.py pytest is about to load."""
     values = [value for option, value in pairwise(args) if option in _PATH_OPTIONS]
     tests = early_config.known_args_namespace.file_or_dir
     for value in values:

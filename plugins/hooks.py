@@ -124,7 +124,7 @@ class ProcessHooks:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """Merges and reports: the innermost wrapper, inside that of the terminal, which prints the summary.
 
-        Other plugins have finished: xdist has ended its workers. A plugin that fails keeps no record out of the CSVs.
+        Other plugins have finished: xdist has ended its workers. The merge also runs if another plugin has failed.
         """
         try:
             self._session.complete(session)
@@ -182,7 +182,7 @@ class ControllerHooks:
         if not has_replays(session.config):
             return (yield)
         self._session.publish_plan()
-        # xdist's `python -c` would look for every import in the working folder first. Python 3.10 ignores the variable.
+        # Otherwise xdist's `python -c` looks for imports in the working folder first. Python 3.10 ignores the variable.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
         # Ctrl-C would kill a worker that does not ignore it yet: workers inherit the blocked signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

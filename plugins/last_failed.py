@@ -39,7 +39,7 @@ class LastFailed:
         if failed is not None and has_replays(session.config):
             try:
                 self._database = str(self._context.settings.database)
-            except (OpAtlasError, pytest.UsageError):  # making the plan fails too, and says why
+            except (OpAtlasError, pytest.UsageError):  # the plan fails with the same error, and reports it
                 return (yield)
             self._by_database = dict(self._cache.get(_KEY, {}))
             self._keys = {str(key): key for key in failed}

@@ -30,7 +30,7 @@ class Ledger:
     def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._collected: set[str] = set()
-        #: What became of each row, by case id.
+        #: By case id: the status of the row, or another outcome.
         self._accounts: dict[str, str] = {}
         #: The worker of xdist that reported each row; None without xdist.
         self._reporters: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class Ledger:
         self._account(case_id_in(report.nodeid), outcome, getattr(report, "node", None))
 
     def settle(self, records: Iterable[Record]) -> None:
-        """Accounts for rows whose record was written, and whose report was lost with the worker that ran them."""
+        """Accounts for rows with a record and without a report: the report was lost with its worker."""
         if len(self._accounts) == len(self._collected):
             return
         for record in records:
@@ -62,7 +62,7 @@ class Ledger:
                 self._accounts.setdefault(case_id, record.status.value)
 
     def counts(self) -> Counter[str]:
-        """Returns the number of rows by what became of them; the sum is the number of collected rows."""
+        """Returns the number of rows by outcome; the sum is the number of collected rows."""
         counts = Counter(self._accounts.values())
         not_run = len(self._collected) - len(self._accounts)
         if not_run:
@@ -98,7 +98,7 @@ class Ledger:
         return Counter(status for case_id, status in before.items() if case_id not in self._accounts)
 
     def _account(self, case_id: str, outcome: str, reporter: Any) -> None:
-        """`reporter` is the worker that ran the row. The same worker may run a row again: the last run counts."""
+        """`reporter` is the worker that ran the row. If the same worker runs the row again, the last run counts."""
         if case_id not in self._collected:
             self.problems.append(f"{case_id} was reported as {outcome}, but not collected")
         elif self._reporters.setdefault(case_id, reporter) is not reporter:

@@ -134,7 +134,7 @@ ROWS = (
         Scope.REPLAYS,
         action="store_true",
         help=f"also run rows that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
-        "(default: they are xfail and not run)",
+        "(default: they are xfail and not run; with --strict they fail and are not run)",
     ),
     declare(
         "--prune-empty-duration-rows",

@@ -45,7 +45,7 @@ class KnownFailure:
 
 
 class CaseRow:
-    """One row as a case. A reference into the plan, because there may be very many."""
+    """One row as a case. The object refers to the plan and copies nothing, because there may be very many rows."""
 
     __slots__ = ("position", "table")
 

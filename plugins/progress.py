@@ -49,7 +49,7 @@ class ReplayProgress:
         Args:
             terminal: pytest's terminal reporter; with -v it shows each row, and there is no live line.
             option: pytest's options.
-            running_time: has the time that rows waited for other sessions, which counts for no rate.
+            running_time: has the time that rows waited for other sessions; the rate leaves this time out.
         """
         self._context = context
         self._terminal = terminal
@@ -264,7 +264,7 @@ class RowLines:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, Any, Any]:
         note = note_of(report)
-        # After the report is shown, the note has them no more.
+        # `ReplaySession.keep` removes both from the note.
         record, numbers = ({}, None) if note is None else (note.get("record", {}), note.get("figures"))
         self._telling, self._word = True, None
         try:
@@ -302,10 +302,9 @@ class RowLines:
         percent = f"[{100 * len(self._done) // max(self._total, 1):3d}%]"
         fill = terminal_columns() - len(name) - len(text) - len(word) - 2
         terminal.write(percent.rjust(max(fill, len(percent) + 1)), flush=True, cyan=True)
-        # The terminal has an unfinished line that is not of pytest.
+        # pytest must end the unfinished line before it prints.
         terminal.currentfspath = -2
-        # Rows count in the percentages of other tests, and in what pytest tells the terminal of its progress. Since
-        # pytest 9.2 what it counts by is no text.
+        # pytest's percentages of other tests count the rows, too. Since pytest 9.2 pytest's keys are not text.
         reported: set[Any] = terminal._progress_nodeids_reported
         reported.add(getattr(report, "id", report.nodeid))
 

@@ -1,4 +1,4 @@
-"""The records of a session: into the journal of the process that ran the row, and at the end into the CSVs."""
+"""The records of a session: each goes into the journal of its process, and at the end into the CSVs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .row_note import RowNote
 from .run_manifest import facts_of
 from .session_context import SessionContext
 
-#: Keys of the output of a worker: records that its journal had no room for, and why the journal is not in place.
+#: Keys of a worker's output: the records that its journal lacks, and why the journal could not be closed.
 _UNSAVED, _LOST = "opatlas_unsaved", "opatlas_lost"
 
 
@@ -82,7 +82,7 @@ class SessionJournal:
 
 
 class SessionRecords:
-    """The way of the records of a session into the CSVs.
+    """Collects the records of a session, and merges them into the CSVs.
 
     Attributes:
         devices: name and facts of each device that rows were run on.
@@ -140,7 +140,7 @@ class SessionRecords:
             self.devices.append(asdict(device))
 
     def take_worker(self, node: Any) -> None:
-        """Takes what a worker of xdist leaves: its journal, and the records that are in no journal."""
+        """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""
         # A worker that was killed leaves no output.
         output = getattr(node, "workeroutput", {})
         self._unsaved += output.get(_UNSAVED, ())

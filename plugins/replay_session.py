@@ -58,7 +58,7 @@ class ReplaySession:
 
     Attributes:
         context: options, run, database and the request to stop.
-        on_launched: called with how many rows of how many in a batch have run, before their samples are known.
+        on_launched: called during a batch, with the number of rows that have run and the number of rows in the batch.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -102,7 +102,7 @@ class ReplaySession:
             raise pytest.UsageError(str(error)) from None
 
     def select(self, case_ids: Iterable[str]) -> None:
-        """Step 2: takes the ids of the cases to run. A controller gets the collection of each worker, all the same.
+        """Step 2: takes the ids of the cases to run. xdist's controller gets the same ids from each worker.
 
         Raises:
             pytest.UsageError: the cases would replace durations that do not compare with those of this session.
@@ -117,18 +117,18 @@ class ReplaySession:
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
             judged = check_replaced(context.provenance, context.settings, plan, selected, in_groups)
             if judged.refusal:
-                # With an error in the plan nothing is reported of rows that were not run.
+                # A plan with an error gets no report of rows that were not run.
                 plan.error = judged.refusal
                 raise pytest.UsageError(judged.refusal)
             plan.notes += judged.notes
         self.ledger.collect(selected)
 
     def executor(self) -> Executor:
-        """Returns what runs the bodies of replays, with its device open. Ends the session where there is no device."""
+        """Returns the executor, with its device open. Ends the session if there is no device."""
         return self._runner.executor()
 
     def prepare(self, item: pytest.Item) -> None:
-        """Opens the device for a row. Opening takes longer than many rows, and counts for no row."""
+        """Opens the device for a row. The time of opening belongs to no row."""
         self._runner.prepare(item)
 
     def run(self, item: pytest.Function) -> None:
@@ -136,7 +136,7 @@ class ReplaySession:
         __tracebackhide__ = True
         row = item.funcargs["row"]
         assert isinstance(row, CaseRow)
-        # A plugin may run a row again, and then there may be no device.
+        # A plugin may run the row again, and the second run may find no device.
         item.stash[_OUTCOME] = None
         if row.given_up:
             pytest.fail(f"{row.place}: {row.given_up}", pytrace=False)
@@ -181,20 +181,20 @@ class ReplaySession:
         return note
 
     def receive(self, report: pytest.TestReport) -> None:
-        """Step 5, in the main process, before anybody shows the report: counts the row."""
+        """Step 5, in the main process, before a plugin shows the report: counts the row."""
         note = note_of(report)
         if note is not None:
             self.ledger.count(report, note)
             self.tally.count(report, note)
 
     def keep(self, report: pytest.TestReport) -> None:
-        """Step 5, after everybody has seen the report: keeps its record for the merge."""
+        """Step 5, after all plugins have shown the report: keeps the record for the merge."""
         note = note_of(report)
         if note is not None:
             self.records.take(report, note)
 
     def complete(self, session: pytest.Session) -> None:
-        """Before the merge: adds the records of rows that no test took, and decides about a session without rows."""
+        """Before the merge: adds the records of rows whose tests did not run, and judges a session without rows."""
         for item, outcome in self._runner.unreached(session.items):
             row = row_of(item)
             if row is not None:
@@ -247,7 +247,7 @@ class ReplaySession:
             return RowOutcome(Status.SKIPPED, str(call.excinfo.value)) if call.excinfo and is_skipped else None
         outcome = item.stash.get(_OUTCOME, None)
         if outcome is None and self.context.settings.in_process and not row.given_up and call.excinfo is not None:
-            # A body in this process lets its exception through, for a debugger.
+            # With --in-process the body's own exception reaches pytest, for a debugger.
             from opatlas.engine.device_errors import outcome_from_error
 
             outcome = outcome_from_error(call.excinfo.value)
@@ -269,7 +269,7 @@ class ReplaySession:
         )
 
     def _launched(self, launched: int, of: int) -> None:
-        """Makes sure that a manifest names the device: after a kill another session reads the profile."""
+        """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
         self.journal.write_manifest(self.executor().describe())
         if self.on_launched is not None:
             self.on_launched(launched, of)

@@ -17,13 +17,13 @@ from .selection import keyword_filter
 
 
 class RequestedRows:
-    """Tells which rows the user requested: the named files replay their kernel type, and -k selects them."""
+    """Tells which rows the user requested: a named file replays the kernel type, and -k selects the row."""
 
     def __init__(self, config: pytest.Config, collector: Collector) -> None:
         self._selected = keyword_filter(config.option.keyword)
         self._functions = collector.known_replays()
         named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-        #: Empty where an argument is no file or folder (a package, say): then every file counts as named.
+        #: Empty if an argument is neither file nor folder, such as a package: then every file counts as named.
         self._paths = [path.resolve() for path in named] if all(path.exists() for path in named) else []
         self._keywords: dict[str, str | None] = {}
 

@@ -1,4 +1,4 @@
-"""What the report of a row carries from the process that runs the row to the process that merges and tells."""
+"""The note that pytest's report of a row carries, from the process that runs the row to the main process."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STORED_US, DURATION_US = "stored_us", "duration_us"
 FOR_OTHERS, FOR_OWN = "others", "own"
 
 _ATTRIBUTE = "opatlas"
-#: The most characters that are kept of a row's output. The start of it names the first error, the end a crash.
+#: The most characters that are kept of a row's output. Its start has the first error, its end the crash.
 _MOST_PRINTED = 40_000
 
 
 class RowNote(TypedDict, total=False):
-    """Plain values, because xdist sends reports of workers as such.
+    """A note on a row. The values are plain, because xdist sends the reports of workers as plain values.
 
     Attributes:
         record: the result of `Record.to_json`; absent in setup and teardown, and for rows that were not run.
-        figures: the result of `Figures.to_json`; of measured rows.
-        not_saved: why the record is in no journal; "" where it is in one.
-        device: name and facts of the device, where it is another device than before.
+        figures: the result of `RowSummary.to_json`; absent for rows that were not measured.
+        not_saved: why the record is in no journal; "" if a journal has the record.
+        device: name and facts of the device; absent if the previous row ran on the same device.
         waited: seconds that the row waited for its device, by FOR_OTHERS and FOR_OWN.
         given_up: present if the row fails without being run (--strict).
     """
@@ -108,7 +108,7 @@ def properties_of(record: Record, captured_us: float | None) -> list[tuple[str, 
 def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Shortens the captured output of a row, which pytest keeps until the session ends.
 
-    The output of a row that passed goes, unless an option shows it.
+    Removes the output of a row that passed, unless an option shows such output.
     """
     is_kept = call.when != "call" or call.excinfo is not None or _shows_passed(item.config)
     sections = item._report_sections

@@ -37,7 +37,7 @@ class RowRunner:
     """Sends rows to the executor of the session."""
 
     def __init__(self, context: SessionContext, on_launched: Callable[[int, int], None]) -> None:
-        """`on_launched` is called with how many rows of how many in a batch have run; their samples are not known."""
+        """`on_launched` gets the number of rows that have run, and the number of rows in the batch."""
         self._context = context
         self._on_launched = on_launched
         self._executor: Executor | None = None
@@ -45,7 +45,7 @@ class RowRunner:
         self._look_ahead: LookAhead | None = None
 
     def executor(self) -> Executor:
-        """Returns what runs the bodies of replays; its device is opened with the first request."""
+        """Returns the executor, which opens its device at the first request."""
         if self._executor is None:
             settings, shared = self._context.settings, self._context.shared_if_made
             left_out = ExcludedDevices(shared.path if shared is not None else None)
@@ -70,7 +70,7 @@ class RowRunner:
         return self._samples
 
     def prepare(self, item: pytest.Item) -> None:
-        """Opens the device for the next row, unless no device runs it. The time counts for no row."""
+        """Opens the device for the next row, if the row runs on one device. The time of opening belongs to no row."""
         if not will_run(item) or needs_group(item):
             return
         capture = item.config.pluginmanager.get_plugin("capturemanager")
@@ -78,7 +78,7 @@ class RowRunner:
             # A device process writes where pytest's output goes when the process starts.
             capture.resume_global_capture()
         try:
-            # Where there is no device, the fixture or the row says so.
+            # If there is no device, the fixture or the row reports that.
             with contextlib.suppress(DeviceGone):
                 self.executor().prepare()
         finally:
@@ -175,7 +175,7 @@ class LookAhead:
         self._on_launched = on_launched
         #: By node id.
         self._ready: dict[str, RowOutcome] = {}
-        #: Rows whose outcomes pytest has. A plugin that runs one of them again needs no batch.
+        #: Node ids of rows whose outcomes pytest has. If a plugin runs such a row again, the row runs without a batch.
         self._given: set[str] = set()
         self._places: dict[str, int] = {}
 

@@ -48,7 +48,7 @@ class BatchScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 
 class _Worker:
-    """A worker as the inner scheduler sees it: after the inner scheduler ends it, it may still get exclusive items."""
+    """A worker for the inner scheduler. The worker may get exclusive items after the inner scheduler has ended it."""
 
     def __init__(self, worker: WorkerController, end: Callable[[_Worker], None]) -> None:
         self.worker = worker
@@ -70,9 +70,9 @@ class _Worker:
 class ExclusiveScheduling:
     """A scheduler of xdist (its Protocol) that deals all but the exclusive items with an inner scheduler.
 
-    A worker of xdist runs its last item only when it knows the next item, or that there is none. So each worker is
-    ended when the inner scheduler has no item left for it, except the last worker. The last worker gets the exclusive
-    items when the other workers are gone and their devices are free.
+    The exclusive items go to one worker, after all other workers have ended and their devices are free. A worker of
+    xdist runs its last item only after it gets another item or is ended. So a worker is ended as soon as the inner
+    scheduler has no item left for the worker. The last worker is ended after it has got the exclusive items.
     """
 
     def __init__(self, inner: Scheduling, count: Callable[[], int]) -> None:
@@ -82,7 +82,7 @@ class ExclusiveScheduling:
         self._workers: dict[WorkerController, _Worker] = {}
         self._collected = False
         self._collection: Sequence[str] = ()
-        #: Indices of exclusive items: those that no worker has, and those of the worker that runs them.
+        #: Indices of the exclusive items that no worker has, and of the exclusive items that the last worker has.
         self._left: list[int] = []
         self._given: list[int] = []
         self._last: _Worker | None = None
@@ -114,7 +114,7 @@ class ExclusiveScheduling:
             self._collection = list(collection)
             self._left = list(range(len(collection) - self._count(), len(collection)))
         if self._ordinary or not self.collection_is_completed:
-            # xdist's schedulers refuse the replacement of a worker where nothing is left to do.
+            # Without ordinary items xdist's schedulers refuse a worker that replaces another worker.
             self._inner.add_node_collection(self._workers[node], list(collection)[: self._ordinary])
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
@@ -133,7 +133,7 @@ class ExclusiveScheduling:
         worker = self._workers.pop(node)
         crashed = self._inner.remove_node(worker) if worker in self._inner.nodes else None
         if worker is self._last:
-            # The worker died: its items go to the worker that takes its place.
+            # The last worker died: a new worker gets its items.
             self._last = None
             if crashed is None and self._given:
                 crashed = self._collection[self._given.pop(0)]

@@ -48,7 +48,7 @@ class SessionContext:
     Attributes:
         worker: the id that xdist gives a worker; "" in other processes.
         worker_output: what xdist sends to the controller when this worker ends.
-        place: which of the devices this process prefers.
+        place: the index of the device that this process prefers.
         run_id: names the run in the CSVs, the manifest and the journals; begins with the time in UTC, because runs of
             several machines are ordered by it.
         started_at: seconds since the epoch.

@@ -1,4 +1,4 @@
-"""The settings of a session: what its options come to, after contradictions were refused."""
+"""The settings of a session: read from its options, after contradictions were refused."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Settings:
         origin: what durations are measured on; for profiles, as far as options tell.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         workload: what the session measures: rows of kernels, or messages of collectives.
-        named: whether the user named the database, which must exist then; any other one is made.
+        named: whether the user named the database. A named database must exist; OpAtlas makes any other database.
         versions: the versions that the user gave, by the name of the software.
-        note: what the user should know of the choice of the database; "" mostly.
+        note: what the user should know about the choice of the database; "" if nothing.
     """
 
     database: Path

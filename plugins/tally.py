@@ -19,7 +19,7 @@ from opatlas.text import shorten
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
 
 _REASON_SHOWN = 160
-#: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
+#: The parts of a reason that differ between rows with the same cause: addresses, sizes, words with digits.
 _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 #: Shorter waits are not reported.
 _REPORTED_FROM_S = 0.5
@@ -78,12 +78,13 @@ class OutcomeTally:
 
     def __init__(self) -> None:
         self.figures: dict[str, RowSummary] = {}
-        #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
+        #: By node id: pytest's word for the last report of a row.
         self._outcome_of: dict[str, str] = {}
+        #: By node id: kernel type and cause of a row that was not measured.
         self._error_of: dict[str, tuple[str, str]] = {}
-        #: The first reason of each error, with what is particular to its row, and the id of that row.
+        #: By kernel type and cause: the whole reason of the first such row, and the case id of this row.
         self._reasons: dict[tuple[str, str], tuple[str, str]] = {}
-        #: By case id, kernel type and what was assumed of the row.
+        #: By case id: the kernel type, and the assumptions about the row.
         self._assumed: dict[str, tuple[str, list[str]]] = {}
         self.running_time = RunningTime()
 
@@ -110,11 +111,11 @@ class OutcomeTally:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Rows by what pytest counts them under."""
+        """The number of rows, by pytest's word for the last report of each row."""
         return Counter(self._outcome_of.values())
 
     def causes(self) -> list[Cause]:
-        """Why rows were not measured, the most frequent first."""
+        """Returns the causes of rows that were not measured, the most frequent first."""
         causes = []
         for (kernel_type, cause), count in Counter(self._error_of.values()).most_common():
             reason, case_id = self._reasons[kernel_type, cause]
@@ -122,7 +123,7 @@ class OutcomeTally:
         return causes
 
     def assumptions(self) -> list[Cause]:
-        """What was assumed of measured rows, the most frequent first."""
+        """Returns the assumptions about measured rows, the most frequent first."""
         found: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for case_id, (kernel_type, assumptions) in self._assumed.items():
             for assumption in assumptions:
@@ -138,7 +139,7 @@ def _with_the_like(text: str, count: int, is_particular: bool) -> str:
 
 
 def _cause(status: str, reason: str) -> str:
-    """A reason without what is particular to its row, so that equal causes are counted together."""
-    # Where a process or the device failed the number is the cause: a signal, a deadline, a code.
+    """Returns a reason without the numbers of its row, so that equal causes are counted together."""
+    # If a process or the device failed, the number is the cause: a signal, a deadline, a code.
     ended = status in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
     return reason if ended else _PARTICULAR.sub("N", reason)

@@ -71,8 +71,8 @@ def test_no_command_asks_for_the_help() -> None:
 @pytest.mark.parametrize(
     ("name", "there", "elsewhere"),
     [
-        ("bench", {"--update-mode", "--cache", "--ep-size"}, {"--rows", "--bytes-grid"}),
-        ("collectives", {"--database-path", "--bytes-grid", "--cache"}, {"--rows"}),
+        ("bench", {"--update-mode", "--cache", "--ep-size", "--strict,"}, {"--rows", "--bytes-grid"}),
+        ("collectives", {"--database-path", "--bytes-grid", "--cache", "--strict,"}, {"--rows"}),
         ("shapes", {"--rows", "--target-models", "--database-path"}, {"--update-mode", "--cache", "--bytes-grid"}),
     ],
 )
