@@ -1,4 +1,4 @@
-"""The fixtures that a replay may name; opatlas/plugins/fixtures.py says what each of them is."""
+"""The fixtures that a replay may name; plugins/fixtures.py describes each fixture."""
 
 from opatlas.plugins.fixtures import custom_opp, device, group, npu, replay
 

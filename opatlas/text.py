@@ -66,7 +66,7 @@ def wrap_for_stderr(text: str) -> str:
         return text
     width = shutil.get_terminal_size().columns
     # Line breaks of the text stay.
-    return "\n".join(_broken(line, width, "", "  ") for line in text.split("\n"))
+    return "\n".join(_break_lines(line, width, "", "  ") for line in text.split("\n"))
 
 
 def count_lines(counts: Iterable[tuple[str, int, str]]) -> list[str]:
@@ -142,10 +142,10 @@ def shorten(text: str, width: int) -> str:
 
 def wrap(text: str, indent: int) -> str:
     """Returns `text` wrapped at blanks and indented; further lines are indented twice as far."""
-    return _broken(text, _COLUMNS, " " * indent, " " * (2 * indent))
+    return _break_lines(text, _COLUMNS, " " * indent, " " * (2 * indent))
 
 
-def _broken(text: str, width: int, first: str, further: str) -> str:
+def _break_lines(text: str, width: int, first: str, further: str) -> str:
     """Returns wrapped text. `first` and `further` begin the lines. Paths are not broken."""
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False

@@ -258,7 +258,7 @@ class Capture:
             try:
                 while True:
                     for line, block in islice(blocks, workers + 1 - len(pending)):
-                        pending.append(pool.submit(self._parsed, line, block))
+                        pending.append(pool.submit(self._parse_block, line, block))
                     if not pending:
                         return
                     chunk = pending.popleft().result()
@@ -297,7 +297,7 @@ class Capture:
                 self.path, f"cannot be read ({error.strerror})", "Check the path and its permissions"
             ) from None
 
-    def _parsed(self, first_line: int, block: bytes) -> Chunk:
+    def _parse_block(self, first_line: int, block: bytes) -> Chunk:
         malformed: list[MalformedRow] = []
         text, no_text = _without_invalid_lines(block)
 

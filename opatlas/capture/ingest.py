@@ -195,7 +195,7 @@ def _store_samples(
     if not request.mixed:
         check_same_software(manifests, request.device, request.versions)
     signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
-    unexplained = unexplained_rows(database, signatures, _known(earlier))
+    unexplained = unexplained_rows(database, signatures, _ingest_ids(earlier))
     if unexplained and not request.replace:
         raise OpAtlasError(_refusal(database, unexplained))
     manifest = new_manifest(
@@ -218,7 +218,7 @@ def _write_statistics(
 ) -> tuple[CsvChanges, Path | None]:
     """Runs steps 4 and 5 for the cases of one ingest. Returns the report if durations changed. Raises OpAtlasError."""
     cases = pool_cases(ingests, keys)
-    outcome = apply_cases(database, cases, _known(ingests))
+    outcome = apply_cases(database, cases, _ingest_ids(ingests))
     report = write_report(database, outcome.changes) if outcome.changes else None
     manifest.kernel_types = len(cases)
     manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
@@ -270,7 +270,7 @@ def rebuild_profiling(database: Database) -> RebuildResult:
         OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
     """
     ingests = read_ingests(database)
-    cases, known = pool_cases(ingests), _known(ingests)
+    cases, known = pool_cases(ingests), _ingest_ids(ingests)
     outcome = apply_cases(database, cases, known)
     edited = clear_edited_rows(database, cases, known)
     for ingest in ingests:
@@ -285,7 +285,7 @@ def _manifests(database: Database) -> list[IngestManifest]:
     return [ingest.manifest for ingest in read_ingests(database)]
 
 
-def _known(ingests: Sequence[Ingest]) -> set[str]:
+def _ingest_ids(ingests: Sequence[Ingest]) -> set[str]:
     return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
 
 

@@ -56,7 +56,7 @@ def ingest_summary(
         lines += _left_out(done.account)
         lines += unknown_dtype_lines(done.account.unknown_dtypes)
         lines += _attention(done.attention)
-    lines += _mixed(done.outcome.mixed)
+    lines += _population_lines(done.outcome.mixed)
     lines += _changes(done.outcome.changes)
     if done.report is not None:
         lines += [f"  all of them: {done.report}"]
@@ -143,7 +143,7 @@ def _shortened_list(what: str, paths: Sequence[Path]) -> list[str]:
     return [f"{what}:", *shown, *([f"  and {more:,} more"] if more else [])]
 
 
-def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
+def _population_lines(rows: Sequence[TwoPopulations]) -> list[str]:
     """Returns lines about rows with two typical durations, the largest difference first."""
     if not rows:
         return []
@@ -258,11 +258,11 @@ def fill_summary(
         left_out = pluralize(outcome.left_out, "record")
         lines.append(f"{left_out} left out: a captured row becomes at most {limit} rows (--max-rows)")
     for what, title in (("record", "records without a matching row"), ("row", "rows without a matching record")):
-        lines += _shown([one for one in alone if one.what == what], title)
+        lines += _entry_lines([one for one in alone if one.what == what], title)
     return "\n".join([*lines, "", "database:", f"  {database}"])
 
 
-def _shown(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
+def _entry_lines(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
     if alone:
         yield f"\n{title}:"
     for one in alone[:SHOWN]:

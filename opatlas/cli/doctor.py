@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         what = f"the {target.kind or 'device'} needs"
         verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
         ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
-        show(f"\n{_wrapped(ending)}")
+        show(f"\n{_wrap(ending)}")
         if arguments.report is not None:
             _write(arguments.report, target, signs, results)
     return 1 if failing else 0
@@ -158,14 +158,14 @@ def _lines(probe: Probe, result: ProbeResult, target: Target) -> str:
         detail += f" (not needed by the {target.kind or 'device'})" if probe.needed_by else ""
         state = "warn"
     first = f"{state:5} {probe.name:13} "
-    lines = [_wrapped(detail, first, _INDENT)]
+    lines = [_wrap(detail, first, _INDENT)]
     if verdict.remedy and verdict.state is not State.PASS:
         # A remedy is one line, because it may be a command to copy.
         lines.append(f"{_INDENT}-> {verdict.remedy}")
     return "\n".join(lines)
 
 
-def _wrapped(text: str, first: str = "", others: str = "") -> str:
+def _wrap(text: str, first: str = "", others: str = "") -> str:
     """Returns a text in lines of 80 columns, with paths and options whole."""
     return textwrap.fill(
         text, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
@@ -203,13 +203,13 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, P
         f"them, and the end of what each probe printed; the names and versions of all installed Python packages; "
         f"{len(variables)} environment variables ({', '.join(variables)})"
         + (f", without the values of {', '.join(secrets)}" if secrets else ""),
-        _listed("files of probes", [name for name in names if name.startswith("probes/")]),
-        _listed(f"of {target.database} the last run's manifest and reports, and kept profiles", of_database),
-        _listed("left out, too large or not readable", left_out),
+        _names_text("files of probes", [name for name in names if name.startswith("probes/")]),
+        _names_text(f"of {target.database} the last run's manifest and reports, and kept profiles", of_database),
+        _names_text("left out, too large or not readable", left_out),
     ]
-    show("\n" + _wrapped("; ".join(filter(None, contents)) + ". Look through it before you send it."))
+    show("\n" + _wrap("; ".join(filter(None, contents)) + ". Look through it before you send it."))
 
 
-def _listed(what: str, names: Sequence[str]) -> str:
+def _names_text(what: str, names: Sequence[str]) -> str:
     """Returns `files of probes (a, b)`; "" without names."""
     return f"{what} ({', '.join(names)})" if names else ""

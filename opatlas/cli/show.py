@@ -257,7 +257,7 @@ def _page(found: Overview) -> Iterable[str]:
     noise = [each.noise for each in found.kernel_types if each.noise is not None]
     middle = _percent(median(noise) if noise else None)
     rows.append((pluralize(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
-    yield from _aligned([header, *rows])
+    yield from _align([header, *rows])
     yield ""
     yield "noise: standard deviation / mean of a measured row, the median of all"
     yield f"noisy: not quiet by its Quality; without one: noise over {NOISE_LIMIT * 100:.0f} %"
@@ -284,10 +284,10 @@ def _list(found: Sequence[Overview]) -> list[str]:
         )
         for each in found
     ]
-    return [str(ROOT), *_aligned([header, *rows])]
+    return [str(ROOT), *_align([header, *rows])]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table of a name and numbers; a name that is too long gets its own line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = _COLUMNS - sum(width + 2 for width in widths[1:])

@@ -142,7 +142,7 @@ def _pool_table(
         cells = dict.fromkeys(POOLED, "")
         if own is not None:
             runs = {**durations.get(RowName(kernel_type, signature), {}), own_run: own}
-            row = _pooled(kernel_type, rows[INPUT_SHAPES][position], own_run, runs, manifests)
+            row = _pool_row(kernel_type, rows[INPUT_SHAPES][position], own_run, runs, manifests)
             pooled.append(row)
             cells = _cells(row)
         for name, cell in cells.items():
@@ -152,7 +152,7 @@ def _pool_table(
     return pooled
 
 
-def _pooled(
+def _pool_row(
     kernel_type: str,
     input_shapes: str,
     own_run: str,

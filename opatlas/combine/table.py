@@ -289,7 +289,7 @@ class _Combination:
         """Returns a sort key, newer is greater; within a run, "measured" is the greatest."""
         if verdict is None:
             return self._age(""), 0
-        return self._age(verdict.run), 2 if _measured(verdict.status) else bool(verdict.status)
+        return self._age(verdict.run), 2 if _is_measured(verdict.status) else bool(verdict.status)
 
     def _status_cells(self, pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
         columns = [self.rows[name] for name in (*STATUS_GROUP, RUN_ID)]
@@ -304,7 +304,7 @@ class _Combination:
             reason = verdict.reason
             if valid_duration(durations[at]) is None:
                 runs[at] = verdict.run
-            elif verdict.run and verdict.status and not _measured(verdict.status):
+            elif verdict.run and verdict.status and not _is_measured(verdict.status):
                 reason = f"{reason} [run {verdict.run}]"
             reasons[at] = reason
 
@@ -420,7 +420,7 @@ def _row_statuses(rows: TableEdit) -> list[_RowStatus | None]:
         later = _LATER_RUN.search(reason) if reason else None
         if later is not None:
             verdicts.append(_RowStatus(later[1], status, reason[: later.start()]))
-        elif valid_duration(duration) is not None or (status and not _measured(status)):
+        elif valid_duration(duration) is not None or (status and not _is_measured(status)):
             verdicts.append(_RowStatus(run, status, reason))
         else:
             verdicts.append(None)
@@ -428,7 +428,7 @@ def _row_statuses(rows: TableEdit) -> list[_RowStatus | None]:
 
 
 @lru_cache(maxsize=64)
-def _measured(status: str) -> bool:
+def _is_measured(status: str) -> bool:
     return Status.from_cell(status) is Status.MEASURED
 
 

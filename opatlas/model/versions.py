@@ -124,7 +124,7 @@ def _toolkit_version(homes: Sequence[Path]) -> str | None:
     files = (path for directory in directories for path in sorted(directory.glob("*_install.info")))
     installed = sorted(files, key=_is_other)
     components = [directory / part / "version.info" for directory in directories for part in _COMPONENTS]
-    stated = (_stated(paths, key) for paths in (installed, components) for key in ("version_dir", "version"))
+    stated = (_first_version(paths, key) for paths in (installed, components) for key in ("version_dir", "version"))
     return next((version for version in stated if version), None)
 
 
@@ -133,7 +133,7 @@ def _is_other(path: Path) -> bool:
     return "toolkit" not in path.name
 
 
-def _stated(paths: Iterable[Path], key: str) -> str | None:
+def _first_version(paths: Iterable[Path], key: str) -> str | None:
     """Returns the version that the first file with the key states; None if no file has the key."""
     line = re.compile(rf"^\s*{key}\s*[=:]\s*\[?(?:cann-)?(\d[\w.+-]*)", re.MULTILINE | re.IGNORECASE)
     for path in paths:

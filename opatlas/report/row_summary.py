@@ -257,19 +257,19 @@ def share_text(share: float) -> str:
 
 def bytes_text(gbps: float) -> str:
     """Returns a rate, given in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
-    return _scaled(gbps * 1e9, "B/s")
+    return _with_prefix(gbps * 1e9, "B/s")
 
 
 def operations_text(tera_ops: float, *, of_integers: bool = False) -> str:
     """Returns a rate, given in 10^12 operations/s: `312 TFLOP/s`, for integers `312 TOP/s`."""
-    return _scaled(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
+    return _with_prefix(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
 
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f} %" if share < 0.0995 else f"{share * 100:,.0f} %"
 
 
-def _scaled(value: float, unit: str) -> str:
+def _with_prefix(value: float, unit: str) -> str:
     factor, prefix = next(((factor, prefix) for factor, prefix in _PREFIXES if value >= factor), (1.0, ""))
     return f"{_significant(value / factor)} {prefix}{unit}"
 
@@ -303,7 +303,7 @@ def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
 def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
     """Yields the tables in Markdown."""
     types = summarize_types(rows)
-    columns = [column for column in range(len(_TITLES)) if column in _used(types)]
+    columns = [column for column in range(len(_TITLES)) if column in _used_columns(types)]
     yield from markdown_table(
         [_TITLES[column].capitalize() for column in columns],
         [[_cells(of_type)[column] for column in columns] for of_type in types],
@@ -366,14 +366,14 @@ def _cells(of_type: TypeSummary) -> tuple[str, ...]:
     )
 
 
-def _used(types: Sequence[TypeSummary]) -> list[int]:
+def _used_columns(types: Sequence[TypeSummary]) -> list[int]:
     """Returns the non-empty columns."""
     return [column for column in range(len(_TITLES)) if any(_cells(of_type)[column] for of_type in types)]
 
 
 def _type_table(types: Sequence[TypeSummary], width: int) -> Iterator[str]:
     cells = [_TITLES, *map(_cells, types)]
-    columns = _used(types)
+    columns = _used_columns(types)
     widths = [max(len(line[column]) for line in cells) for column in range(len(_TITLES))]
 
     def needed() -> int:

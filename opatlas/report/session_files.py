@@ -269,18 +269,18 @@ def _what_ran(facts: SessionFacts) -> Iterator[str]:
         return
     for device in (manifest.device, *manifest.other_devices):
         if device:
-            yield f"- {device['name']}: {_listed(device.get('facts', {}))}"
+            yield f"- {device['name']}: {_pairs_text(device.get('facts', {}))}"
     yield f"- Host: {manifest.host}, {manifest.system}"
-    yield f"- Versions: {_listed({'python': manifest.python, **manifest.packages})}"
+    yield f"- Versions: {_pairs_text({'python': manifest.python, **manifest.packages})}"
     taken = Counter(f"{row.cache}, {row.instrument}" for row in facts.figures)
     if taken:
         yield "- Cache and instrument: " + "; ".join(f"{how} ({pluralize(n, 'row')})" for how, n in taken.most_common())
     # Options that are off or not given are omitted.
     given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], ())}
-    yield f"- Options: {_listed(given)}"
+    yield f"- Options: {_pairs_text(given)}"
 
 
-def _listed(values: Mapping[str, object]) -> str:
+def _pairs_text(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 

@@ -85,7 +85,7 @@ def measured_cells(record: Record) -> dict[str, str]:
         QUALITY: verdict.quality.value,
         QUALITY_REASON: verdict.reason,
         ASSUMPTIONS: "; ".join(measurement.assumptions),
-        CHECKED_ELEMENTS: _checked(measurement),
+        CHECKED_ELEMENTS: _checked_cell(measurement),
         STAND_IN: measurement.stand_in,
         STATUS: Status.MEASURED.value,
         STATUS_REASON: _remark(record),
@@ -94,7 +94,7 @@ def measured_cells(record: Record) -> dict[str, str]:
     }
 
 
-def _checked(measurement: Measurement) -> str:
+def _checked_cell(measurement: Measurement) -> str:
     """Returns a cell of Checked Elements: `4096/1048576`; "" if nothing was compared."""
     total = measurement.total_elements
     return f"{measurement.checked_elements}/{total}" if total else ""

@@ -182,7 +182,7 @@ def _header_line(frame: pd.DataFrame, path: Path) -> bytes:
     names = [str(name) for name in frame.columns]
     remedy = "Rename the column; nothing was written"
     try:
-        line = (",".join(_quoted(pa.array(names, type=_TEXT)).to_pylist()) + "\n").encode()
+        line = (",".join(_quote_cells(pa.array(names, type=_TEXT)).to_pylist()) + "\n").encode()
         again = parse_header(io.BytesIO(line), path).names
     except UnicodeEncodeError as error:
         raise TableError(path, f"a column name cannot be encoded as UTF-8 ({error})", remedy, line=1) from None
@@ -217,7 +217,7 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
             with open(path, "a", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows(rows)
             return
-    columns = [_quoted(pa.array(frame[name], type=_TEXT), alone=frame.shape[1] == 1) for name in frame.columns]
+    columns = [_quote_cells(pa.array(frame[name], type=_TEXT), alone=frame.shape[1] == 1) for name in frame.columns]
     comma = pa.scalar(",", type=_TEXT)
     with open(path, "wb") as binary:
         binary.write(header)
@@ -226,7 +226,7 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
             binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
 
 
-def _quoted(cells: pa.Array, *, alone: bool = False) -> pa.Array:
+def _quote_cells(cells: pa.Array, *, alone: bool = False) -> pa.Array:
     """Returns cells, quoted where necessary. `alone`: whether this is the only column; its empty cells need quotes."""
     special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
     if not pc.any(special).as_py():

@@ -177,7 +177,7 @@ class Space:
         moved = dict(env)
         for axis in self._free:
             code, own = divmod(code, _CODES)
-            moved[axis.name] = _moved(axis, env[axis.name], own)
+            moved[axis.name] = _nearby_size(axis, env[axis.name], own)
         if moved != env and self._fits(form, self._complete(moved)):
             env = moved
         return self._row(form, self._complete(env))
@@ -280,7 +280,7 @@ class Space:
         return Batch(self.kernel_type, form, slots[0], slots[1], cells, len(legal), self._bytes(form, env))
 
 
-def _moved(axis: Axis, size: int, code: int) -> int:
+def _nearby_size(axis: Axis, size: int, code: int) -> int:
     """Returns a size near a size of the grid; see _CODES."""
     if code < _EDGES_FROM:
         return size
