@@ -61,7 +61,7 @@ def test_without_a_file_nothing_is_known(tmp_path: Path) -> None:
         (ENTRY.replace("2026-11-22", "soon"), "date"),
         (ENTRY.replace("a slow kernel", "''"), "reason"),
         (ENTRY + "  most: 0\n", "most"),
-        (ENTRY + "  date: 2026-11-23\n", "twice"),
+        (ENTRY + "  date: 2026-11-23\n", "date"),
         ("known: yes\n", "not a list"),
         ("- [", "not YAML"),
     ],

@@ -7,7 +7,7 @@ from npu_verdicts import Case, verdicts
 from replaying import cells_of
 
 REFUSED = {
-    "no_such_call": "torch_npu.npu_swiglu_of_tomorrow is not there",
+    "no_such_call": "torch_npu.npu_swiglu_of_tomorrow does not exist",
     "wrong_type": "npu_swiglu",
     "unknown_keyword": "axis",
     "other_shape": "other results than those of the row: column 'Output Shapes' is '4,4': output 0 of",
