@@ -1,13 +1,12 @@
-"""Where OpAtlas is installed: in a checkout of the repository, or from a wheel."""
+"""Where OpAtlas is installed: in a checkout of the repository, or from a wheel.
+
+`import opatlas` imports this module in every process, so other packages are imported where a function needs them.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-
-from platformdirs import user_cache_path, user_data_path
-
-from opatlas.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 #: The root of the checkout; None for a wheel, which has bench/, plugins/ and shapes/ inside the package.
@@ -18,6 +17,8 @@ def databases_root() -> Path:
     """Returns the folder of the default databases: that of the checkout, else one in the user's data folder."""
     if CHECKOUT is not None:
         return CHECKOUT / "database" / "data"
+    from platformdirs import user_data_path
+
     return user_data_path("opatlas", appauthor=False) / "database"
 
 
@@ -25,6 +26,8 @@ def pytest_cache() -> Path:
     """Returns the folder where pytest keeps the cases that failed last."""
     if CHECKOUT is not None:
         return CHECKOUT / ".pytest_cache"
+    from platformdirs import user_cache_path
+
     return user_cache_path("opatlas", appauthor=False) / "pytest"
 
 
@@ -42,6 +45,8 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
     Raises:
         UsageError: a module is missing; the message names the extra.
     """
+    from opatlas.errors import UsageError
+
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise UsageError(f"{purpose} needs {' and '.join(missing)}: pip install 'opatlas[{extra}]'")

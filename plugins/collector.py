@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
+from opatlas.model.errors import ReplayError
 
 from .plan import CaseRow, Plan, TablePlan
 from .session_context import SessionContext
@@ -91,3 +93,23 @@ def needs_group(item: pytest.Item) -> bool:
     """Returns whether an item is a row that needs several devices at once."""
     spec = replay_spec(getattr(item, "function", None))
     return spec is not None and spec.group is not None
+
+
+def sort_exclusive_last(items: list[pytest.Item], options: argparse.Namespace) -> None:
+    """Moves the rows that need several devices to the end, the rows of each group together.
+
+    Args:
+        options: those that choose the group of a row (`Workload.options`).
+    """
+    items.sort(key=lambda item: (needs_group(item), _group_key(item, options)))
+
+
+def _group_key(item: pytest.Item, options: argparse.Namespace) -> tuple[object, ...]:
+    row, spec = row_of(item), replay_spec(getattr(item, "function", None))
+    if row is None or spec is None or spec.group is None:
+        return ()
+    try:
+        return spec.group(row.cells, options).sort_key
+    except ReplayError:
+        # The row is refused when pytest reaches it.
+        return ()

@@ -15,13 +15,12 @@ from opatlas.model.signature import case_id_in
 from opatlas.text import pluralize
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
-from .collector import needs_group, row_of
+from .collector import needs_group, row_of, sort_exclusive_last
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
 from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
-from .scheduling import BatchScheduling, ExclusiveScheduling, sort_exclusive_last
 from .xdist import has_replays
 
 if TYPE_CHECKING:
@@ -204,6 +203,9 @@ class ControllerHooks:
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:
         """Deals rows in batches where the instrument measures batches, and exclusive rows last."""
+        # Only a session with workers imports the schedulers of xdist.
+        from .scheduling import BatchScheduling, ExclusiveScheduling
+
         inner = yield
         if has_replays(config) and (at_once := self._context.settings.rows_at_once) > 1:
             inner = BatchScheduling(config, log, at_once)

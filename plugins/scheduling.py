@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from opatlas.engine.registry import replay_spec
-from opatlas.model.errors import ReplayError
-
-from .collector import needs_group, row_of
 from .row_runner import batches
 
 if TYPE_CHECKING:
@@ -168,23 +162,3 @@ class ExclusiveScheduling:
         self._given, self._left = self._left, []
         self._last.worker.send_runtest_some(self._given)
         self._last.worker.shutdown()
-
-
-def sort_exclusive_last(items: list[pytest.Item], options: argparse.Namespace) -> None:
-    """Moves the rows that need several devices to the end, the rows of each group together.
-
-    Args:
-        options: those that choose the group of a row (`Workload.options`).
-    """
-    items.sort(key=lambda item: (needs_group(item), _group_key(item, options)))
-
-
-def _group_key(item: pytest.Item, options: argparse.Namespace) -> tuple[object, ...]:
-    row, spec = row_of(item), replay_spec(getattr(item, "function", None))
-    if row is None or spec is None or spec.group is None:
-        return ()
-    try:
-        return spec.group(row.cells, options).sort_key
-    except ReplayError:
-        # The row is refused when pytest reaches it.
-        return ()
