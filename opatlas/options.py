@@ -15,8 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
-from opatlas.text import parse_real as real_number
-from opatlas.text import parse_whole, suggest
+from opatlas.text import parse_real, parse_whole, suggest
 
 if TYPE_CHECKING:
     import pytest
@@ -56,7 +55,7 @@ def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     """Returns a reader of finite numbers for which `fits` is true; `words` describe them ("a number above 0")."""
 
     def read(text: str) -> float:
-        number = real_number(text)
+        number = parse_real(text)
         if number is None or not (math.isfinite(number) and fits(number)):
             raise argparse.ArgumentTypeError(f"{text!r}: give {words}")
         return number
@@ -71,7 +70,7 @@ positive = real("a number above 0", lambda number: number > 0)
 def share(text: str) -> float:
     """Reads `5%` or `0.05`. A number without the sign is at most 1, since `5` could mean either."""
     digits = text.strip().removesuffix("%").rstrip()
-    number = real_number(digits)
+    number = parse_real(digits)
     is_percent = text.strip().endswith("%")
     if number is None or not 0 < number < math.inf or (number > 1 and not is_percent):
         raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, such as 5% or 0.05")

@@ -20,12 +20,12 @@ import msgspec
 from msgspec import Meta
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import open_safely, read_safely
+from opatlas.files import open_safely
 from opatlas.model.location import public_version
 from opatlas.model.signature import signature
 from opatlas.store.csv_files import write_atomically, write_text
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, LARGEST_BYTES, code_digest, installed_versions
+from opatlas.store.manifest import INGEST_PREFIX, code_digest, decode_as, installed_versions, read_bytes
 from opatlas.typed_json import DecodeError, decode
 
 VERSION = 1
@@ -190,21 +190,12 @@ def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str
 
 def read_manifest(path: Path) -> IngestManifest:
     """Reads a manifest. Raises OpAtlasError where the file cannot be read, or is not the manifest of an ingest."""
-    try:
-        text = read_safely(path, LARGEST_BYTES)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
-    return decode_manifest(text, path)
+    return decode_manifest(read_bytes(path), path)
 
 
 def decode_manifest(text: bytes, path: Path) -> IngestManifest:
     """Decodes a manifest. The run id is taken from the file's name. Raises OpAtlasError."""
-    try:
-        manifest = decode(text, IngestManifest, str(path))
-    except DecodeError as error:
-        raise OpAtlasError(
-            f"{path}: not the manifest of an ingest ({error.problem}): restore it, or move it away"
-        ) from None
+    manifest = decode_as(IngestManifest, text, path, "an ingest")
     manifest.run_id = path.name.partition(".")[0]
     return manifest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from opatlas.devices.device import KINDS as DEVICE_KINDS
+from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import UsageError
@@ -54,7 +54,7 @@ def kernels() -> list[Kernel]:
                 function.__module__.rpartition("test_")[2],
                 spec.npu or "",
                 proof_of(spec.npu or "") or "not yet",
-                ", ".join(kind for kind in DEVICE_KINDS if kind != "npu" or spec.npu),
+                ", ".join(kind for kind in KINDS if kind != "npu" or spec.npu),
                 _operator_names(calls.get(kernel_type, ())),
             )
         )

@@ -335,13 +335,7 @@ class _Combination:
     def others(self) -> None:
         """Fills empty cells of other columns; records conflicts."""
         for name in map(str, self._source.columns):
-            if (
-                is_microbench_column(name)
-                or name in POOLED
-                or name in STATUS_GROUP
-                or name.startswith(_PROFILING)
-                or name in _SLOTS
-            ):
+            if name in _OF_OTHER_GROUPS or is_microbench_column(name) or name.startswith(_PROFILING):
                 continue
             differing = self._differing_pairs([name])
             if not differing:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from opatlas.devices import npu_smi
-from opatlas.devices import nvidia as nvidia_smi
+from opatlas.devices import npu_smi, nvidia
 from opatlas.devices.device import KINDS, DeviceSpec
 from opatlas.devices.npu_operators import operator_environment
 from opatlas.devices.npu_smi import candidate_names, database_name_of_chip
@@ -85,9 +84,7 @@ def available_devices(name: str | None) -> list[DeviceSpec]:
     kind = name if name in KINDS else device_kind(name) if name else None
     if kind == "npu" or (kind is None and not hides_all(VISIBLE["npu"]) and npus_present()):
         return _npus(None if name == "npu" else name)
-    if kind == "cuda" or (
-        kind is None and not hides_all(VISIBLE["cuda"]) and cuda_version() and nvidia_smi.list_gpus()
-    ):
+    if kind == "cuda" or (kind is None and not hides_all(VISIBLE["cuda"]) and cuda_version() and nvidia.list_gpus()):
         return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
         raise OpAtlasError(
@@ -144,7 +141,7 @@ def _npus(name: str | None) -> list[DeviceSpec]:
 
 def _gpus(name: str | None) -> list[DeviceSpec]:
     """Returns a spec for each visible GPU, or each visible GPU of a name. Raises OpAtlasError if no GPU fits."""
-    present = nvidia_smi.list_gpus()
+    present = nvidia.list_gpus()
     if not present:
         raise OpAtlasError(
             f"--device {name or 'cuda'}: there is no NVIDIA GPU here (nvidia-smi shows none, or is not on PATH): in a "
@@ -199,5 +196,5 @@ _NVIDIA_MODULE = Path("/sys/module/nvidia/version")
 def driver_version(kind: str) -> str | None:
     """Returns the driver's version for the manifest; "" if it is not known, None if the kind has no driver."""
     if kind == "cuda":
-        return read_text(_NVIDIA_MODULE).strip() or nvidia_smi.driver_version()
+        return read_text(_NVIDIA_MODULE).strip() or nvidia.driver_version()
     return npu_smi.driver_version() if kind == "npu" else None

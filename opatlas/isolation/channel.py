@@ -327,7 +327,7 @@ class Answer:
 
     Attributes:
         job_id: id of the job; answers to other jobs than the current job are discarded.
-        content: a RowOutcome, Waiting, LockTaken or, from a rank of a group, Reached.
+        content: a RowOutcome, Waiting, LockTaken or, from a rank of a group, StepReport.
     """
 
     job_id: int

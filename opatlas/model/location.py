@@ -98,12 +98,6 @@ def is_chip(device: str) -> bool:
     return device.lower().startswith("ascend") and device.lower() != "ascend"
 
 
-def message_device(folder: Path) -> str:
-    """Returns the device of a communication database, by its path; "" if the path does not say."""
-    *_, device, library, _version = ("", "", *folder.resolve().parts[-3:])
-    return device if library in _COMMUNICATION.values() else ""
-
-
 def database_place(path: Path) -> Place | None:
     """Returns the device and the versions that the path of a database names.
 

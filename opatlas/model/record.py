@@ -175,10 +175,6 @@ class Record:
                 values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}
         return values
 
-    def to_line(self) -> str:
-        """Returns the record as a line of a journal."""
-        return json_line(self.to_json())
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
         """Returns the record of plain values from `to_json`. Raises DecodeError for other values."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
@@ -26,6 +26,8 @@ from opatlas.model.location import public_version
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.typed_json import DecodeError, decode, escape_lone_surrogates
+
+_Kind = TypeVar("_Kind")
 
 VERSION = 1
 #: Prefix of an ingest's files in `runs/` (opatlas/capture/manifest.py).
@@ -90,16 +92,7 @@ class Manifest:
         Raises:
             OpAtlasError: the file cannot be read, or is not a manifest.
         """
-        try:
-            text = read_safely(path, LARGEST_BYTES)
-        except OSError as error:
-            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
-        try:
-            stored = decode(text, _Stored, str(path))
-        except DecodeError as error:
-            raise OpAtlasError(
-                f"{path}: not the manifest of a run ({error.problem}): restore it, or move it away"
-            ) from None
+        stored = decode_as(_Stored, read_bytes(path), path, "a run")
         values = {field.name: getattr(stored, field.name) for field in fields(cls)}
         return cls(**{**values, "run_id": path.stem})
 
@@ -114,6 +107,32 @@ class Manifest:
         text = json.dumps(asdict(self), indent=2, default=str)
         write_text(path, (escape_lone_surrogates(text) or text) + "\n")
         return path
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads the file of a manifest. Raises OpAtlasError."""
+    try:
+        return read_safely(path, LARGEST_BYTES)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+
+
+def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind:
+    """Decodes a manifest.
+
+    Args:
+        text: the content of the file at `path`.
+        subject: "a run" or "an ingest", for the error.
+
+    Raises:
+        OpAtlasError: the text is no such manifest.
+    """
+    try:
+        return decode(text, kind, str(path))
+    except DecodeError as error:
+        raise OpAtlasError(
+            f"{path}: not the manifest of {subject} ({error.problem}): restore it, or move it away"
+        ) from None
 
 
 #: Seconds since the epoch, before the year 10000.

@@ -127,7 +127,7 @@ def _unreadable(path: Path, error: Exception) -> OpAtlasError:
 
 
 def parse_mapping(text: bytes) -> OpMapping:
-    """Parses a mapping. Raises NotYaml if the text is not YAML, or has no mapping `operator_mappings`."""
+    """Parses a mapping. Raises YamlError if the text is not YAML, or has no mapping `operator_mappings`."""
     content = parse_yaml(text)
     operators = content.get(OPERATORS) if isinstance(content, dict) else None
     if not isinstance(operators, dict):

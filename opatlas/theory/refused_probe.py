@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
-from opatlas.engine.expert_parallel import hccl_buffer_mib as buffer_mib
+from opatlas.engine.expert_parallel import hccl_buffer_mib
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.inputs.experts import needed_bytes
 from opatlas.engine.job import Job
@@ -122,7 +122,7 @@ class ShapeProbe:
     def _try(self, shape: MoeShape) -> bool:
         module, function = self._replay
         cells = self._cells(shape)
-        spec = replace(self._spec, hccl_buffer_mib=buffer_mib(needed_bytes(cells)))
+        spec = replace(self._spec, hccl_buffer_mib=hccl_buffer_mib(needed_bytes(cells)))
         outcome = self._executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self._case_timeout_s, spec))
         if outcome.status is Status.SKIPPED:
             # A precondition of all cases is missing.

@@ -314,4 +314,4 @@ def test_a_record_with_other_values_is_a_record_or_a_decode_error(change: dict[s
         decoded = Record.decode(json.dumps(values), "f")
     except DecodeError:
         return
-    assert Record.decode(decoded.to_line(), "f") == decoded
+    assert Record.from_json(decoded.to_json()) == decoded

@@ -24,7 +24,6 @@ from opatlas.engine.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation import process_end as std_streams
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.groups.messages import (
@@ -34,7 +33,7 @@ from opatlas.isolation.groups.messages import (
     StepReport,
     connect,
 )
-from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
+from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.model.errors import DeviceUnhealthy, ReplayError
 from opatlas.model.schema import Status
 
@@ -216,7 +215,7 @@ def _serve(
                 outcome = combine_ranks(job.kernel_type, outcome, group, max_noise)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
-        std_streams.flush_streams()
+        flush_streams()
         answers.give(outcome)
 
 
