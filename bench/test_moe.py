@@ -32,17 +32,17 @@ def test_moe_gating_top_k(row, replay):
     if len(logits) != 2 or tokens != logits[0] or not 1 <= k <= logits[1]:
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"k of the {logits[-1:]} experts for each token of slot 0 have another",
-            "correct one of them",
+            f"output 0 must be (tokens, k) for the logits {logits} of slot 0, with k from 1 to the number of experts",
+            "correct one of the shapes",
         )
-    how = {"norm_type": 0}
+    gating = {"norm_type": 0}
     if len(row.input_slots) == 2:
         row.expect_shape(1, logits[1:], what="bias")
         # 0 or 1, and distinct logits: no two scores are so close that rounding decides.
-        how = {"norm_type": 1, "bias": row.integers(1, 0, 1)}
+        gating = {"norm_type": 1, "bias": row.integers(1, 0, 1)}
         if logits[1] == 256 and k <= 128:
-            how |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
-    row.assume("DeepSeek-V3's choice of experts" if "bias" in how else "softmax over one group of experts")
+            gating |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
+    row.assume("DeepSeek-V3's choice of experts" if "bias" in gating else "softmax over one group of experts")
     drawn = row.tensor(0)
     x = (drawn.float().argsort(-1) * (8 / max(logits[1] - 1, 1)) - 4).to(drawn.dtype)
     out_flag = len(row.output_slots) == 3 and row.output_slots[2].shape == logits
@@ -50,7 +50,7 @@ def test_moe_gating_top_k(row, replay):
         impl.moe_gating_top_k,
         x,
         k,
-        **how,
+        **gating,
         out_flag=out_flag,
         output_slots=range(3 if out_flag else 2),
         expected=formulas.moe_gating_top_k,
@@ -63,23 +63,29 @@ def test_moe_token_permute(row, replay):
     row.expect_inputs(2)
     tokens, indices = row.shape(0), row.shape(1)
     if len(tokens) != 2 or indices[:1] != tokens[:1]:
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must begin with the number of tokens", "correct their shapes")
+        raise row.refuse(
+            INPUT_SHAPES, "slot 0 must be (tokens, H), and slot 1 must have as many tokens", "correct one of the shapes"
+        )
     experts = max(_ASSUMED_EXPERTS, *indices[1:], 1)
     row.assume(f"{experts} experts, chosen equally often")
     copies, kept = indices[0] * max(indices[1:], default=1), row.output_shape()[0] if row.output_shape() else 0
     if kept > copies:
-        raise row.refuse(OUTPUT_SHAPES, f"{copies} copies of tokens cannot give more", "correct one of the shapes")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"output 0 has more rows than the {copies} copies of tokens", "correct one of the shapes"
+        )
     arguments = [row.tensor(0), row.expert_ids(1, experts), *([kept] if kept < copies else [])]
     replay(impl.moe_token_permute, *arguments, expected=formulas.moe_token_permute)
 
 
 @replays("MoeTokenUnpermute", npu="torch_npu.npu_moe_token_unpermute")
 def test_moe_token_unpermute(row, replay):
-    """Reads the slots permuted tokens (T k, H), place of each copy (T k), perhaps weights (T, k)."""
+    """Reads the slots permuted tokens (T k, H), position of each copy (T k), perhaps weights (T, k)."""
     row.expect_inputs(2, 3)
-    permuted, places = row.shape(0), row.shape(1)
-    if len(permuted) != 2 or places != permuted[:1]:
-        raise row.refuse(INPUT_SHAPES, "slot 1 must have a place for each row of slot 0", "correct one of the shapes")
+    permuted, positions = row.shape(0), row.shape(1)
+    if len(permuted) != 2 or positions != permuted[:1]:
+        raise row.refuse(
+            INPUT_SHAPES, "slot 1 must have one position for each row of slot 0", "correct one of the shapes"
+        )
     probs = [row.tensor(2, 0.1, 1.0)] if len(row.input_slots) == 3 else []
     if probs and (probs[0].dim() != 2 or probs[0].numel() != permuted[0]):
         raise row.refuse(
@@ -103,9 +109,9 @@ def test_grouped_matmul(row, replay):
     if not row.has(7):
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot 7 (group_list), which tells which rows meet which of the {experts} matrices, is missing; a row "
-            "that has none is that of a whole mixture of experts, several kernels",
-            "restore it from the capture, or record such a row under the types of its own kernels",
+            f"slot 7 (group_list) is missing: it says which rows are multiplied with which of the {experts} matrices; "
+            "a row without it is a whole mixture of experts, which launches several kernels",
+            "restore the slot from the capture, or record the row under the types of these kernels",
         )
     quantized = row.input_slots[0].dtype == "INT8"
     if quantized != (row.input_slots[1].dtype == "INT8"):
@@ -174,7 +180,9 @@ def _grouped(row, *, halves=False):
     weight = operands.nz_shape(stored) if len(stored) == 5 else stored
     if not len(x) == len(y) == 2 or len(weight) != 3:
         raise row.refuse(
-            INPUT_SHAPES, "it takes x (M, K) and weights (E, K, N), or of five axes in FRACTAL_NZ", "correct the shapes"
+            INPUT_SHAPES,
+            "slot 0 must be (M, K), and slot 1 (E, K, N), or five axes in FRACTAL_NZ",
+            "correct the shapes",
         )
     wanted = (y[0], y[1] * 2 if halves else y[1])
     fitting = operands.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
@@ -182,9 +190,9 @@ def _grouped(row, *, halves=False):
         whole_layer = x == y and x[1] in weight[1:]
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"no product of {x} with one of the {weight[0]} matrices {weight[1:]} for each row has this shape"
-            + ("; one that has x's own is that of a whole mixture of experts, several kernels" if whole_layer else ""),
-            "record it under the types of its own kernels" if whole_layer else "correct one of the three shapes",
+            f"no product of the rows of {x} with {weight[0]} matrices {weight[1:]} has this shape"
+            + ("; a whole mixture of experts has it, which launches several kernels" if whole_layer else ""),
+            "record the row under the types of these kernels" if whole_layer else "correct one of the three shapes",
         )
     return fitting[1], x, (weight[0], wanted[1])
 

@@ -19,7 +19,9 @@ def test_top_k(row, replay):
     x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
     if not x.dim() or len(values) != x.dim() or values[:-1] != x.shape[:-1] or values[-1] > x.shape[-1]:
         raise row.refuse(
-            OUTPUT_SHAPES, f"the largest along the last axis of {tuple(x.shape)} have another", "correct one of them"
+            OUTPUT_SHAPES,
+            f"output 0 must be the input {tuple(x.shape)} with k elements or fewer along the last axis",
+            "correct one of them",
         )
     replay(impl.top_k, x, values[-1], -1, expected=formulas.top_k)
 

@@ -43,7 +43,8 @@ class Settings:
     Attributes:
         database: directory of the CSVs.
         devices: the devices that rows are replayed on; with prof_path, the profiled one.
-        mode, prune: how durations are written back.
+        mode: which rows run, and which durations their samples replace.
+        prune: rows that ran and have no valid duration are moved to pruned/.
         ops: the only kernel types to run; empty: all.
         shard: the part of the rows to run; None: all rows.
         retry_failed: run rows again that crashed or timed out in two sessions in a row.

@@ -310,16 +310,16 @@ class Theory:
         if self._is_worker or not self._results:
             return
         terminalreporter.section("theory rows")
-        plan_only = self._config.option.read_only
-        for line in summary_lines(self._results, self._pace(), plan_only=plan_only):
+        read_only = self._config.option.read_only
+        for line in summary_lines(self._results, self._pace(), read_only=read_only):
             terminalreporter.write_line(printable_lines(line))
         for warning in self.plan.database.misspelt_columns():
             terminalreporter.write_line(printable_lines(f"warning: {warning}"))
-        made = " (a new one)" if self._is_new and not plan_only else ""
+        made = " (a new one)" if self._is_new and not read_only else ""
         terminalreporter.write_line(printable_lines(f"database: {self.plan.database.path}{made}"))
         if self._problem:
             terminalreporter.write_line(printable_lines(f"error: {self._problem}"))
-        elif not plan_only:
+        elif not read_only:
             terminalreporter.write_line(printable_lines(f"coverage: {self._coverage_path}"))
 
 

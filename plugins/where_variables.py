@@ -14,7 +14,6 @@ import pandas as pd
 from opatlas.errors import CellError
 from opatlas.model.quality import valid_duration
 from opatlas.model.roofline import PRODUCTS, operations, tensor_bytes
-from opatlas.model.same_case import base_type
 from opatlas.model.schema import (
     CACHE_STATE,
     INPUT_SLOTS,
@@ -27,6 +26,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
+from opatlas.model.siblings import base_type
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.cells import duration_columns
 from opatlas.store.manifest import run_id_time

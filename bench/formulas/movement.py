@@ -32,7 +32,7 @@ def strided_slice(
 
 @per_element(exact=True)
 def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    """Returns the coordinate along `axis` is the number of the tensor; the others are the place in it."""
+    """Returns the element of tensor at[axis] at the other coordinates."""
     own = (*at[:axis], *at[axis + 1 :])
     value = torch.empty_like(at[axis], dtype=tensors[0].dtype)
     for number, part in enumerate(tensors):
@@ -59,7 +59,7 @@ def transpose_copy(at: At, x: torch.Tensor, permutation: Sequence[int]) -> torch
 
 @per_element(exact=True)
 def broadcast_to(at: At, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Returns the coordinate along an axis of size 1 is 0; leading axes that x lacks do not count."""
+    """Computes y = x, broadcast: an axis of size 1 is read at coordinate 0."""
     return _periodic(at, x)
 
 
@@ -71,7 +71,7 @@ def tile(at: At, x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
 
 @per_element(exact=True)
 def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    """Returns the part of an element is the one whose stretch of the axis contains its coordinate."""
+    """Returns the element of the part whose stretch of `axis` holds the coordinate."""
     start = 0
     value = torch.empty_like(at[0], dtype=tensors[0].dtype)
     for part in tensors:

@@ -1,7 +1,7 @@
 """Samples of rows from profiles of other programs: PROF_* folders of msprof.
 
 Launches are grouped by signature, as in an ingest. A row has the samples of its signature. A row that was never
-measured may borrow samples from a sibling (opatlas/model/same_case.py), or from a product of the MatMul family that
+measured may borrow samples from a sibling (opatlas/model/siblings.py), or from a product of the MatMul family that
 differs only in what is transposed. Facts that a capture does not state (sequence lengths, EP Size) are ignored if only
 one row fits.
 """
@@ -23,8 +23,9 @@ from opatlas.capture.cases import Aggregate, CaptureCase, CaptureCases
 from opatlas.capture.launches import LaunchCounts
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.record import LaunchedCase, Measurement
-from opatlas.model.same_case import FAMILY, canonical_form, siblings
+from opatlas.model.same_case import canonical_form
 from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL
+from opatlas.model.siblings import MATMUL_FAMILY, siblings
 from opatlas.model.signature import signature, signatures
 
 #: Profiles do not tell whether the cache was flushed between launches.
@@ -254,7 +255,7 @@ class ProfileMatcher:
             cases = self.profile.cases.get(sibling, _NONE)
             if row_signature in cases:
                 return RowSamples(_measurement(cases[row_signature], sibling))
-        form = canonical_form(cells) if kernel_type in FAMILY else None
+        form = canonical_form(cells) if kernel_type in MATMUL_FAMILY else None
         if form is None or form not in self._by_form:
             return None
         # The row's own kernel type comes first, then the case with the most launches.
@@ -265,9 +266,9 @@ class ProfileMatcher:
     @cached_property
     def _by_form(self) -> dict[str, list[tuple[str, str, int]]]:
         """Kernel type, signature and number of launches of products without a row, by canonical form."""
-        tables = [self._tables[name] for name in FAMILY if name in self._tables]
+        tables = [self._tables[name] for name in MATMUL_FAMILY if name in self._tables]
         found: dict[str, list[tuple[str, str, int]]] = {}
-        for kernel_type in FAMILY:
+        for kernel_type in MATMUL_FAMILY:
             for text, cells, launches in self.profile.cases.get(kernel_type, _NONE).cells:
                 form = canonical_form(cells)
                 if form is not None and not any(text in table.exact for table in tables):

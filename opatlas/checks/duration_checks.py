@@ -14,7 +14,6 @@ from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import Quality, is_noisy, judge, relative_noise
 from opatlas.model.roofline import PRODUCTS, bound_us, row_work
-from opatlas.model.same_case import base_type
 from opatlas.model.schema import (
     BASE,
     CACHE_STATE,
@@ -30,6 +29,7 @@ from opatlas.model.schema import (
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
+from opatlas.model.siblings import base_type
 from opatlas.model.slots import slot_words
 from opatlas.report.row_summary import microseconds_text, share_text
 from opatlas.text import parse_whole

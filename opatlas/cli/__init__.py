@@ -8,8 +8,8 @@ show.py                         opatlas show: rows, quality and devices
 plot.py                         opatlas plot: figures
 check.py                        opatlas check: the checks of a database, as pytest cases
 history.py                      opatlas history: durations by run; rebuilds CSVs
-kernels.py                      opatlas kernels: kernel types with a replay
+kernels.py                      opatlas show --kernels: kernel types with a replay
 doctor.py                       opatlas doctor: whether this machine can measure
-trace_to_csv.py                 opatlas trace-to-csv: a Chrome trace as a table
-probe_dispatch_ffn_combine.py   a module of its own: the shapes that DispatchFFNCombine accepts
+trace_to_csv.py                 python -m opatlas.cli.trace_to_csv: a Chrome trace as a table
+probe_dispatch_ffn_combine.py   python -m opatlas.cli.probe_dispatch_ffn_combine: the shapes that DispatchFFNCombine accepts
 """

@@ -19,8 +19,9 @@ from msgspec import Meta
 
 from opatlas.model.communication import is_communication
 from opatlas.model.record import LaunchedCase
-from opatlas.model.same_case import LaunchComparison, base_type, compare_launch, siblings
+from opatlas.model.same_case import LaunchComparison, compare_launch
 from opatlas.model.schema import BASE, INPUT_SHAPES
+from opatlas.model.siblings import base_type, siblings
 from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import split_cell
 from opatlas.text import parse_whole

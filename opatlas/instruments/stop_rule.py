@@ -34,7 +34,7 @@ class Rule(Protocol):
         """Returns whether no further sample is needed.
 
         Args:
-            samples_us: all samples so far, in microseconds; at most one more than in the previous call.
+            samples_us: all samples so far, in microseconds.
         """
         ...
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opatlas.errors import CellError
-from opatlas.model.same_case import base_type
 from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.siblings import base_type
 from opatlas.model.slots import Slot, known_dtype, parse_slots
 
 

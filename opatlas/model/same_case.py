@@ -1,4 +1,4 @@
-"""Which kernels and launches are the same case: sibling kernel types, and a launch of a profile beside a row.
+"""Compares launches of a profile with rows: whether they are the same case, or differ only in transposition.
 
 Equal signatures are the same case. Profilers write one case in several ways, and a row may come from another version of
 CANN than the profile. These differences do not count:
@@ -20,7 +20,7 @@ in a list that describes the call (axes, sizes).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
@@ -32,12 +32,12 @@ from opatlas.model.slots import known_dtype, slot_words
 from opatlas.text import parse_whole
 
 _Words = tuple[str, str, str]
-_NOTHING: _Words = ("", "", "")
+_ABSENT: _Words = ("", "", "")
 _NZ = "FRACTAL_NZ"
 _PLAIN = frozenset({"ND", "NCL", "NCHW", "NCDHW"})
 _PACKED = frozenset({"INT64", "UINT64"})
 #: Dtypes of axes, sizes or offsets, and the largest number of axes of a tensor in CANN.
-_OF_LISTS = frozenset({"INT32", "INT64"})
+_LIST_DTYPES = frozenset({"INT32", "INT64"})
 _LONGEST_LIST = 8
 
 
@@ -74,63 +74,66 @@ def _base(cells: Mapping[str, str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _compare_cells(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -> LaunchComparison:
-    wanted, ran = (dict(zip(BASE, cells, strict=True)) for cells in (row, launch))
-    if signature(kernel_type, wanted) == signature(kernel_type, ran):
+    row_cells, launch_cells = (dict(zip(BASE, cells, strict=True)) for cells in (row, launch))
+    if signature(kernel_type, row_cells) == signature(kernel_type, launch_cells):
         return LaunchComparison()
     assumptions: list[str] = []
     for name, columns in (("input", INPUT_SLOTS), ("output", OUTPUT_SLOTS)):
-        asked, seen = (slot_words(*(cells[column] for column in columns)) for cells in (wanted, ran))
+        row_slots, launch_slots = (
+            slot_words(*(cells[column] for column in columns)) for cells in (row_cells, launch_cells)
+        )
         if reads_first_input(kernel_type):
-            asked, seen = (tuple(map(_without_ones, slots[:1])) for slots in (asked, seen))
-        if not seen:
-            if asked:
+            row_slots, launch_slots = (tuple(map(_without_ones, slots[:1])) for slots in (row_slots, launch_slots))
+        if not launch_slots:
+            if row_slots:
                 assumptions.append(f"the profile does not record the {name}s of the launch")
             continue
-        found = _side(name, asked, seen)
-        if found.difference:
+        compared = _compare_slots(name, row_slots, launch_slots)
+        if compared.difference:
             # Some rows of QuantBatchMatmulV3 omit absent slots: `8,16;16,4;4;8` for `8,16;16,4;4;;;8`.
-            shorter = _side(name, *([slots[place] for place in _present(slots)] for slots in (asked, seen)))
-            if shorter.difference or len(asked) == len(seen):
-                return found
-            wanted_at, ran_at = (",".join(map(str, _present(slots))) for slots in (asked, seen))
-            if wanted_at != ran_at:
-                assumptions.append(f"{name} slots {ran_at} of the launch are slots {wanted_at} of the row")
-            found = shorter
-        assumptions += found.assumptions
+            both = (row_slots, launch_slots)
+            without_absent = _compare_slots(name, *([slots[number] for number in _present(slots)] for slots in both))
+            if without_absent.difference or len(row_slots) == len(launch_slots):
+                return compared
+            row_numbers, launch_numbers = (",".join(map(str, _present(slots))) for slots in both)
+            if row_numbers != launch_numbers:
+                assumptions.append(f"{name} slots {launch_numbers} of the launch are slots {row_numbers} of the row")
+            compared = without_absent
+        assumptions += compared.assumptions
     return LaunchComparison(assumptions=tuple(assumptions))
 
 
 def _present(slots: Sequence[_Words]) -> list[int]:
-    """Returns the positions of the slots with dimensions."""
-    return [place for place, slot in enumerate(slots) if slot[0]]
+    """Returns the numbers of the slots with dimensions."""
+    return [number for number, slot in enumerate(slots) if slot[0]]
 
 
-def _side(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> LaunchComparison:
+def _compare_slots(name: str, row_slots: Sequence[_Words], launch_slots: Sequence[_Words]) -> LaunchComparison:
     """Compares all inputs, or all outputs."""
     assumptions: list[str] = []
-    for found in _slots(name, asked, seen):
-        if found.difference:
-            return found
-        assumptions += found.assumptions
-    return LaunchComparison(assumptions=tuple(assumptions))
-
-
-def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterator[LaunchComparison]:
-    has_dimensions = any(shape for shape, _, _ in asked)
-    for number, (wanted, ran) in enumerate(zip_longest(asked, seen, fillvalue=_NOTHING)):
+    has_dimensions = any(shape for shape, _, _ in row_slots)
+    for number, (row, launch) in enumerate(zip_longest(row_slots, launch_slots, fillvalue=_ABSENT)):
         slot = f"{name} slot {number}"
-        if number >= len(asked):
-            yield LaunchComparison(assumptions=(f"the launch has {_text(ran)} in {slot}, which the row does not have",))
-        elif not (_same_shape(wanted, ran) and _same_format(wanted, ran)):
-            both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
+        if number >= len(row_slots):
+            assumptions.append(f"the launch has {_text(launch)} in {slot}, which the row does not have")
+            continue
+        if not (_same_shape(row, launch) and _same_format(row, launch)):
             # A leading axis of size 1 changes neither layout nor broadcasting.
-            alike = _same_format(wanted, ran) and _same_dtype(wanted, ran) and _core(wanted[0]) == _core(ran[0]) != ""
-            yield LaunchComparison(assumptions=(both,)) if alike else LaunchComparison(both)
-        elif not _same_dtype(wanted, ran):
-            both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
-            empty = not (wanted[0] or ran[0]) and (name == "input" or has_dimensions)
-            taken = empty or (name == "input" and _are_lists(wanted, ran))
-            yield LaunchComparison(assumptions=(both,)) if taken else LaunchComparison(both)
+            accepted = (
+                _same_format(row, launch)
+                and _same_dtype(row, launch)
+                and _without_leading_ones(row[0]) == _without_leading_ones(launch[0]) != ""
+            )
+        elif not _same_dtype(row, launch):
+            no_dimensions = not (row[0] or launch[0]) and (name == "input" or has_dimensions)
+            accepted = no_dimensions or (name == "input" and _are_lists(row, launch))
+        else:
+            continue
+        difference = f"{slot} is {_text(row)} in the row, and {_text(launch)} ran"
+        if not accepted:
+            return LaunchComparison(difference)
+        assumptions.append(difference)
+    return LaunchComparison(assumptions=tuple(assumptions))
 
 
 def _text(words: _Words) -> str:
@@ -141,27 +144,27 @@ def _text(words: _Words) -> str:
 def _are_lists(*slots: _Words) -> bool:
     """Returns whether slots are lists that describe a call: few whole numbers, such as axes or sizes."""
     return all(
-        dtype in _OF_LISTS and "," not in shape and (parse_whole(shape or "1") or 0) <= _LONGEST_LIST
+        dtype in _LIST_DTYPES and "," not in shape and (parse_whole(shape or "1") or 0) <= _LONGEST_LIST
         for shape, dtype, _ in slots
     )
 
 
-def _same_dtype(wanted: _Words, ran: _Words) -> bool:
-    one, other = known_dtype(wanted[1]), known_dtype(ran[1])
+def _same_dtype(row: _Words, launch: _Words) -> bool:
+    one, other = known_dtype(row[1]), known_dtype(launch[1])
     return one is None or other is None or one == other or {one.name, other.name} <= _PACKED
 
 
-def _same_format(wanted: _Words, ran: _Words) -> bool:
+def _same_format(row: _Words, launch: _Words) -> bool:
     # `NC1HWC0:1` includes a number of groups.
-    one, other = (form.partition(":")[0] for _, _, form in (wanted, ran))
+    one, other = (form.partition(":")[0] for _, _, form in (row, launch))
     return not one or not other or one == other or {one, other} <= _PLAIN
 
 
-def _same_shape(wanted: _Words, ran: _Words) -> bool:
-    if wanted[0] == ran[0] or {wanted[0], ran[0]} == {"", "1"}:
+def _same_shape(row: _Words, launch: _Words) -> bool:
+    if row[0] == launch[0] or {row[0], launch[0]} == {"", "1"}:
         return True
-    one, other = _sizes(wanted[0]), _sizes(ran[0])
-    if one is None or other is None or _NZ not in (wanted[2], ran[2]):
+    one, other = _sizes(row[0]), _sizes(launch[0])
+    if one is None or other is None or _NZ not in (row[2], launch[2]):
         return False
     blocks, matrix = sorted((one, other), key=len, reverse=True)
     return len(blocks) == len(matrix) + 2 >= 4 and _is_blocked(blocks, matrix)
@@ -175,7 +178,7 @@ def _without_ones(slot: _Words) -> _Words:
     return ",".join(size for size in shape.split(",") if size != "1"), dtype, form
 
 
-def _core(shape: str) -> str:
+def _without_leading_ones(shape: str) -> str:
     """Returns a shape without leading axes of size 1."""
     while shape.startswith("1,"):
         shape = shape[2:]
@@ -192,11 +195,6 @@ def _is_blocked(blocks: Sequence[int], matrix: Sequence[int]) -> bool:
 def _sizes(shape: str) -> list[int] | None:
     sizes = [parse_whole(word) for word in shape.split(",")] if shape else []
     return None if None in sizes else [size for size in sizes if size is not None]
-
-
-FAMILY = ("MatMulV2", "MatMulV3", "MatMulCommon")
-
-_NZ = "FRACTAL_NZ"
 
 
 def canonical_form(row: Mapping[str, str]) -> str | None:
@@ -234,62 +232,3 @@ def _matrix(shape: str, form: str) -> tuple[int, int] | None:
     if form == _NZ and len(sizes) == 4:
         return sizes[1] * sizes[2], sizes[0] * sizes[3]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None
-
-
-#: Types between which the library chooses behind one function of torch_npu.
-_FAMILIES = (
-    (*FAMILY, "MatMul"),
-    ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
-    ("DispatchFFNCombine", "DispatchFFNCombineBF16"),
-    ("GatherV2", "GatherV3"),
-    # Older toolkits have the forms with fixed axes.
-    ("ReduceMean", "ReduceMeanD"),
-    ("ReduceSum", "ReduceSumD"),
-    ("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2"),
-    ("StridedSlice", "StridedSliceD"),
-)
-#: In captured graphs (aclgraph) CANN before 8.5 names a kernel after the library function that launches it: mostly the
-#: type with one of these endings, as in the launch name `aclnnAdd_AddAiCore_Add`.
-_ALIAS_ENDINGS = ("AiCore", "Aicore")
-#: Function names that do not follow this rule, and their types.
-_FUNCTIONS = {
-    "ArangeAiCore": "Range",
-    "BatchMatMulNd": "BatchMatMulV2",
-    "DropoutDoMaskAiCore": "DropOutDoMask",
-    "LayerNormV3WithImplMode": "LayerNormV3",
-    "LogSoftmaxAiCore": "LogSoftmaxV2",
-    "MatMulV3Common": "MatMulV3",
-    "NonzeroAiCore": "NonZero",
-    "ReduceSumOpAiCore": "ReduceSum",
-    "SoftmaxAiCore": "SoftmaxV2",
-    "TransDataSpecial": "TransData",
-}
-
-
-def base_type(kernel_type: str) -> str:
-    """Returns the kernel type of a name that may be a library function: `Add` for `AddAiCore`."""
-    named = _FUNCTIONS.get(kernel_type)
-    if named is not None:
-        return named
-    return next(
-        (kernel_type.removesuffix(ending) for ending in _ALIAS_ENDINGS if kernel_type.endswith(ending)), kernel_type
-    )
-
-
-def siblings(kernel_type: str) -> tuple[str, ...]:
-    """Returns the types that a call may launch for a row: other names of the kernel first, then the family.
-
-    A sample of a sibling belongs to the sibling's row, and fills the requested row too
-    (opatlas.model.record.LaunchedCase).
-    """
-    plain = base_type(kernel_type)
-    family = next((family for family in _FAMILIES if plain in family), (plain,))
-    types = sorted(family, key=lambda name: name != plain)
-    names = [name for plain_name in types for name in _names(plain_name)]
-    return tuple(name for name in names if name != kernel_type)
-
-
-def _names(plain: str) -> tuple[str, ...]:
-    """Returns a type and the other names of the kernel."""
-    functions = (function for function, kernel_type in _FUNCTIONS.items() if kernel_type == plain)
-    return plain, *(plain + ending for ending in _ALIAS_ENDINGS), *functions

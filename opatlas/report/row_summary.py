@@ -18,13 +18,13 @@ from opatlas.model.communication import bandwidth_gbps, is_communication
 from opatlas.model.quality import NOISE_LIMIT, Quality, relative_noise
 from opatlas.model.record import Measurement, Record
 from opatlas.model.roofline import PRODUCTS, Peak, achieved_rates, row_work
-from opatlas.model.same_case import base_type
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_SHAPES,
     MESSAGE_BYTES,
     NUM_DEVICES,
 )
+from opatlas.model.siblings import base_type
 from opatlas.text import pluralize, shorten
 
 #: Significant digits of durations and rates.

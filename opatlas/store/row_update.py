@@ -1,6 +1,6 @@
 """How records change the rows of one table.
 
-Samples of a sibling type (opatlas/model/same_case.py) belong to the launched row: its CSV is updated, or the row is
+Samples of a sibling type (opatlas/model/siblings.py) belong to the launched row: its CSV is updated, or the row is
 appended. They also fill the requested row, whose Status Reason names the launched type; the requested row is never
 appended for them.
 """

@@ -132,7 +132,7 @@ def replay_pace(manifests: Iterable[Manifest]) -> Pace:
     return Pace()
 
 
-def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: bool) -> Iterator[str]:
+def summary_lines(results: Sequence[KernelResult], pace: Pace, *, read_only: bool) -> Iterator[str]:
     """Yields a table of the kernel types, then the coverage of each model.
 
     Args:
@@ -140,7 +140,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
     """
     ordered = sorted(results, key=lambda result: result.kernel_type)
     width = max(len(result.kernel_type) for result in ordered)
-    verb = "to add" if plan_only else "added"
+    verb = "to add" if read_only else "added"
     yield f"{'kernel type':{width}}  {verb:>8}  {'existing':>8}  {'too large':>9}  {'largest':>8}  {'in all':>8}"
     for result in ordered:
         yield (
@@ -155,7 +155,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
     existing = sum(result.existing for result in ordered)
     some = sum(result.added > 0 for result in ordered)
     to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{pluralize(len(ordered), 'kernel type')}"
-    added = f"{pluralize(total, 'row')} {'would be ' if plan_only else ''}added to {to}"
+    added = f"{pluralize(total, 'row')} {'would be ' if read_only else ''}added to {to}"
     yield f"{added}, {existing:,} existed before"
     if total:
         yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"

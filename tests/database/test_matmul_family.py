@@ -14,8 +14,9 @@ from test_merge import write as write_rows
 
 from opatlas.cli.main import main as database_command
 from opatlas.model.record import LaunchedCase, Measurement, Record, RowName
-from opatlas.model.same_case import FAMILY, canonical_form
+from opatlas.model.same_case import canonical_form
 from opatlas.model.schema import Status
+from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.signature import signature
 from opatlas.store import journal
 from opatlas.store.database import Database
@@ -175,7 +176,7 @@ def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database,
         assert [len(read(database, name)) for name in (V2, V3)] == [1, 1]
 
 
-@given(st.sampled_from(FAMILY), st.sampled_from(FAMILY), st.booleans())
+@given(st.sampled_from(MATMUL_FAMILY), st.sampled_from(MATMUL_FAMILY), st.booleans())
 def test_a_record_survives_its_way_through_json(asked: str, ran_as: str, with_cells: bool) -> None:
     original = record(asked, ran_as, ran_cells=cells("16,32;32,64") if with_cells else None)
     assert Record.from_json(json.loads(json.dumps(original.to_json()))) == original

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.model.same_case import base_type, siblings
+from opatlas.model.siblings import base_type, siblings
 
 
 @pytest.mark.parametrize(

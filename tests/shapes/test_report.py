@@ -37,11 +37,11 @@ def results() -> list[KernelResult]:
     ]
 
 
-@pytest.mark.parametrize("plan_only", [False, True], ids=["added", "planned"])
-def test_the_summary(plan_only: bool, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("read_only", [False, True], ids=["added", "planned"])
+def test_the_summary(read_only: bool, request: pytest.FixtureRequest) -> None:
     """The wording, in golden/: rows that a run has added, and rows that it would add."""
-    pace = Pace(0.5, "last") if plan_only else Pace()
-    lines = "\n".join(summary_lines(results(), pace, plan_only=plan_only)) + "\n"
+    pace = Pace(0.5, "last") if read_only else Pace()
+    lines = "\n".join(summary_lines(results(), pace, read_only=read_only)) + "\n"
     assert lines == (GOLDEN / f"summary_{request.node.callspec.id}.txt").read_text()
 
 

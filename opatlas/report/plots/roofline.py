@@ -21,7 +21,7 @@ from opatlas.model.roofline import (
     moved_bytes,
     operations,
 )
-from opatlas.model.same_case import base_type
+from opatlas.model.siblings import base_type
 from opatlas.report.plots.figure import (
     Plot,
     PlotKind,
