@@ -181,7 +181,7 @@ def _grouped(row, *, halves=False):
     if not len(x) == len(y) == 2 or len(weight) != 3:
         raise row.refuse(
             INPUT_SHAPES,
-            "slot 0 must be (M, K), and slot 1 (E, K, N), or five axes in FRACTAL_NZ",
+            "slot 0 must be (M, K), slot 1 (E, K, N) or, in FRACTAL_NZ, of five axes",
             "correct the shapes",
         )
     wanted = (y[0], y[1] * 2 if halves else y[1])

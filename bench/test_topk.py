@@ -20,7 +20,7 @@ def test_top_k(row, replay):
     if not x.dim() or len(values) != x.dim() or values[:-1] != x.shape[:-1] or values[-1] > x.shape[-1]:
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"output 0 must be the input {tuple(x.shape)} with k elements or fewer along the last axis",
+            f"output 0 must have the shape {tuple(x.shape)} of slot 0, or fewer elements along the last axis",
             "correct one of them",
         )
     replay(impl.top_k, x, values[-1], -1, expected=formulas.top_k)

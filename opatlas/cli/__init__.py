@@ -10,6 +10,6 @@ check.py                        opatlas check: the checks of a database, as pyte
 history.py                      opatlas history: durations by run; rebuilds CSVs
 kernels.py                      opatlas show --kernels: kernel types with a replay
 doctor.py                       opatlas doctor: whether this machine can measure
-trace_to_csv.py                 python -m opatlas.cli.trace_to_csv: a Chrome trace as a table
-probe_dispatch_ffn_combine.py   python -m opatlas.cli.probe_dispatch_ffn_combine: the shapes that DispatchFFNCombine accepts
+trace_to_csv.py                 python -m: a Chrome trace as a table
+probe_dispatch_ffn_combine.py   python -m: the shapes that DispatchFFNCombine accepts
 """

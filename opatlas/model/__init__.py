@@ -3,7 +3,8 @@
 schema.py           the columns of the CSVs, and the statuses
 slots.py            shape, dtype and format of each tensor
 signature.py        which rows are the same case; row ids
-same_case.py        sibling kernel types, and launches beside a row
+same_case.py        comparison of launches with rows
+siblings.py         sibling kernel types
 record.py           the record of one row in one run
 quality.py          the quality of samples, and their noise
 roofline.py         peaks of devices; what a row reads, moves and computes
