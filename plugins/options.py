@@ -36,7 +36,7 @@ from opatlas.text import parse_whole
 from .selection import GIVEN_UP_AFTER, Shard
 from .where import parse_where
 
-#: The older tool's environment variable for --repeat-count.
+#: The original tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
 
 #: The largest rows of real captures take tens of seconds a call on a slow CPU.

@@ -57,7 +57,7 @@ COMMANDS = {
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }
-#: Former commands and their successors.
+#: Removed commands and their successors.
 SUCCESSORS = {
     "fill-runtime": "opatlas ingest --attention-records",
     "kernels": "opatlas show --kernels",

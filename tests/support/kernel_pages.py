@@ -64,8 +64,8 @@ def as_page(kernels: Sequence[Kernel]) -> str:
 
 
 def as_summary(kernels: Sequence[Kernel]) -> str:
-    """The README's table: a line for each family, which leaves out the AiCore twins of kernels that it names."""
-    count = f"{len(kernels)} kernel types have a replay (the table leaves out `AiCore` twins):"
+    """The README's table: a line for each family, with `Add` and not also `AddAiCore`."""
+    count = f"{len(kernels)} kernel types have a replay (each may have a second name, as Add has AddAiCore):"
     rows = []
     for family in sorted({kernel.family for kernel in kernels}):
         of_family = [kernel for kernel in kernels if kernel.family == family]
