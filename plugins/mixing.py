@@ -16,7 +16,7 @@ from opatlas.combine.provenance import (
     Provenance,
     StoredDuration,
 )
-from opatlas.devices.cgroups import available_cores
+from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import INSTRUMENTS, choose_group_instrument, choose_instrument
 from opatlas.model.location import UNNAMED_NPU
@@ -45,7 +45,8 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
             return [printable(f"--mixed: {error}")]
         again = ""
         if error.theirs.only_threads_differ(error.ours) and (error.theirs.threads or 0) <= available_cores():
-            again = f"--threads {error.theirs.threads}"
+            cores = sorted(usable_cores())[: error.theirs.threads]
+            again = f"taskset -c {','.join(map(str, cores))}"
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, again)}") from None
     note = provenance.folder_note(settings.origin)
     return [printable(note)] if note else []

@@ -12,7 +12,7 @@ from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices
 from opatlas.engine import expert_parallel
-from opatlas.engine.group_spec import NODE_OPTIONS, add_node_options
+from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S, add_node_options
 from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.versions import CANN, TORCH, VLLM, Versions, versions_option
@@ -33,7 +33,7 @@ from opatlas.options import (
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
-from .selection import GIVEN_UP_AFTER, Shard
+from .selection import Shard
 from .where import parse_where
 
 #: The original tool's environment variable for --repeat-count.
@@ -43,8 +43,6 @@ REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
 CASE_TIMEOUT_S = 300.0
 #: The first call with a shape may compile the kernel; caches keep the result for later sessions.
 FIRST_CASE_TIMEOUT_S = 900.0
-#: A profile of so many rows is parsed in seconds, and the start of the next process takes some twenty.
-_MSPROF_ROWS = 200
 #: The instruments of each kind of device, the best one first.
 _INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in INSTRUMENTS.items())
 
@@ -130,13 +128,6 @@ ROWS = (
         "'status in (failed, oom)' (default: all rows)",
     ),
     declare(
-        "--retry-failed",
-        Scope.REPLAYS,
-        action="store_true",
-        help=f"also run rows that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
-        "(default: they are xfail and not run; with --strict they fail and are not run)",
-    ),
-    declare(
         "--prune-empty-duration-rows",
         Scope.REPLAYS,
         action="store_true",
@@ -200,28 +191,14 @@ MEASURING = (
         f"{', '.join(METRICS)} (default: %(default)s)",
     ),
     declare(
-        "--msprof-rows",
-        Scope.KERNELS,
-        type=at_least(1),
-        default=_MSPROF_ROWS,
-        metavar="N",
-        help="with --instrument msprof: number of rows of a profiling session, whose durations are known at its end "
-        "(default: %(default)s)",
-    ),
-    declare(
         "--case-timeout",
         Scope.RUNNING,
         type=positive,
         metavar="SECONDS",
         help="kill a row that takes longer "
-        f"(default: {CASE_TIMEOUT_S:g}, and {FIRST_CASE_TIMEOUT_S:g} for a row that was never run before)",
-    ),
-    declare(
-        "--threads",
-        Scope.RUNNING,
-        type=at_least(1),
-        metavar="N",
-        help="CPU threads of torch (default: one per available core)",
+        f"(default: {CASE_TIMEOUT_S:g}, and {FIRST_CASE_TIMEOUT_S:g} for a row that was never run before). A group of "
+        f"devices may take as long to start, and at least {JOIN_TIMEOUT_S:g}, or {NODES_JOIN_TIMEOUT_S:g} with several "
+        "nodes",
     ),
     declare(
         "--in-process",
@@ -245,6 +222,9 @@ FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, des
 MOVED = (
     *(moved(f"--{each.field}-version", versions_option([each])) for each in (VLLM, TORCH, CANN)),
     moved("--status", "--where 'status in (failed, oom)'; a row that was never run has the status none"),
+    moved("--retry-failed", "pytest's --runxfail"),
+    moved("--threads", "`taskset -c 0-3 opatlas bench`: torch has a thread for each core that the process may use"),
+    moved("--msprof-rows", "--where, --ops or --shard for fewer rows; a profiling session has up to 200"),
 )
 #: All options of a session of replays, those of groups and of collectives included.
 OPTIONS = (*DATABASE, *ROWS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)

@@ -316,7 +316,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
             before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
             given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
             if given_up:
-                before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
+                before += f" ({planned.crashes(position)} sessions in a row; --runxfail runs it again)"
             if given_up or not chosen.strict:
                 planned.known_failures[position] = KnownFailure(
                     printable(before), run=not given_up, strict=chosen.strict

@@ -16,7 +16,7 @@ from opatlas.text import suggest
 from .where import Where
 from .where_variables import RowVariables
 
-#: A row that crashed or timed out in so many sessions in a row is not run again without --retry-failed, because each
+#: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each
 #: try costs a device process and perhaps a whole deadline.
 GIVEN_UP_AFTER = 2
 

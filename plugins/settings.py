@@ -15,8 +15,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.files import absolute_path
-from opatlas.instruments.attribution import MOST_ROWS
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
+from opatlas.isolation.msprof.command import SESSION_ROWS
 from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import at_least, changed
 from opatlas.store.update_mode import UpdateMode
@@ -146,12 +146,12 @@ def settings_of(config: pytest.Config) -> Settings:
         shard=option.shard,
         # A look-up of a row that crashed on a device is safe. All nodes must run the same rows, whatever statuses
         # each of them has stored.
-        retry_failed=option.retry_failed or option.prof_path is not None or option.nnodes > 1,
+        retry_failed=option.runxfail or option.prof_path is not None or option.nnodes > 1,
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
         measure=_measure_settings(option, workload.cache),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
-        msprof_rows=option.msprof_rows if has_msprof else None,
+        msprof_rows=SESSION_ROWS if has_msprof else None,
         in_process=option.in_process,
         collect_only=option.collectonly,
         where=option.where,
@@ -192,8 +192,6 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
         refuse(config, named("--case-timeout"), "--in-process cannot end a row that hangs")
     if option.usepdb and not option.in_process:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
-    if option.msprof_rows > MOST_ROWS:
-        raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
 
 
 def _refuse_databases_as_tests(config: pytest.Config) -> None:
@@ -219,8 +217,7 @@ def _has_msprof(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
     kinds = {device.kind for device in devices}
     instruments = {choose_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
     if "npu" not in kinds:
-        of_npus = named("--aic-metrics", "--msprof-rows")
-        refuse(config, of_npus, f"rows are replayed on {devices[0]}, which is no NPU")
+        refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
     if MSPROF in instruments and option.in_process:
         raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
     return MSPROF in instruments
@@ -237,7 +234,6 @@ def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings
         repeat_count=repeat_count,
         cache=option.cache or cache,
         time_limit_s=option.time_limit,
-        threads=option.threads,
         instrument=option.instrument,
         aic_metrics=option.aic_metrics,
         max_noise=option.max_noise,

@@ -216,7 +216,7 @@ class SessionSummary:
         given_up = accounts[GIVEN_UP] + accounts[XFAILED] - self._tally.outcomes["xfailed"]
         if given_up:
             rows = pluralize(given_up, self._context.settings.unit)
-            yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"
+            yield f"{rows} not run, after crashes or timeouts in sessions before (--runxfail)"
         unresolved = self._ledger.unresolved()
         if unresolved:
             counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())

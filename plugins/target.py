@@ -114,12 +114,11 @@ def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], workloa
     naming = workload.naming(device.kind)
     # The installed software measures, by whatever version of the same release the user calls it.
     versions = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
-    threads = option.threads or available_cores()
     return MeasurementOrigin(
         device.name,
         device.kind,
         {name: public_version(version) for name, version in versions.items() if version},
-        threads=threads if device.kind == "cpu" and workload.has_threads else None,
+        threads=available_cores() if device.kind == "cpu" and workload.has_threads else None,
         host=platform.node(),
     )
 

@@ -16,7 +16,7 @@ from opatlas.plugins import options, theory
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 74
+MOST_OPTIONS = 70
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {
     "--format": "of a weight's layout, or of a plot's file",
@@ -86,8 +86,8 @@ def test_each_kind_of_session_has_options_without_an_effect(scope: Scope, withou
         (("bench/", "--rows=5", "--seed=3"), "added by `pytest shapes/`: leave out --rows, --seed"),
         (("bench/", "--num-devices=2"), "only bench/test_collectives.py measures collectives: leave out --num-devices"),
         (
-            ("bench/", "--device=cpu", "--aic-metrics=Memory", "--msprof-rows=5"),
-            "replayed on cpu 0, which is no NPU: leave out --aic-metrics, --msprof-rows",
+            ("bench/", "--device=cpu", "--aic-metrics=Memory"),
+            "replayed on cpu 0, which is no NPU: leave out --aic-metrics",
         ),
         (("bench/", "--versions=torch=2.9.0"), "--database-path names the folder, whatever the versions: leave out"),
         (("shapes/", "--versions=torch=2.9.0"), "--database-path names the folder, whatever the versions: leave out"),
@@ -107,6 +107,8 @@ def test_an_option_without_an_effect_is_refused(arguments: tuple[str, ...], mess
         (["--ops="], "argument --ops: '': give a name, or several with commas"),
         (["--plan-only"], "--plan-only: this option was removed: use --read-only"),
         (["--status", "failed"], "--status: this option was removed: use --where 'status in (failed, oom)'"),
+        (["--threads=4"], "--threads: this option was removed: use `taskset"),
+        (["--join-timeout", "9"], "--join-timeout: this option was removed: use --case-timeout"),
         (["--torch-version=2.9.0"], "--torch-version: this option was removed: use --versions torch=V"),
     ],
 )
@@ -126,7 +128,7 @@ def test_fail_fast_is_another_name_of_x() -> None:
     ("place", "added"),
     [
         ("shapes/", "--repeat-count=3 --shard=1/2 --versions=torch=2.9.0"),
-        ("bench/", "--rows=5 --num-devices=2 --msprof-rows=5 --versions=cann=8.5"),
+        ("bench/", "--rows=5 --num-devices=2 --versions=cann=8.5"),
         ("bench/test_collectives.py", "--in-process --where=M<5"),
     ],
 )
@@ -145,5 +147,5 @@ def test_an_option_of_the_configuration_is_ignored_where_it_has_no_effect(
 
 
 def test_only_words_of_the_command_line_count_as_given() -> None:
-    arguments = ["bench/", "--repeat-count=3", "--cache", "warm", "--", "--threads=4"]
+    arguments = ["bench/", "--repeat-count=3", "--cache", "warm", "--", "--time-limit=4"]
     assert given(arguments, options.MEASURING) == ["--repeat-count", "--cache"]

@@ -175,7 +175,7 @@ def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Fin
 STATUSES = Check(
     "statuses",
     "statuses that are unknown, lack a reason or contradict their row",
-    "replay the rows again (opatlas bench --database-path DB --retry-failed)",
+    "replay the rows again (opatlas bench --database-path DB --runxfail)",
     check_table=_wrong_statuses,
 )
 

@@ -42,7 +42,7 @@ MOVED = (
     *(
         moved(f"{prefix}{name}", f"--{name}")
         for prefix in ("--ep-", "--dispatch-ffn-combine-")
-        for name in ("nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "join-timeout")
+        for name in ("nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port")
     ),
     moved("--dispatch-ffn-combine-ep-size", "--ep-size"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from opatlas.options import Scope, add_all, at_least, between, declare, positive
+from opatlas.options import Scope, add_all, at_least, between, declare, moved
 
 if TYPE_CHECKING:
     import pytest
@@ -150,31 +150,29 @@ NODE_OPTIONS = (
         metavar="PORT",
         help="port of node 0, needed with several nodes (default: a free port)",
     ),
-    declare(
-        "--join-timeout",
-        _SCOPE,
-        type=positive,
-        metavar="SECONDS",
-        help="how long a group may take to start: its ranks start, and its nodes meet "
-        f"(default: {JOIN_TIMEOUT_S:g}, and {NODES_JOIN_TIMEOUT_S:g} with several nodes)",
-    ),
 )
+#: Removed options, with their successors.
+MOVED = (moved("--join-timeout", "--case-timeout SECONDS: a group may take as long to start"),)
 
 
 def add_node_options(parser: pytest.Parser) -> None:
     """Adds NODE_OPTIONS to the help of pytest."""
-    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), NODE_OPTIONS)
+    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), (*NODE_OPTIONS, *MOVED))
 
 
 def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:
-    """Returns the group of `ranks` ranks on the nodes that the options name; `more` are fields of GroupSpec."""
+    """Returns the group of `ranks` ranks on the nodes that the options name; `more` are fields of GroupSpec.
+
+    A group may take as long to start as its rows may run, and at least the default of GroupSpec.
+    """
+    limit_s, least_s = options.case_timeout, GroupSpec(ranks, nnodes=options.nnodes).join_limit_s
     return GroupSpec(
         ranks,
         nnodes=options.nnodes,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
-        join_timeout_s=options.join_timeout,
+        join_timeout_s=limit_s if limit_s is not None and limit_s > least_s else None,
         **more,
     )
 

@@ -21,9 +21,15 @@ def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsy
 
 def test_the_options_name_the_nodes_of_a_group() -> None:
     values = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 29500}
-    options = Namespace(**values, join_timeout=9.0)
-    assert group_on_nodes(options, 4, nproc_per_node=2) == GroupSpec(4, **values, nproc_per_node=2, join_timeout_s=9.0)
+    options = Namespace(**values, case_timeout=None)
+    assert group_on_nodes(options, 4, nproc_per_node=2) == GroupSpec(4, **values, nproc_per_node=2)
     assert node_options_problem(options) == ""
+
+
+@pytest.mark.parametrize(("case_timeout", "join_limit_s"), [(None, 300.0), (10.0, 300.0), (900.0, 900.0)])
+def test_a_group_may_take_as_long_to_start_as_a_row(case_timeout: float | None, join_limit_s: float) -> None:
+    values = {"nnodes": 2, "node_rank": 0, "master_addr": "10.0.0.1", "master_port": 29500}
+    assert group_on_nodes(Namespace(**values, case_timeout=case_timeout), 4).join_limit_s == join_limit_s
 
 
 @pytest.mark.parametrize(

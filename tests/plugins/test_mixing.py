@@ -154,11 +154,18 @@ def test_another_instrument_and_other_threads_are_refused(measured: Sessions) ->
     assert is_refused(done), done.output
     assert "another" in done
     measured.write("Toy", rows)
-    threads = json.loads(manifests(measured)[0].read_text())["device"]["facts"]["threads"]
-    others = measured.run_in_process(f"--threads={threads + 1}", "--update-mode=missing-only")
-    assert is_refused(others)
-    assert f"--threads {threads}" in others
-    assert measured.run_in_process(f"--threads={threads}").code == 0
+    (manifest,) = manifests(measured)
+    text = manifest.read_text()
+    found = json.loads(text)
+    threads = found["device"]["facts"]["threads"]
+    for other in {1, threads + 1} - {threads}:
+        found["device"]["facts"]["threads"] = other
+        manifest.write_text(json.dumps(found))
+        done = measured.run_in_process("--update-mode=missing-only")
+        assert is_refused(done)
+        assert ("taskset -c" in done) == (other < threads)
+    manifest.write_text(text)
+    assert measured.run_in_process().code == 0
 
 
 def test_a_device_that_measures_with_another_instrument_than_expected_skips_the_rows(sessions: Sessions) -> None:

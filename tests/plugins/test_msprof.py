@@ -63,7 +63,7 @@ def test_a_limit_of_noise_holds_once_durations_are_known(sessions: Sessions, npu
 
 def test_sessions_are_bounded(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(size) for size in range(1, 6)])
-    done = npus.run("--msprof-rows=3", "-s")
+    done = npus.run("-s", SESSION_ROWS="3")
     assert done.ledger() == {"measured": 5}
     assert done.output.count("Start profiling") == 2
     assert measured_right(sessions) == set(range(1, 6))
@@ -74,7 +74,7 @@ def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus) -> No
     sizes = range(1, 1 + len(faults))
     sessions.write("Toy", [row(size) for size in sizes])
     by_session = {str(number): fault for number, fault in enumerate(faults, start=1)}
-    done = npus.run("-s", "--msprof-rows=1", faults=by_session)
+    done = npus.run("-s", faults=by_session, SESSION_ROWS="1")
     assert done.ledger() == {"measured": len(faults)}, done.output
     assert measured_right(sessions) == set(sizes)
     # A summary that msprof had not written yet was asked for, and no row was run again.
@@ -217,7 +217,7 @@ def test_missing_only_runs_what_is_missing(sessions: Sessions, npus: StandInNpus
 
 def test_several_npus_share_the_batches(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(size) for size in range(1, 8)])
-    done = npus.run("--msprof-rows=2", npus=2)
+    done = npus.run(npus=2, SESSION_ROWS="2")
     assert done.code == 0, done.output
     assert done.ledger() == {"measured": 7}
     assert measured_right(sessions) == set(range(1, 8))

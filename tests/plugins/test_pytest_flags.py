@@ -176,7 +176,6 @@ def test_what_the_installed_torch_measures_is_not_filed_under_another(sessions: 
 def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
     for option, message in (
         ("--repeat-count=0", "'0'"),
-        ("--threads=0", "'0'"),
         ("--time-limit=-1", "'-1'"),
         ("--case-timeout=nan", "'nan'"),
         ("--update-mode=some", "'some'"),

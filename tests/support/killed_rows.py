@@ -45,7 +45,7 @@ TELLING = ("Slow", "Moody")
 FAILING = {Mood.EXIT: "crashed", Mood.RAISE: "failed"}
 #: What a measurement sets, and what differs from one to the next.
 VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, CRASHES_IN_A_ROW}
-MEASURE = ("--repeat-count=1", "--cache=warm", "--threads=1")
+MEASURE = ("--repeat-count=1", "--cache=warm")
 ROW_S = 0.12
 
 Key = tuple[str, int]

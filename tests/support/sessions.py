@@ -54,9 +54,11 @@ import simulated
 from opatlas.devices.discovery import VISIBLE, pin_devices
 from opatlas.devices.device import DeviceSpec
 from opatlas.isolation import device_process
+from opatlas.isolation.msprof import command
 
 # Exit codes are told only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
+command.SESSION_ROWS = int(os.environ.get("SESSION_ROWS", command.SESSION_ROWS))
 pytest_plugins = ("opatlas.plugins",)
 
 

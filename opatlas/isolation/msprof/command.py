@@ -21,6 +21,9 @@ METRICS = (
     "L2Cache",
     "MemoryAccess",
 )
+#: The most rows of a profiling session. A profile of so many rows is parsed in seconds; the start of the next process
+#: takes some twenty.
+SESSION_ROWS = 200
 #: Characters that msprof refuses in the value of --output, and the maximum length of the value.
 _REFUSED = frozenset("'\"\\%><|&$;`")
 _LONGEST = 1024
