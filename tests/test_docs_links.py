@@ -11,7 +11,7 @@ from doc_commands import DOCS, PAGES, ROOT
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 #: A file of the checkout, as sentences name it: `opatlas/engine/inputs/replay_row.py`, `tests/support/`.
-_FILE = re.compile(r"`((?:bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
+_FILE = re.compile(r"`((?:opatlas|bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
 
 
 def text_of(page: Path) -> str:

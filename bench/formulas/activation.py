@@ -22,13 +22,13 @@ def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 @per_row("x")
 def swiglu(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Returns `gated` of x."""
+    """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
     assert dim == -1
     return gated(x)
 
 
 def gated(x: torch.Tensor) -> torch.Tensor:
-    """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
+    """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis."""
     half = x.shape[-1] // 2
     gate, up = x[..., :half], x[..., half:]
     return gate / (1 + (-gate).exp()) * up
