@@ -1,4 +1,4 @@
-"""Fixtures of tests that run real sessions, and which files go first; property tests may take any time.
+"""Fixtures of all tests, and which files go first; property tests may take any time.
 
 Where nobody watches a terminal, a line a minute tells how far the tests are.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +23,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("unhurried")
 #: Their files take up to minutes each, the others seconds.
 LONG = ("chaos", "groups", "collectives", "plugins")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-golden",
+        action="store_true",
+        help="write the texts of golden/ and of tests/bench/refusals.txt anew (default: compare with them)",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,3 +77,17 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
 @pytest.fixture
 def npus(sessions: Sessions) -> StandInNpus:
     return StandInNpus(sessions)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with a file of the folder golden/ beside the test; --write-golden writes the file."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--write-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, "utf-8")
+        assert text == path.read_text("utf-8"), f"run `pytest {request.path} --write-golden`, and read the change"
+
+    return compare

@@ -23,6 +23,25 @@ from opatlas.store.write_back import write_back
 from opatlas.text import pluralize
 
 
+class IncomparableDatabases(OpAtlasError):
+    """Databases that were measured on different devices, or with different numbers of CPU threads or torches.
+
+    Attributes:
+        source, found: the database that differs, and its devices, numbers of threads, or versions of torch.
+        other, known: the target or an earlier source, and the same facts of it.
+    """
+
+    def __init__(self, where: str, source: str, found: frozenset[str], other: str, known: frozenset[str]) -> None:
+        self.source = source
+        self.found = found
+        self.other = other
+        self.known = known
+        super().__init__(
+            f"{source} was measured {where} {', '.join(sorted(found))}, {other} {where} {', '.join(sorted(known))}: "
+            f"these durations are not comparable; combine it into a TARGET of its own, or add --mixed"
+        )
+
+
 @dataclass
 class CombineSources:
     """The sources of `combine`.
@@ -168,18 +187,14 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
     """Checks that all databases were measured on one device, with one number of CPU threads and one torch.
 
     Raises:
-        OpAtlasError: by the manifests, a source differs from the target, or from an earlier source.
+        IncomparableDatabases: by the manifests, a source differs from the target, or from an earlier source.
     """
     for where, names_of in _MEASURED:
         known, holder = _union(map(names_of, opened.target_manifests.values())), str(target)
         for source in opened.sources:
             found = _union(map(names_of, source.manifests.values()))
             if known and not found <= known:
-                raise OpAtlasError(
-                    f"{source.name} was measured {where} {', '.join(sorted(found))}, {holder} {where} "
-                    f"{', '.join(sorted(known))}: these durations are not comparable; "
-                    f"combine it into a TARGET of its own, or add --mixed"
-                )
+                raise IncomparableDatabases(where, source.name, found, holder, known)
             if not known:
                 holder = source.name
             known |= found

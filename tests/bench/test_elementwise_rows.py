@@ -33,6 +33,6 @@ def test_a_scalar_in_the_row_changes_nothing() -> None:
 
 
 def test_muls_of_dtypes_that_no_npu_launches_it_for_says_so() -> None:
-    with pytest.raises(Unsupported, match="launches Mul, and not Muls, for FLOAT"):
+    with pytest.raises(Unsupported, match=r"\bMul\b.*\bMuls\b.* FLOAT"):
         arguments("FLOAT", "meta")
     assert arguments("FLOAT", "cpu")[0].dtype == torch.float32

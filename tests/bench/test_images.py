@@ -67,4 +67,5 @@ def test_no_window_holds_a_number_twice():
 
 def test_the_record_tells_the_arguments():
     outcome = replay_row("Conv2D", ROWS["Conv2D"][0])
-    assert outcome.measurement.assumptions == ("windows: kernel 3x3, stride 1x1, padding 1x1",)
+    (windows,) = outcome.measurement.assumptions
+    assert all(argument in windows for argument in ("kernel 3x3", "stride 1x1", "padding 1x1"))

@@ -27,7 +27,6 @@ def wide(monkeypatch):
 
 def test_every_replay_has_its_line():
     lines = as_text(kernels()).splitlines()
-    assert " ".join(lines[0].split()) == "kernel type family NPU call proven by devices timed on a GPU"
     assert [line.split()[0] for line in lines[1 : 1 + len(kernels())]] == [known.kernel_type for known in kernels()]
     assert {known.kernel_type for known in kernels()} == set(replays_of_bench())
 

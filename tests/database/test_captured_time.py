@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from printed import numbers_in
 
 from opatlas.capture.summary import captured_time_us, missing_replay_lines
+from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
 
 
 def frame(*rows: tuple[str, str]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["Profiling Average Duration(us)", "Profiling Samples"])
+    return pd.DataFrame(rows, columns=[PROFILING_AVERAGE, PROFILING_SAMPLES])
 
 
 def lines(rows: dict[str, int], time_us: dict[str, float | None]) -> str:
@@ -23,15 +25,18 @@ def test_time_is_the_launches_times_their_average() -> None:
 
 def test_a_duration_of_an_unknown_number_of_launches_is_no_time() -> None:
     assert captured_time_us(frame(("10.5", "4"), ("2", ""))) is None
-    assert captured_time_us(frame(("10.5", "4"))[["Profiling Average Duration(us)"]]) is None
+    assert captured_time_us(frame(("10.5", "4"))[[PROFILING_AVERAGE]]) is None
 
 
 def test_the_largest_share_comes_first_and_the_rest_is_counted() -> None:
     rows = {f"Kernel{i}": 1 for i in range(12)} | {"Small": 9}
     said = lines(rows, {f"Kernel{i}": i * 10.0 for i in range(12)} | {"Small": 0.1, "Add": 1000.0})
-    assert "21 rows of 13 kernel types, 39.8 % of the captured device time: Kernel11 1 (6.6 %), Kernel10 1" in said
-    assert "5 more" in said
-    assert "docs/adding-a-kernel.md" in said
+    total, largest, names = said.partition("Kernel11 1 (6.6 %), ")
+    assert largest
+    assert numbers_in(total) == (21, 13, 39.8)
+    assert names.startswith("Kernel10 1 ")
+    assert "5 more" in names
+    assert "docs/adding-a-kernel.md" in names
 
 
 def test_without_captured_durations_rows_alone_are_counted() -> None:
@@ -45,7 +50,7 @@ def test_a_share_that_rounds_to_nothing_is_not_told_as_nothing() -> None:
 
 
 def test_the_name_of_a_replay_that_may_be_the_same_kernel_is_told() -> None:
-    assert "MatMul 1 (did you mean MatMulV2?)" in lines({"MatMul": 1}, {})
+    assert "MatMulV2" in lines({"MatMul": 1}, {})
 
 
 def test_nothing_is_told_where_all_have_one() -> None:

@@ -135,8 +135,9 @@ def test_prune_takes_rows_without_any_duration(tmp_path: Path) -> None:
 def test_a_compute_csv_under_such_a_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hcom_allReduce_.csv"
     path.write_text("Input Shapes,Input Data Types,Output Shapes,Output Data Types\n1,FLOAT,1,FLOAT\n")
-    with pytest.raises(TableError, match=r"no column 'message_bytes', 'num_devices'.*not a communication CSV"):
+    with pytest.raises(TableError) as caught:
         read_frame(path)
+    assert all(name in caught.value.problem for name in ("message_bytes", "num_devices"))
 
 
 def test_every_collective_is_found_by_its_name() -> None:

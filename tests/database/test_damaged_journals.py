@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from abs_rows import cells, read, record, write
 from hypothesis import given
 from hypothesis import strategies as st
 from test_journal import abandoned
-from test_merge import cells, read, record, write
 
 from opatlas.model.record import Record
 from opatlas.model.schema import Status

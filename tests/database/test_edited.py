@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from abs_rows import cells, read, record, write
 from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
-from test_merge import cells, read, record, write
 
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.record import Measurement, Record, RowName

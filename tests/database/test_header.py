@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,10 @@ def test_of_many_columns_some_are_named(tmp_path: Path) -> None:
     names = tuple(f"column {number}" for number in range(17))
     path = tmp_path / "Abs.csv"
     path.write_text(",".join(names) + "\n")
-    with pytest.raises(TableError, match=r"column 0, .*, column 11, and 5 more"):
+    with pytest.raises(TableError) as caught:
         read_frame(path)
+    named = [name for name in names if re.search(rf"\b{name}\b", caught.value.problem)]
+    assert named == list(names[:12])
 
 
 @pytest.mark.parametrize("cells", [(*CELLS, "", ""), ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,9", "FLOAT", "NZ")])
@@ -91,7 +94,7 @@ def test_values_where_the_header_was(tmp_path: Path, cells: tuple[str, ...]) -> 
     with pytest.raises(TableError) as caught:
         read_frame(path)
     assert (caught.value.path, caught.value.line) == (path, 1)
-    assert "no column" not in caught.value.problem
+    assert "'Input Shapes'" not in caught.value.problem, "no column is named as missing"
 
 
 def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from test_merge import cells, read, record, write
+from abs_rows import cells, read, record, write
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import LaunchedCase, Record

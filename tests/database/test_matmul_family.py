@@ -8,9 +8,9 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from abs_rows import read
+from abs_rows import write as write_rows
 from hypothesis import given
-from test_merge import read
-from test_merge import write as write_rows
 
 from opatlas.cli.main import main as database_command
 from opatlas.model.record import LaunchedCase, Measurement, Record, RowName
@@ -136,7 +136,8 @@ def test_what_ran_on_other_shapes_goes_to_the_row_of_those(database: Database) -
     other = cells("16,32;32,64")
     write(database, V2, cells())
     write_back(database, [record(ran_cells=other)], UpdateMode.ALL, prune=False)
-    assert read(database, V2)[0]["Status Reason"] == "ran as MatMulV3 on 16,32;32,64"
+    reason = read(database, V2)[0]["Status Reason"]
+    assert all(named in reason for named in (V3, "16,32;32,64"))
     assert read(database, V3)[0]["Input Shapes"] == "16,32;32,64"
 
 
@@ -160,8 +161,8 @@ def test_a_sample_that_has_no_row_any_more_is_kept(database: Database) -> None:
     header = JournalHeader("run-1", "missing-only", False)
     journal.write(database.journal_dir / "run-1.jsonl", header, [record().to_json()])
     (problem,) = write_back_run(database, header).problems
-    assert "1 measured row is not in the CSVs any more" in problem
     kept = database.reports_dir / "unmatched_run-1.jsonl"
+    assert str(kept) in problem
     assert journal.read(kept).records == (record(),)
 
 

@@ -101,4 +101,4 @@ def test_a_remark_tells_what_ran_and_what_else_is_to_be_known() -> None:
     other = {**PRODUCT, "Input Shapes": "2,8;4,8"}
     assert measured_cells(full("MatMulV2", PRODUCT, None))[schema.STATUS_REASON] == "one dtype assumed"
     remark = measured_cells(full("MatMulV2", PRODUCT, LaunchedCase("MatMulV3", other)))[schema.STATUS_REASON]
-    assert remark == "ran as MatMulV3 on 2,8;4,8; one dtype assumed"
+    assert all(part in remark for part in ("MatMulV3", other["Input Shapes"], "one dtype assumed"))

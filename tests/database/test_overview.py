@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_merge import cells, write
+from abs_rows import cells, write
 
 from opatlas.cli import show as overview
 from opatlas.cli.main import main
@@ -65,7 +65,9 @@ def test_rows_are_counted_by_what_is_known_of_them(
     assert table["status"] == {"measured": 4, "failed": 1, "": 2}
     # `pytest shapes/` measured nothing.
     assert (found["runs"], found["ingests"], found["last_run_at"]) == (1, 0, 1e9)
-    assert found["devices"] == {"Intel_Xeon_Processor (2 threads) with torch 2.13.0": 1}
+    ((device, runs),) = found["devices"].items()
+    assert runs == 1
+    assert all(fact in device for fact in ("Intel_Xeon_Processor", "2 threads", "2.13.0"))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[1:])) <= 80
     assert [line.split() for line in lines if line.startswith("Abs ")] == [
@@ -90,7 +92,7 @@ def test_without_a_name_databases_are_listed(
     monkeypatch.setattr(overview, "ROOT", tmp_path)
     (found,) = told(tmp_path)
     assert found["path"] == str(database.path)
-    assert "Intel_Xeon_Processor/torch/torch2.13.0_cpu" in capsys.readouterr().out
+    assert str(database.path.relative_to(tmp_path)) in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_read_is_told_and_the_others_are_shown(

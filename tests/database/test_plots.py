@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from printed import numbers_by_line, numbers_in
 
 from opatlas.cli.main import main
 from opatlas.model.roofline import PEAKS, Peak
@@ -148,14 +150,14 @@ def test_replays_of_another_device_are_in_no_plot_of_this_one(
     assert other is not None
     assert (other.microbench_us, other.profiling_us) == (None, 3.0)
     assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots"), "--device", "NVIDIA_H200"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "  roofline.png                      1 row of 1 kernel type" in lines
-    assert "  durations.png                     3 durations of 1 kernel type" in lines
-    assert "AMD_EPYC" in lines[-1]
+    out = capsys.readouterr().out
+    numbers = numbers_by_line(out)
+    assert (numbers["roofline.png"], numbers["durations.png"]) == ((1, 1), (3, 1))
+    assert "AMD_EPYC" in out.splitlines()[-1]
     assert "AMD_EPYC" not in titles["roofline"]
-    assert titles["microbench_against_profiling"] == "Replayed on AMD_EPYC, NVIDIA_H200\nagainst captured"
+    assert "AMD_EPYC, NVIDIA_H200" in titles["microbench_against_profiling"]
     assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
-    assert "plots of AMD_EPYC, in" in capsys.readouterr().out
+    assert "AMD_EPYC" in capsys.readouterr().out.partition("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> Non
     for least, most in (axis.get_xlim(), axis.get_ylim()):
         assert math.log10(least) == pytest.approx(round(math.log10(least)))
         assert most >= 10 * least
-    assert "without a roof" in plot.figure.get_suptitle()
+    assert plot.figure.get_suptitle() not in ("", "Roofline")
     (known,) = roofline_plots(rows, "Roofline", Peak(1000.0))
     assert known.figure.get_suptitle() == "Roofline"
 
@@ -191,11 +193,11 @@ def test_many_kernel_types_are_pages_of_equal_size() -> None:
     rows = [timed(f"Type{number:02}", 4, replayed=3.0) for number in range(26)]
     made = durations_plots(rows, "Durations", Peak(100.0))
     assert [plot.name for plot in made] == ["durations_1", "durations_2"]
-    assert made[0].content == "13 durations of 13 kernel types"
+    assert numbers_in(made[0].content) == (13, 13)
     assert [axis.get_title() for axis in made[1].figure.axes if axis.get_visible()] == [
         f"Type{number}" for number in range(13, 26)
     ]
-    assert "page 2 of 2" in made[1].figure.get_suptitle()
+    assert numbers_in(made[1].figure.get_suptitle()) == (2, 2)
 
 
 def test_the_line_of_durations_is_that_of_the_bandwidth() -> None:
@@ -243,7 +245,7 @@ def test_stand_ins_are_in_no_roofline_and_no_bandwidth(folder: Path, capsys: pyt
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
     out = capsys.readouterr().out
     assert "2 stand-ins" in out
-    assert "2 rows of 1 kernel type" in out
+    assert numbers_by_line(out)["roofline.png"] == (2, 1)
     assert not (folder / "plots" / "bandwidth.png").exists()
 
 
@@ -255,22 +257,17 @@ def test_agreement_of_few_rows_has_no_tenths() -> None:
     assert (found.rows, found.p10, found.p50, found.p90) == (11, 0.2, 0.6, 1.0)
 
 
-def test_every_plot_that_there_is_data_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_plot_that_there_is_data_for(
+    folder: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
     pytest.importorskip("matplotlib")
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
     names = ["durations", "roofline", "bandwidth", "microbench_against_profiling", "bus_bandwidth"]
     assert sorted(path.name for path in (folder / "plots").iterdir()) == sorted(f"{name}.png" for name in names)
     for path in (folder / "plots").iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out.splitlines() == [
-        f"plots of NVIDIA_H200, in {folder / 'plots'}:",
-        "  durations.png                     8 durations of 2 kernel types",
-        # The row that was captured only is no replay.
-        "  roofline.png                      4 rows of 2 kernel types",
-        "  bandwidth.png                     2 rows of 1 kernel type",
-        "  microbench_against_profiling.png  3 rows, 2 within 20 %, median 1.00 x",
-        "  bus_bandwidth.png                 1 message of all_reduce",
-    ]
+    # The row that was captured only is in no roofline.
+    golden("plots.txt", capsys.readouterr().out.replace(str(folder), "DB"))
 
 
 def test_names_are_no_formulas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,9 +289,9 @@ def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureF
     assert sorted(path.suffix for path in output.iterdir()) == [".svg"] * 4
     table(folder, "Add", add(1))
     assert main(["plot", str(folder), "--output", str(output), "--ops", "Add"]) == 1
-    first, second = capsys.readouterr().out.split("no plot was made, because of missing data:")
-    assert "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)." in first
-    assert "  roofline: matrix products or arithmetic with a duration" in second
+    first, second = capsys.readouterr().out.split("no plot ")
+    assert "--peak-gbps" in first
+    assert "\n  roofline: " in second
     assert all(len(line) <= 80 for line in second.splitlines())
 
 
@@ -313,31 +310,29 @@ def test_what_cannot_be_read_is_left_out_and_told(folder: Path, capsys: pytest.C
     (folder / "hcom_allReduce_.csv").write_text(MESSAGES.replace("1024", "many"))
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 1
     printed = capsys.readouterr()
-    assert "durations of 3 kernel types" in printed.out
+    assert numbers_by_line(printed.out)["durations.png"][1] == 3
     # A line about the progress is among them where that took seconds.
     errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 3
-    assert "Mul.csv: an empty file" in errors[0]
-    assert "Sub.csv: 1 row left out" in errors[1]
-    assert "'ONE' is not a dimension" in errors[1]
-    assert "hcom_allReduce_.csv:2: a cell that is no number" in errors[2]
+    for error, place in zip(errors, ("Mul.csv", "Sub.csv", "hcom_allReduce_.csv:2"), strict=True):
+        assert error.startswith(f"error: {folder / place}: ")
+    assert "'ONE'" in errors[1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["no-such-folder"], "no-such-folder: no such folder: name one that holds {KernelType}.csv files"),
-        (["runs"], "runs: holds no CSV: name a folder that does\n"),
-        ([".."], "..: holds no CSV: name a folder that does, such as ../"),
-        ([".", "--ops", "Add,Sbu"], "has no rows of Sbu: name files that are there, without .csv"),
+        (["no-such-folder"], "no-such-folder: "),
+        (["runs"], "runs: "),
+        ([".."], " ../"),
+        ([".", "--ops", "Add,Sbu"], " Sbu"),
     ],
 )
 def test_what_is_not_there(
-    folder: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     assert main(["plot", *arguments, "--output", "plots"]) == 2
-    assert words in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["all", "collectives", "products"])
@@ -347,7 +342,8 @@ def test_a_misspelt_column_is_warned_of(kind: str, tmp_path: Path, capsys: pytes
     (tmp_path / "hcom_allReduce_.csv").write_text("message_bytes,num_devices\n")
     weights = ["--weights", "1024,512"] if kind == "products" else []
     assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 1
-    assert "MatMulV2.csv:1: column 'Averge Duration(us)'" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert all(named in err for named in ("MatMulV2.csv:1: ", "'Averge Duration(us)'"))
 
 
 @pytest.mark.parametrize("kind", ["all", "collectives", "products"])
@@ -355,31 +351,31 @@ def test_other_csvs_are_no_database(kind: str, tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "addresses.csv").write_text("name,street\nA,B\n")
     weights = ["--weights", "1024,512"] if kind == "products" else []
     assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 2
-    words = "holds no hcom_*.csv" if kind == "collectives" else "no database"
-    assert words in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["addresses.csv"]
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "words"),
+    ("option", "value", "refused"),
     [
-        ("--peak-gbps", "fast", "'fast': give a number above 0"),
-        ("--peak-gbps", "-1", "'-1': give a number above 0"),
-        ("--peak-tops", "353.9", "'353.9': give DTYPE:T with a dtype such as BF16"),
-        ("--peak-tops", "BF16:0", "'0': give a number above 0"),
+        ("--peak-gbps", "fast", "'fast'"),
+        ("--peak-gbps", "-1", "'-1'"),
+        ("--peak-tops", "353.9", "'353.9'"),
+        ("--peak-tops", "BF16:0", "'0'"),
     ],
 )
-def test_peaks_are_numbers(option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peaks_are_numbers(option: str, value: str, refused: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plot", ".", "--output", "plots", f"{option}={value}"])
-    assert words in " ".join(capsys.readouterr().err.split())
+    err = capsys.readouterr().err
+    assert all(named in err for named in (option, refused))
 
 
 def test_peaks_that_are_given_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     arguments = ["--device", "X", "--peak-gbps", "100", "--peak-tops", "DT_BF16:1.5", "INT8:3", "--format", "svg"]
     assert main(["plot", str(folder), "--output", str(folder / "plots"), *arguments]) == 0
-    assert "is not known" not in capsys.readouterr().out
+    assert "--peak-gbps" not in capsys.readouterr().out
 
 
 def test_without_matplotlib_the_extra_is_named(
@@ -388,7 +384,7 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 1
-    assert "pip install 'opatlas[plot]'" in capsys.readouterr().err
+    assert "opatlas[plot]" in capsys.readouterr().err
     assert not (folder / "plots").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from printed import numbers_in
 
 from opatlas.cli.main import main
 from opatlas.model.communication import ALL_GATHER, ALL_REDUCE
@@ -22,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_lines_are_of_what_was_measured(folder: Path) -> None:
     lines = message_lines(folder, ALL_REDUCE)
-    assert list(lines) == ["BF16, 4 ranks, tier 1 (intra-pod)", "FLOAT, 2 ranks, tier 0 (inter-pod)"]
-    small, large = lines["BF16, 4 ranks, tier 1 (intra-pod)"]
+    assert [(label.partition(",")[0], numbers_in(label)) for label in lines] == [("BF16", (4, 1)), ("FLOAT", (2, 0))]
+    small, large = next(iter(lines.values()))
     assert (small.message_bytes, large.message_bytes) == (1024, 2048)
     # 3/2 of 1024 bytes in 10 us, in 5 us on the fastest rank.
     assert (small.bus_gbps, small.fastest_gbps) == pytest.approx((0.1536, 0.3072))
@@ -33,8 +34,8 @@ def test_lines_are_of_what_was_measured(folder: Path) -> None:
 def test_the_title_has_device_and_library(folder: Path, tmp_path: Path) -> None:
     places = [tmp_path / "data" / "NVIDIA_H200" / "nccl" / "2.28.9", tmp_path / "data" / "AMD_EPYC" / "gloo" / "2.13.0"]
     both = communication_title([*places, places[0]])
-    assert both == "Bus bandwidth of collectives: NVIDIA_H200, NCCL 2.28.9; AMD_EPYC, Gloo of torch 2.13.0"
-    assert communication_title([folder]) == "Bus bandwidth of collectives"
+    assert both.startswith(communication_title([folder]))
+    assert all(both.count(word) == 1 for word in ("NVIDIA_H200", "NCCL 2.28.9", "AMD_EPYC", "Gloo", "2.13.0"))
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
@@ -63,22 +64,20 @@ def test_a_file_that_can_hold_no_plot_is_wrong_usage(arguments: list[str], capsy
 def test_what_was_not_measured_cannot_be_plotted(folder: Path, capsys) -> None:
     pytest.importorskip("matplotlib")
     assert main(["plot", "--kind=collectives", str(folder), "--ops", "all_gather", "--output", "a.svg"]) == 1
-    assert "no message of a collective has a duration" in capsys.readouterr().err
+    assert str(folder) in capsys.readouterr().err
     assert [path.suffix for path in folder.iterdir()] == [".csv"]
 
 
 def test_a_folder_without_collectives_is_told_so(folder: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "Add.csv").write_text("Input Shapes\n")
-    for where, words in (
-        ("missing", "no such folder: name one that holds hcom_*.csv files"),
-        ("kernels", "holds no hcom_*.csv: name a folder that does"),
-    ):
-        assert main(["plot", "--kind=collectives", str(tmp_path / where), "--output", "a.svg"]) == 2
-        assert words in " ".join(capsys.readouterr().err.split())
+    for name in ("missing", "kernels"):
+        assert main(["plot", "--kind=collectives", str(tmp_path / name), "--output", "a.svg"]) == 2
+        err = capsys.readouterr().err
+        assert all(named in err for named in (str(tmp_path / name), "hcom_*.csv"))
 
 
 def test_a_cell_that_is_no_number_is_named(folder: Path, capsys) -> None:
     (folder / "hcom_allReduce_.csv").write_text(HEADER + "many,4,DT_BF16,1,20,,\n")
     assert main(["plot", "--kind=collectives", str(folder), "--output", str(folder / "a.svg")]) == 1
-    assert "hcom_allReduce_.csv:2: a cell that is no number" in capsys.readouterr().err
+    assert f"{folder / 'hcom_allReduce_.csv'}:2: " in capsys.readouterr().err

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from abs_rows import cells, read, record, write
 from hypothesis import given, settings
 from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
-from test_merge import RUN, cells, read, record, write
+from test_merge import RUN
 
 from opatlas.cli.main import main
 from opatlas.combine.rebuild import rebuild

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from abs_rows import cells, read, record, write
 from test_history import abandoned
 from test_matmul_family import record as matmul_record
-from test_merge import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.store.database import Database

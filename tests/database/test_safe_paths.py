@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from abs_rows import record
 from filelock import FileLock
-from test_merge import record
 
 from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError, TableError

@@ -81,14 +81,16 @@ def test_words_for_nothing(nothing):
     "shape", ["-1,4", "4,x", "4,,4", "4.5", "1e3", "²", "\uff11\uff12", "1_000", "9" * 19, "9" * 5000]
 )
 def test_what_is_not_a_dimension(shape):
-    with pytest.raises(CellError, match=r"column 'Input Shapes'.*is not a dimension") as caught:
+    with pytest.raises(CellError) as caught:
         parse_slots(shape, "FLOAT", "ND", COLUMNS)
+    assert caught.value.column == COLUMNS[0]
     assert len(str(caught.value)) < 1000
 
 
 def test_a_shape_without_a_dtype():
-    with pytest.raises(CellError, match="slot 1 has the shape 8"):
+    with pytest.raises(CellError) as caught:
         parse_slots("4;8", "FLOAT", "ND;ND", COLUMNS)
+    assert (caught.value.column, caught.value.value) == (COLUMNS[1], "FLOAT")
 
 
 @given(slots)

@@ -101,8 +101,10 @@ def test_what_is_no_table(path, text, line, named):
 
 def test_what_is_no_table_of_messages(tmp_path):
     path = write(tmp_path / "mine.csv", HEADER + ROW)
-    with pytest.raises(TableError, match=r":1: no column 'message_bytes', 'num_devices'; .* not a communication CSV"):
+    with pytest.raises(TableError) as caught:
         read_frame(path, "hcom_allReduce_")
+    assert caught.value.line == 1
+    assert all(name in caught.value.problem for name in ("message_bytes", "num_devices"))
     assert len(read_frame(path)) == 1
 
 
@@ -266,13 +268,13 @@ def test_a_database_that_another_process_holds(tmp_path):
     database = Database(tmp_path)
     (tmp_path / "journal").mkdir()
     held = FileLock(tmp_path / "journal/database.lock")
-    with held, pytest.raises(OpAtlasError, match="locked by another"), database.lock(timeout_s=0.1):
+    with held, pytest.raises(OpAtlasError, match=str(tmp_path)), database.lock(timeout_s=0.1):
         pass
 
 
 def test_a_database_that_cannot_be_written(tmp_path):
     write(tmp_path / "file", "in the way")
-    with pytest.raises(OpAtlasError, match=r"cannot be written.*another place"), Database(tmp_path / "file").lock():
+    with pytest.raises(OpAtlasError, match=str(tmp_path / "file")), Database(tmp_path / "file").lock():
         pass
 
 
@@ -290,8 +292,9 @@ def test_kernel_types_that_are_file_names(tmp_path, kernel_type):
 
 @pytest.mark.parametrize("kernel_type", ["a/b", "..", "", "a\nb", "a:b", "a\\b", "é" * 101, "a" * 201, ".a", *'*?"<>|'])
 def test_kernel_types_that_are_no_file_names(tmp_path, kernel_type):
-    with pytest.raises(OpAtlasError, match="cannot name a file"):
+    with pytest.raises(OpAtlasError) as caught:
         Database(tmp_path).csv_path(kernel_type)
+    assert repr(kernel_type)[1:-1] in str(caught.value)
 
 
 def test_a_database_lists_compute_kernels_only(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
+from printed import numbers_by_line, numbers_in
 
 from opatlas.capture.traces import COLUMNS, MOST_COLUMNS, TableWriter
 from opatlas.cli.main import run_tool
@@ -68,7 +69,7 @@ def test_a_trace_of_an_npu(flatten):
         ("", "0", "", ""),
     ]
     assert rows[2]["category"] == "cpu_op"
-    assert "other events           2   by phase: 1 M, 1 s" in out
+    assert numbers_by_line(out)["other events"] == (2, 1, 1)
 
 
 def test_a_trace_of_torch(flatten):
@@ -113,19 +114,19 @@ def test_a_trace_that_was_cut_off(flatten, tmp_path, packed):
     name = "trace_view.json.gz" if packed else "trace_view.json"
     status, rows, out, err = flatten(cut, name=name)
     assert status == 1
-    assert err.startswith(f"error: {tmp_path / name}: ")
-    assert ("ends early" if packed else "ends in the middle of an event") in err
-    assert f"after {len(rows):,} events: these are kept" in err
+    place = f"error: {tmp_path / name}: "
+    assert err.startswith(place)
+    assert len(rows) in numbers_in(err.removeprefix(place))
     assert [row["n"] for row in rows] == [str(n) for n in range(len(rows))]
     assert len(rows) > 1000
-    assert f"{len(rows):,}   complete events" in out
+    assert len(rows) in numbers_in(out.replace(str(tmp_path), ""))
 
 
-def test_a_trace_that_is_broken_in_the_middle(flatten):
+def test_a_trace_that_is_broken_in_the_middle(flatten, tmp_path):
     whole = json.dumps([event()] * 2000).encode()
     status, rows, _, err = flatten(whole.replace(b'"dur": 2.5', b'"dur": NaN', 1)[:-5])
     assert status == 1
-    assert "is not JSON from there on (lexical error" in err
+    assert err.startswith(f"error: {tmp_path / 'trace_view.json'}: ")
     assert len(rows) < 2000
 
 
@@ -141,24 +142,19 @@ def test_events_that_should_be_rows(flatten, tmp_path):
     events = [event(dur=None), event(dur="long"), event(dur=-1), 17, event(), *[event(dur="inf")] * 100]
     status, rows, _, err = flatten(events)
     assert (status, len(rows)) == (1, 1)
-    path = tmp_path / "trace_view.json"
-    assert err.splitlines()[:4] == [
-        f"error: {path}: event 1: a complete event without dur",
-        f"error: {path}: event 2: dur is 'long', not a number of microseconds, 0 or more",
-        f"error: {path}: event 3: dur is '-1', not a number of microseconds, 0 or more",
-        f"error: {path}: event 4: not a JSON object",
-    ]
-    assert len(err.splitlines()) == 21
+    errors = err.splitlines()
+    assert len(errors) == 21
+    for number, (error, named) in enumerate(zip(errors, ("dur", "'long'", "'-1'", "JSON"), strict=False), start=1):
+        place = f"error: {tmp_path / 'trace_view.json'}: event {number}: "
+        assert error.startswith(place)
+        assert named in error.removeprefix(place)
 
 
-@pytest.mark.parametrize(
-    ("trace", "words"),
-    [(b"", "begins neither"), (b"ph,name\n", "begins neither"), (b"{}", "no events"), (b"[]", "no events")],
-)
-def test_what_is_no_trace(flatten, trace, words):
+@pytest.mark.parametrize("trace", [b"", b"ph,name\n", b"{}", b"[]"])
+def test_what_is_no_trace(flatten, tmp_path, trace):
     status, rows, _, err = flatten(trace)
     assert (status, rows) == (1, None)
-    assert words in err
+    assert err.startswith(f"error: {tmp_path / 'trace_view.json'}: ")
 
 
 def test_the_table_may_be_elsewhere(flatten, tmp_path):
@@ -169,10 +165,8 @@ def test_the_table_may_be_elsewhere(flatten, tmp_path):
 
 def test_the_trace_is_never_written_over(flatten, tmp_path):
     status, _, _, err = flatten([event()], "--output", str(tmp_path / "trace_view.json"))
-    assert (status, err) == (
-        2,
-        f"error: {tmp_path / 'trace_view.json'}: is the trace itself: name another file with --output\n",
-    )
+    assert status == 2
+    assert all(named in err for named in (str(tmp_path / "trace_view.json"), "--output"))
     assert run_tool("opatlas.cli.trace_to_csv", ["--trace", str(tmp_path / "nowhere.json")]) == 2
     assert not list(tmp_path.glob(".*"))
 
@@ -180,7 +174,7 @@ def test_the_trace_is_never_written_over(flatten, tmp_path):
 def test_a_folder_is_no_table(flatten, tmp_path):
     status, _, out, err = flatten([event()], "--output", str(tmp_path))
     assert (status, out) == (2, "")
-    assert err == f"error: {tmp_path}: is a folder: name a file in it with --output\n"
+    assert all(named in err for named in (f"error: {tmp_path}: ", "--output"))
 
 
 def test_more_args_than_columns(flatten):

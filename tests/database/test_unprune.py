@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from test_merge import cells, read, record, write
+from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.model.signature import digest, signature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -22,9 +22,6 @@ def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:
     return Manifest(run_id, 100.0, {}, "", finished_at=100.0 + seconds, statuses=statuses)
 
 
-GOLDEN = Path(__file__).parent / "golden"
-
-
 def results() -> list[KernelResult]:
     """One kernel type with everything that a report mentions, once and several times, and one without new rows."""
     sizes = AxisCoverage("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
@@ -38,16 +35,15 @@ def results() -> list[KernelResult]:
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["added", "planned"])
-def test_the_summary(read_only: bool, request: pytest.FixtureRequest) -> None:
-    """The wording, in golden/: rows that a run has added, and rows that it would add."""
+def test_the_summary(read_only: bool, request: pytest.FixtureRequest, golden: Callable[[str, str], None]) -> None:
+    """Rows that a run has added, and rows that it would add."""
     pace = Pace(0.5, "last") if read_only else Pace()
     lines = "\n".join(summary_lines(results(), pace, read_only=read_only)) + "\n"
-    assert lines == (GOLDEN / f"summary_{request.node.callspec.id}.txt").read_text()
+    golden(f"summary_{request.node.callspec.id}.txt", lines)
 
 
-def test_the_page_of_coverage() -> None:
-    """The wording, in golden/coverage.md."""
-    assert coverage_page(results(), "run 1") == (GOLDEN / "coverage.md").read_text()
+def test_the_page_of_coverage(golden: Callable[[str, str], None]) -> None:
+    golden("coverage.md", coverage_page(results(), "run 1"))
 
 
 def test_the_newest_replay_sets_the_pace() -> None:

@@ -1,0 +1,95 @@
+"""Records of attention calls: what a line holds, which row is nearest, and which records are chosen."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from attention_calls import DECODE, decode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opatlas.capture.attention_records import (
+    CallValues,
+    DistinctRecords,
+    JoinKey,
+    NearestKeys,
+    RecordError,
+    parse_record,
+    row_key,
+)
+from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (b'{"query_shape": [1, -2]}', "query_shape"),
+        (b'{"query_shape": [1.5]}', "query_shape"),
+        (b'{"actual_seq_lengths_kv": 7}', "actual_seq_lengths_kv"),
+        (b'{"actual_seq_lengths_kv": [%s, 1]}' % (b"9" * 4000), "actual_seq_lengths_kv"),
+        (b'{"sparse_mode": true}', "sparse_mode"),
+        (b'{"block_table_valid_blocks": ["1"]}', "block_table_valid_blocks"),
+        (b'{"input_layout": 3}', "input_layout"),
+        (b'{"input_layout": "TN D"}', "input_layout"),
+        (b"\xff\xfe{", ""),
+        (b'{"query_shape": [%s]}' % (b"9" * 5000), ""),
+        ('{"num_heads": 4}'.encode("utf-16"), ""),
+        (b'{"input_layout": "\xed\xa0\x80"}', ""),
+        (b"[" * 100_000, ""),
+    ],
+    ids=range(13),
+)
+def test_an_invalid_line_is_refused_with_its_field(line, field):
+    with pytest.raises(RecordError) as error:
+        parse_record(line)
+    assert error.value.field == field
+
+
+@given(st.binary() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_any_line_is_a_record_or_refused(line):
+    with suppress(RecordError):
+        key, values = parse_record(line if isinstance(line, bytes) else line.encode())
+        assert isinstance(key, JoinKey)
+        assert isinstance(values, CallValues)
+
+
+def test_blocks_in_use_may_be_one_number():
+    assert parse_record(json.dumps(decode(block_table_valid_blocks=7)).encode())[1].valid_blocks == "7"
+
+
+def test_the_shapes_that_the_operator_saw_count():
+    cells = {INPUT_SHAPES: "1,1;1,1;1,1", RUNTIME_PREFIX + "operator_input_shapes_raw": f'"{DECODE}"'}
+    key = row_key(cells)
+    assert key == JoinKey((3, 4, 128), (99, 128, 128), (99, 128, 128), 3, (2048, 2048), (3, 16))
+    assert row_key({INPUT_SHAPES: "a,b;1;1"}) is None
+
+
+KEYS = st.builds(JoinKey, *[st.none() | st.tuples(st.integers(1, 3))] * 3, *[st.none() | st.integers(1, 3)] * 3)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=6), KEYS)
+def test_the_nearest_agrees_in_the_most_components(keys, wanted):
+    def agreeing(key):
+        return sum(a == b for a, b in zip(key, wanted, strict=True) if (a, b) != (None, None))
+
+    found = NearestKeys(enumerate_keys := [(key, at) for at, key in enumerate(keys)]).to(wanted)
+    if all(key == wanted for key in keys):
+        return
+    if found is None:
+        assert not any(agreeing(key) for key in keys if key != wanted)
+    else:
+        assert found in enumerate_keys
+
+
+@given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 10))
+def test_a_choice_does_not_depend_on_the_order(numbers, limit):
+    def chosen(order):
+        choice = DistinctRecords(limit, "")
+        for number in order:
+            choice.add(CallValues((str(number),), "", "", ()))
+        return {values.case for values in choice.values()}
+
+    assert chosen(numbers) == chosen(sorted(numbers))
+    assert len(chosen(numbers)) == min(limit, len(set(numbers)))

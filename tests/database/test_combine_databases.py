@@ -1,0 +1,169 @@
+"""Combining databases: tables, manifests, histories and pruned rows, each file once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write
+from combining import apply
+
+from opatlas.combine.apply import DurationCounts
+from opatlas.model.schema import AVERAGE, PROFILING_AVERAGE, RUN_ID
+from opatlas.store import csv_files as store
+from opatlas.store import history
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database
+from opatlas.store.journal import JournalHeader
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import write_back
+
+
+def test_reasons_are_as_the_merge_of_a_session_writes_them(tmp_path: Path) -> None:
+    """Joining what two sessions left apart gives what they would have left one after the other."""
+    together, first, second = (Database(tmp_path / name) for name in ("together", "first", "second"))
+    earlier, later = [record(1, 5.0, run=OLD), record(2, run=OLD)], [record(n, run=NEW) for n in (1, 2)]
+    for database, records in ((together, earlier), (together, later), (first, earlier), (second, later)):
+        if not database.path.exists():
+            write(database, [cells(1), cells(2)])
+        write_back(database, records, UpdateMode.ALL, prune=False)
+    apply(first, second)
+    assert read(first) == read(together)
+
+
+def test_manifests_tell_which_run_is_newer_and_come_along(target: Database, source: Database) -> None:
+    write(target, [measured(1, 5.0, NEW)])
+    write(source, [measured(1, 6.0, OLD)])
+    manifest(source, OLD, started_at=1.78e9)
+    assert apply(target, source).manifests == 1
+    assert read(target)[0][AVERAGE] == "6.0", "the clock of its machine was wrong, says its manifest"
+    assert (target.runs_dir / f"{OLD}.json").read_bytes() == (source.runs_dir / f"{OLD}.json").read_bytes()
+    assert apply(target, source).manifests == 0
+
+
+def test_a_target_that_is_not_there_is_made(target: Database, source: Database) -> None:
+    write(source, [{"Mine": "1", "Empty": "", **measured(1, 5.0, OLD)}])
+    write(source, [measured(2, 5.0, OLD)], "Neg")
+    before = contents(source.path)
+    outcome = apply(target, source)
+    assert outcome.new == ["Abs", "Neg"]
+    assert contents(target.path) == before
+    assert contents(source.path) == before
+
+
+def test_a_file_in_which_nothing_changes_is_left_as_it_is(target: Database, source: Database) -> None:
+    path = write(target, [measured(1, 5.0, NEW)])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    before = path.read_bytes()
+    write(source, [measured(1, 6.0, OLD)])
+    apply(target, source)
+    assert path.read_bytes() == before
+
+
+def test_a_duration_that_is_not_in_the_table_stays_in_the_history(target: Database, source: Database) -> None:
+    write(target, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
+    write(source, [measured(1, 6.0, OLD), measured(2, 6.0, NEW)])
+    apply(target, source)
+    (kept,) = history.replaced_tables(target)
+    durations = sorted((row["Input Shapes"], row[AVERAGE], row[RUN_ID]) for row in read_frame(kept).to_dict("records"))
+    assert durations == [("1,4", "6.0", OLD), ("2,4", "5.0", OLD)]
+    before = contents(target.path)
+    apply(target, source)
+    assert contents(target.path) == before, "a row is kept once"
+
+
+def test_histories_come_along_and_their_durations_are_kept_there_only(target: Database, source: Database) -> None:
+    write(target, [measured(1, 5.0, NEW)])
+    write(source, [cells(1)])
+    header = JournalHeader(OLD, "all", prune=False)
+    write_back(source, [record(1, 6.0, run=OLD)], UpdateMode.ALL, prune=False)
+    history.add(source, header, [record(1, 6.0, run=OLD)])
+    apply(target, source)
+    assert history.read(target, OLD).records == history.read(source, OLD).records
+    assert not history.replaced_tables(target)
+    assert read(target)[0][AVERAGE] == "5.0"
+
+
+def test_each_table_of_a_source_is_read_once(
+    target: Database, source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(source, [measured(1, 6.0, OLD)])
+    history.add(source, JournalHeader(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
+    reads: list[Path] = []
+    read_text_csv = store.read_text_csv
+
+    def counted(path: Path) -> pd.DataFrame:
+        reads.append(path)
+        return read_text_csv(path)
+
+    monkeypatch.setattr(store, "read_text_csv", counted)
+    apply(target, source)
+    assert [path for path in reads if path.is_relative_to(source.path)] == [source.path / "Abs.csv"]
+
+
+def test_a_file_that_cannot_be_read_keeps_only_itself_out(target: Database, source: Database) -> None:
+    for kernel_type in ("Abs", "Neg", "Exp"):
+        write(source, [measured(1, 5.0, OLD)], kernel_type)
+    (source.path / "Neg.csv").write_text("nonsense\n")
+    write(target, [cells(1)], "Exp").write_text("version https://git-lfs.github.com/spec/v1\n")
+    outcome = apply(target, source)
+    assert [problem.partition(": ")[0] for problem in outcome.problems] == [
+        str(target.path / "Exp.csv"),
+        f"{source.path / 'Neg.csv'}:1",
+    ]
+    assert read(target)[0][AVERAGE] == "5.0"
+    assert not (target.path / "Neg.csv").exists()
+
+
+def test_pruned_rows_are_combined_once(target: Database, source: Database) -> None:
+    def prune(database: Database, *rows: dict[str, str]) -> None:
+        database.pruned_dir.mkdir(parents=True)
+        write(Database(database.pruned_dir), list(rows))
+
+    reason = {"Pruned Reason": "crashed"}
+    prune(target, {**cells(1), **reason}, {**cells(1), **reason})
+    prune(
+        source,
+        {**cells(1), **reason, "Extra": ""},
+        {**cells(2), **reason, "Extra": "x"},
+        {**cells(2), **reason, "Extra": "x"},
+    )
+    assert apply(target, source).pruned == 1
+    pruned = read(Database(target.pruned_dir))
+    assert [row["Input Shapes"] for row in pruned] == ["1,4", "1,4", "2,4"]
+    assert apply(target, source).pruned == 0
+
+
+def test_collectives_are_left_alone(target: Database, source: Database) -> None:
+    write(source, [{"message_bytes": "1"}], "hcom_allReduce_")
+    write(source, [cells(1)])
+    apply(target, source)
+    assert list(contents(target.path)) == ["Abs.csv"]
+
+
+def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: Path) -> None:
+    shards = [Database(tmp_path / name) for name in ("one", "two", "three")]
+    for n, shard in enumerate(shards, start=1):
+        rows = [cells(size) for size in range(1, 5)]
+        rows[0] = measured(1, 5.0, OLD, **{PROFILING_AVERAGE: "6"})
+        rows[n] = measured(n + 1, n, OLD)
+        write(shard, rows)
+    write(target, [measured(9, 1.0, OLD)], "Neg")
+    all_rows = DurationCounts(4, replayed=4, captured=1)
+    first, second = (apply(target, *shards) for _ in range(2))
+    assert (first.added, first.taken, first.kept, first.target_rows) == (all_rows, 0, 0, all_rows)
+    assert (second.added, second.taken, second.kept, second.target_rows) == (DurationCounts(), 0, 4, all_rows)
+
+
+def test_a_row_that_sources_disagree_about_counts_once(target: Database, tmp_path: Path) -> None:
+    write(target, [measured(1, 5.0, OLD), measured(2, 5.0, NEW)])
+    sources = [Database(tmp_path / name) for name in ("one", "two", "again")]
+    for shard, run, us in zip(sources, (MIDDLE, NEW, MIDDLE), (20.0, 10.0, 20.0), strict=True):
+        write(shard, [measured(1, us, run), measured(2, us, MIDDLE)])
+    result = apply(target, *sources)
+    assert (result.taken, result.kept) == (1, 1)
+    assert sorted((each.input_shapes, each.kept, each.dropped) for each in result.conflicts) == [
+        *(("1,4", "10.0", "20.0"), ("1,4", "10.0", "5.0")),
+        *(("2,4", "5.0", "10.0"), ("2,4", "5.0", "20.0")),
+    ]

@@ -1,0 +1,150 @@
+"""Journals as sources of `opatlas combine`, and journals of its target."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write, write_journal
+from combining import RunCombine
+from printed import numbers_by_line
+
+from opatlas.model.record import Record
+from opatlas.model.schema import AVERAGE
+from opatlas.store import history
+from opatlas.store.database import Database
+
+
+@pytest.mark.parametrize("mode", ["all", "missing-only"])
+def test_a_journal_is_a_source(mode: str, target: Database, tmp_path: Path, run_combine: RunCombine) -> None:
+    write(target, [measured(1, 5.0, OLD), measured(2, 5.0, OLD)])
+    path = write_journal(
+        tmp_path / "far.jsonl", record(1, 6.0, run=NEW), record(2, run=NEW), record(3, 7.0, run=NEW), mode=mode
+    )
+    before = path.read_bytes()
+    status, out, err = run_combine(target.path, path)
+    assert (status, err) == (0, "")
+    assert numbers_by_line(out)["sources"] == (1, 1)
+    first, second, third = read(target)
+    assert (first[AVERAGE], first["MicroBench Samples"], first["Run ID"]) == ("6.0000", "1", NEW)
+    assert (second[AVERAGE], second["Status"]) == ("5.0", "failed")
+    assert second["Status Reason"] == f"because of 2 [run {NEW}]"
+    assert (third[AVERAGE], third["Status"]) == ("7.0000", "measured")
+    with open(next(target.reports_dir.iterdir()), newline="") as file:
+        assert [row["Source"] for row in csv.DictReader(file)] == [str(path)]
+    assert path.read_bytes() == before
+
+
+def test_journals_of_a_source_count_and_stay(target: Database, source: Database, run_combine: RunCombine) -> None:
+    write(source, [measured(1, 5.0, OLD), cells(2), cells(3)])
+    journals = [
+        write_journal(source.journal_dir / f"{OLD}.jsonl", record(2, 4.0, run=OLD), record(3, run=OLD), run=OLD),
+        write_journal(source.journal_dir / f"{NEW}.jsonl", record(1, 6.0, run=NEW), record(2, run=NEW)),
+    ]
+    manifest(source, NEW, 1.77e9)
+    before = contents(source.path)
+    status, out, _ = run_combine(target.path, source.path)
+    assert status == 0
+    assert numbers_by_line(out)["sources"] == (3, 1, 2)
+    assert [(row[AVERAGE], row["Status"], row["Run ID"]) for row in read(target)] == [
+        ("6.0000", "measured", NEW),
+        ("4.0000", "failed", OLD),
+        ("", "failed", OLD),
+    ]
+    assert (target.runs_dir / f"{NEW}.json").exists()
+    assert contents(source.path) == before
+    assert all(path.exists() for path in journals)
+
+
+def test_the_manifest_of_a_journal_in_a_database_comes_along(
+    target: Database, source: Database, run_combine: RunCombine
+) -> None:
+    write(target, [measured(1, 5.0, MIDDLE)])
+    path = write_journal(source.journal_dir / f"{OLD}.jsonl", record(1, 6.0, run=OLD), run=OLD)
+    manifest(source, OLD, 1.78e9)
+    manifest(source, NEW, 1.78e9)
+    assert run_combine(target.path, path)[0] == 0
+    assert read(target)[0][AVERAGE] == "6.0000"
+    assert [path.stem for path in target.runs_dir.glob("*.json")] == [OLD]
+    assert [record.run_id for record in history.read(target, OLD).records] == [OLD]
+
+
+def test_journals_of_the_target_are_merged_first(target: Database, source: Database, run_combine: RunCombine) -> None:
+    write(target, [cells(1), cells(2)])
+    path = write_journal(
+        target.journal_dir / f"{MIDDLE}.jsonl", *(record(n, 4.0, run=MIDDLE) for n in (1, 2)), run=MIDDLE
+    )
+    write(source, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
+    status, out, _ = run_combine(target.path, source.path)
+    assert status == 0
+    assert MIDDLE in out
+    assert [row[AVERAGE] for row in read(target)] == ["5.0", "4.0000"]
+    assert not path.exists()
+
+
+def test_a_journal_of_the_target_may_be_named(target: Database, run_combine: RunCombine) -> None:
+    """As the message about records that were rescued suggests."""
+    write(target, [cells(1)])
+    path = write_journal(target.journal_dir / f"{NEW}.jsonl", record(2, 4.0, run=NEW))
+    assert run_combine(target.path, path)[0] == 0
+    assert [row.get(AVERAGE) for row in read(target)] == ["", "4.0000"]
+
+
+def test_lines_that_cannot_be_read_are_named_and_the_others_count(
+    target: Database, source: Database, run_combine: RunCombine
+) -> None:
+    write(source, [cells(1), cells(2)])
+    path = write_journal(source.journal_dir / f"{NEW}.jsonl", record(1, 5.0, run=NEW))
+    with open(path, "a") as file:
+        file.write('{"kernel_type": "Abs"}\n')
+        file.write(json.dumps(record(2, 6.0, run=NEW).to_json()) + "\n")
+    for arguments in ((target.path, source.path), (target.path, path)):
+        status, _, err = run_combine(*arguments)
+        assert status == 1
+        assert err.startswith(f"error: {path}:3: ")
+        assert [row[AVERAGE] for row in read(target)] == ["5.0000", "6.0000"]
+
+
+def test_a_record_that_is_cut_off_is_named(target: Database, tmp_path: Path, run_combine: RunCombine) -> None:
+    path = write_journal(tmp_path / "far.jsonl", record(1, 5.0, run=NEW), record(2, 6.0, run=NEW))
+    path.write_bytes(path.read_bytes()[:-20])
+    status, _, err = run_combine(target.path, path)
+    assert (status, err.startswith(f"error: {path}: ")) == (1, True)
+    assert [row[AVERAGE] for row in read(target)] == ["5.0000"]
+
+
+def test_a_kernel_type_of_a_journal_that_names_no_file(
+    target: Database, tmp_path: Path, run_combine: RunCombine
+) -> None:
+    evil = Record("../Abs", "s", cells(1), record(1).status, "why", NEW, 0.0)
+    path = write_journal(tmp_path / "far.jsonl", evil, record(1, 5.0, run=NEW))
+    status, _, err = run_combine(target.path, path)
+    assert status == 1
+    assert err.startswith(f"error: {path}:2: ")
+    assert "../Abs" in err
+    assert [row[AVERAGE] for row in read(target)] == ["5.0000"]
+
+
+def test_a_journal_beside_tables_that_is_none_is_a_problem(
+    target: Database, source: Database, run_combine: RunCombine
+) -> None:
+    write(source, [measured(1, 5.0, OLD)])
+    (source.journal_dir / "x.jsonl").mkdir(parents=True)
+    (source.journal_dir / "y.jsonl").write_text("{}\n")
+    status, _, err = run_combine(target.path, source.path)
+    assert status == 1
+    assert all(place in err for place in ("x.jsonl: ", "y.jsonl:1: "))
+    assert [row[AVERAGE] for row in read(target)] == ["5.0"]
+
+
+def test_a_journal_that_was_merged_meanwhile_is_none(
+    target: Database, source: Database, run_combine: RunCombine
+) -> None:
+    write(source, [measured(1, 5.0, OLD)])
+    source.journal_dir.mkdir()
+    (source.journal_dir / "gone.jsonl").symlink_to("nowhere")
+    status, out, err = run_combine(target.path, source.path)
+    assert (status, err) == (0, "")
+    assert numbers_by_line(out)["sources"] == (1, 1)

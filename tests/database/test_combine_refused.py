@@ -1,0 +1,155 @@
+"""What `opatlas combine` refuses, and leaves as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, write
+from combining import RunCombine
+
+from opatlas.combine.sources import IncomparableDatabases, open_sources, refuse_mixed
+from opatlas.model.schema import AVERAGE
+from opatlas.store.database import Database, SessionLock
+from opatlas.store.manifest import Manifest
+
+
+def incomparable(target: Database, *sources: Database) -> IncomparableDatabases:
+    """Returns the error for databases that were measured differently."""
+    scratch = target.path.parent / "scratch"
+    opened = open_sources(target, [source.path for source in sources], scratch, lambda: None)
+    with pytest.raises(IncomparableDatabases) as caught:
+        refuse_mixed(target.path, opened)
+    return caught.value
+
+
+@pytest.fixture
+def pair(target: Database, source: Database) -> tuple[Database, Database]:
+    """A target and a source, each with a duration of the same row."""
+    write(target, [measured(1, 5.0, OLD)])
+    write(source, [measured(1, 6.0, NEW)])
+    return target, source
+
+
+def test_paths_that_are_no_sources_are_wrong_usage(
+    pair: tuple[Database, Database], tmp_path: Path, run_combine: RunCombine
+) -> None:
+    target, source = pair
+    empty = tmp_path / "empty"
+    (empty / "journal").mkdir(parents=True)
+    linked = tmp_path / "linked"
+    linked.symlink_to(target.path)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no journal\n")
+    table = source.path / "Abs.csv"
+    collectives = Database(tmp_path / "collectives")
+    write(collectives, [{"message_bytes": "1"}], "hcom_allReduce_")
+    before = contents(tmp_path)
+    for arguments, named in (
+        ((target.path, target.path), target.path),
+        ((target.path, linked), linked),
+        ((target.path, source.path, tmp_path / "nowhere"), tmp_path / "nowhere"),
+        ((target.path, source.path, "x" * 300), "x" * 300),
+        ((target.path, source.path, empty), empty),
+        ((target.path, source.path, table), table),
+        ((target.path, source.path, broken), f"{broken}:1"),
+        ((target.path, collectives.path), "hcom_allReduce_.csv"),
+        ((table, target.path), table),
+    ):
+        status, out, err = run_combine(*arguments)
+        assert (status, out) == (2, ""), named
+        assert err.startswith("error: ")
+        assert str(named) in err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "known", "found"),
+    [("Xeon", "2.13.0", "AMD_EPYC", "Xeon"), ("AMD_EPYC", "2.9.0+cpu", "2.13.0", "2.9.0")],
+    ids=["another device", "another torch"],
+)
+def test_other_devices_and_other_torches_are_refused(
+    device: str, torch: str, known: str, found: str, pair: tuple[Database, Database], run_combine: RunCombine
+) -> None:
+    target, source = pair
+    manifest(target, OLD, 1e9, "AMD_EPYC")
+    manifest(source, NEW, 1.77e9, device, torch)
+    error = incomparable(target, source)
+    assert (error.other, error.known) == (str(target.path), {known})
+    assert (error.source, error.found) == (str(source.path), {found})
+    before = contents(target.path)
+    status, out, err = run_combine(target.path, source.path)
+    assert (status, out) == (2, "")
+    assert "--mixed" in err
+    assert contents(target.path) == before
+    assert not target.journal_dir.exists()
+    assert run_combine(target.path, source.path, "--mixed")[0] == 0
+    assert read(target)[0][AVERAGE] == "6.0"
+    assert run_combine(target.path, source.path)[0] == 0, "the target holds both already"
+
+
+def test_another_number_of_cpu_threads_is_refused(pair: tuple[Database, Database], run_combine: RunCombine) -> None:
+    target, source = pair
+    for database, run_id, threads in ((target, OLD, 2), (source, NEW, 16)):
+        device = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"threads": threads}}
+        Manifest(run_id, 1e9, {}, "", device=device).write(database)
+    error = incomparable(target, source)
+    assert (error.known, error.found) == ({"2"}, {"16"})
+    assert run_combine(target.path, source.path)[0] == 2
+
+
+def test_one_device_and_torch_under_another_build_are_combined(
+    pair: tuple[Database, Database], run_combine: RunCombine
+) -> None:
+    target, source = pair
+    manifest(target, OLD, 1e9, torch="2.13.0+cpu")
+    manifest(source, NEW, 1.77e9, torch="2.13.0")
+    manifest(source, MIDDLE, 1.77e9)
+    empty = source.runs_dir / "killed.json"
+    empty.write_text(json.dumps({"started_at": 1.0, "device": {}, "packages": {}}))
+    assert run_combine(target.path, source.path)[0] == 0
+
+
+def test_every_device_of_a_session_counts(pair: tuple[Database, Database]) -> None:
+    target, source = pair
+    manifest(target, OLD, 1e9, "NPU")
+    path = manifest(source, NEW, 1.77e9, "NPU")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "other_devices": [{"name": "Other"}]}))
+    assert incomparable(target, source).found == {"NPU", "Other"}
+
+
+def test_sources_of_different_devices_are_refused_too(
+    target: Database, tmp_path: Path, run_combine: RunCombine
+) -> None:
+    sources = [Database(tmp_path / name) for name in ("one", "two")]
+    for shard, device in zip(sources, ("AMD_EPYC", "Xeon"), strict=True):
+        write(shard, [measured(1, 5.0, OLD)])
+        manifest(shard, OLD, 1e9, device)
+    error = incomparable(target, *sources)
+    assert (error.other, error.source) == tuple(str(shard.path) for shard in sources)
+    assert run_combine(target.path, *(shard.path for shard in sources))[0] == 2
+    assert not target.path.exists()
+
+
+def test_a_target_that_cannot_be_written(source: Database, tmp_path: Path, run_combine: RunCombine) -> None:
+    write(source, [measured(1, 5.0, OLD)])
+    (tmp_path / "file").write_text("")
+    status, out, err = run_combine(tmp_path / "file" / "below", source.path)
+    assert (status, out) == (1, "")
+    assert str(tmp_path / "file") in err
+
+
+def test_a_target_that_a_session_has_is_refused(target: Database, source: Database, run_combine: RunCombine) -> None:
+    write(target, [cells(1)])
+    write(source, [measured(2, 5.0, OLD)])
+    session = SessionLock(target, run_id=NEW, command="pytest bench/")
+    session.acquire(0, print)
+    status, _, err = run_combine(target.path, source.path)
+    assert status == 1
+    assert all(named in err for named in (str(target.path), NEW, str(os.getpid())))
+    assert len(read(target)) == 1
+    session.release()
+    assert run_combine(target.path, source.path)[0] == 0
+    assert len(read(target)) == 2

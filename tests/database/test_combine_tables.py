@@ -1,0 +1,193 @@
+"""Combining tables: the newest valid run wins, groups move whole, and nothing measured is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import pytest
+from abs_rows import MIDDLE, NEW, OLD, cells, failed, measured
+
+from opatlas.combine.table import CombinedTable, combine_tables
+from opatlas.model.schema import AVERAGE, RUN_ID
+from opatlas.model.schema import PROFILING_AVERAGE as PROFILED
+from opatlas.model.signature import signature
+from opatlas.store.manifest import RunOrder
+
+
+def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), dtype=str).fillna("")
+
+
+def combined(
+    target: Sequence[Mapping[str, str]], source: Sequence[Mapping[str, str]], kernel_type: str = "Abs"
+) -> CombinedTable:
+    return combine_tables(kernel_type, frame(target), frame(source), RunOrder(), "elsewhere")
+
+
+def rows_of(result: CombinedTable) -> list[dict[str, str]]:
+    return result.frame.to_dict("records")
+
+
+def only_row(result: CombinedTable) -> dict[str, str]:
+    (row,) = rows_of(result)
+    return row
+
+
+def test_the_newer_duration_wins_with_everything_that_belongs_to_it() -> None:
+    older, newer = measured(1, 5.0, OLD, **{"MicroBench aic_mac_ratio": "0.5"}), measured(1, 7.0, NEW)
+    taken = combined([older], [newer])
+    assert only_row(taken) == {**newer, "MicroBench aic_mac_ratio": ""}, "a counter of the older run is not of this one"
+    kept = combined([newer], [older])
+    assert only_row(kept) == newer
+    assert (taken.tally.taken, taken.tally.kept, kept.tally.taken, kept.tally.kept) == ({0}, set(), set(), {0})
+
+
+def test_two_durations_are_a_conflict_that_names_both() -> None:
+    for target, source in ((OLD, NEW), (NEW, OLD)):
+        durations = {OLD: "5.0", NEW: "10.0"}
+        result = combined([measured(1, durations[target], target)], [measured(1, durations[source], source)])
+        (conflict,) = result.tally.conflicts
+        assert (conflict.what, conflict.source, conflict.input_shapes) == (AVERAGE, "elsewhere", "1,4")
+        assert (conflict.kept, conflict.kept_run) == ("10.0", NEW)
+        assert (conflict.dropped, conflict.dropped_run) == ("5.0", OLD)
+        assert (conflict.ratio, conflict.distance) == (2.0, 2.0)
+        assert conflict.signature == signature("Abs", cells(1))
+
+
+def test_one_run_is_one_measurement() -> None:
+    result = combined([measured(1, 5.0, OLD)], [measured(1, "5.00", OLD)])
+    assert only_row(result)[AVERAGE] == "5.0"
+    assert not result.tally.conflicts
+
+
+@pytest.mark.parametrize("cell", ["", "0", "nan", "-1", "inf", "none"])
+def test_what_is_no_duration_neither_wins_nor_is_defended(cell: str) -> None:
+    valid = measured(1, 5.0, OLD)
+    assert only_row(combined([valid], [measured(1, cell, NEW)]))[AVERAGE] == "5.0"
+    taken = combined([{**failed(1, NEW), AVERAGE: cell}], [valid])
+    assert only_row(taken)[AVERAGE] == "5.0"
+    assert not taken.tally.conflicts
+
+
+def test_a_duration_of_no_run_is_older_than_any() -> None:
+    foreign = {**cells(1), AVERAGE: "3.0"}
+    assert only_row(combined([foreign], [measured(1, 5.0, OLD)]))[AVERAGE] == "5.0"
+    assert only_row(combined([measured(1, 5.0, OLD)], [foreign]))[AVERAGE] == "5.0"
+    other = combined([foreign], [{**foreign, AVERAGE: "4.0"}])
+    assert only_row(other)[AVERAGE] == "3.0"
+    assert [(c.kept, c.dropped) for c in other.tally.conflicts] == [("3.0", "4.0")]
+    assert not combined([foreign], [{**foreign, AVERAGE: "3.00"}]).tally.conflicts
+
+
+def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
+    valid = measured(1, 5.0, OLD)
+    result = combined([valid], [failed(1, NEW, **{"Crashes In A Row": "2"})])
+    assert only_row(result) == {
+        **valid,
+        "Status": "crashed",
+        "Status Reason": f"signal 11 [run {NEW}]",
+        "Crashes In A Row": "2",
+    }
+    assert result.tally.statuses == {0: "crashed"}
+    assert only_row(combined([failed(1, NEW)], [valid])) == only_row(combined([valid], [failed(1, NEW)]))
+
+
+def test_a_newer_measurement_beats_an_older_failure() -> None:
+    valid = measured(1, 5.0, NEW, **{"Crashes In A Row": ""})
+    failure = failed(1, OLD, **{"Crashes In A Row": "1"})
+    assert only_row(combined([failure], [valid])) == valid
+    assert only_row(combined([valid], [failure])) == valid
+
+
+def test_a_failure_between_two_measurements_is_read_from_the_reason() -> None:
+    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {MIDDLE}]"}
+    assert only_row(combined([marked], [measured(1, 6.0, NEW)]))["Status"] == "measured"
+    late = {**marked, "Status Reason": f"out of memory [run {NEW}]"}
+    row = only_row(combined([late], [measured(1, 6.0, MIDDLE)]))
+    assert (row[AVERAGE], row[RUN_ID]) == ("6.0", MIDDLE)
+    assert (row["Status"], row["Status Reason"]) == ("oom", f"out of memory [run {NEW}]")
+
+
+def test_what_one_run_measured_at_last_counts() -> None:
+    valid = measured(1, 5.0, NEW)
+    assert only_row(combined([failed(1, NEW)], [valid])) == valid
+    assert only_row(combined([valid], [failed(1, NEW)])) == valid
+
+
+def test_measured_says_nothing_of_a_row_without_its_duration() -> None:
+    emptied = measured(1, "", NEW)
+    row = only_row(combined([emptied], [failed(1, OLD)]))
+    assert (row["Status"], row[RUN_ID]) == ("crashed", OLD)
+    assert only_row(combined([failed(1, OLD)], [emptied]))["Status"] == "crashed"
+
+
+def test_a_failure_without_a_duration_has_its_run_in_its_own_column() -> None:
+    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {NEW}]"}
+    gone = {**marked, AVERAGE: ""}
+    row = only_row(combined([failed(1, OLD)], [gone]))
+    assert (row["Status"], row["Status Reason"], row[RUN_ID]) == ("oom", "out of memory", NEW)
+
+
+def test_a_captured_duration_fills_and_never_replaces() -> None:
+    captured = {**cells(1), PROFILED: "4.0", "Profiling Samples": "3"}
+    empty = {**cells(1), PROFILED: "", "Mine": "x"}
+    filled = combined([empty], [captured])
+    assert only_row(filled) == {**captured, "Mine": "x"}
+    assert filled.tally.profiled == {0}
+    other = combined([captured], [{**captured, PROFILED: "5.0", "Profiling Samples": "9"}])
+    assert only_row(other) == captured
+    assert [(c.what, c.kept, c.dropped, c.ratio) for c in other.tally.conflicts] == [(PROFILED, "4.0", "5.0", 0.8)]
+    assert not combined([captured], [{**captured, PROFILED: "4.00"}]).tally.conflicts
+    counters_only = {**cells(1), PROFILED: "0", "Profiling Samples": "7"}
+    assert only_row(combined([counters_only], [captured])) == captured
+    assert only_row(combined([captured], [counters_only])) == captured
+    counters = combined([captured], [{**captured, "Profiling Samples": "9"}])
+    assert [(c.what, c.ratio) for c in counters.tally.conflicts] == [("Profiling Samples", None)]
+
+
+def test_other_columns_are_filled_where_they_are_empty() -> None:
+    target = [{**cells(1), "Note": "mine", "Runtime num_heads": ""}, {**cells(2), "Note": "", "Runtime num_heads": ""}]
+    source = [{**cells(n), "Note": "theirs", "Extra": f"{n}", "Accelerator Core": "AIV"} for n in (2, 1)]
+    result = combined(target, source)
+    assert [(row["Note"], row["Extra"], row["Accelerator Core"]) for row in rows_of(result)] == [
+        ("mine", "1", "AIV"),
+        ("theirs", "2", "AIV"),
+    ]
+    assert [(c.what, c.kept, c.dropped, c.ratio) for c in result.tally.conflicts] == [("Note", "mine", "theirs", None)]
+    assert result.tally.filled == 5
+    assert next(iter(result.frame.columns)) == "Accelerator Core", "a column goes where its group is"
+
+
+def test_two_spellings_of_a_row_are_no_conflict() -> None:
+    quoted = {
+        name: f'"{cell}"' if "Shapes" in name else f"DT_{cell}" if "Types" in name else cell
+        for name, cell in cells(1).items()
+    }
+    result = combined([cells(1)], [{**quoted, AVERAGE: "5.0"}])
+    assert only_row(result) == {**cells(1), AVERAGE: "5.0"}
+    assert not result.tally.conflicts
+
+
+def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_they_hold() -> None:
+    source = [measured(n, n, OLD, Extra=f"{n}", Empty="") for n in (9, 2, 7)]
+    result = combined([{"Mine": "x", **cells(2)}], source)
+    assert [row["Input Shapes"] for row in rows_of(result)] == ["2,4", "9,4", "7,4"]
+    assert [row["Extra"] for row in rows_of(result)] == ["2", "9", "7"]
+    assert [row["Mine"] for row in rows_of(result)] == ["x", "", ""]
+    assert "Empty" not in result.frame.columns
+    assert result.tally.added == 2
+
+
+def test_of_rows_that_stand_twice() -> None:
+    twice = [measured(1, 3.0, OLD), failed(1, MIDDLE)]
+    source = [failed(1, NEW), measured(1, 8.0, NEW), measured(1, 7.0, MIDDLE)]
+    result = combined(twice, source)
+    assert [row[AVERAGE] for row in rows_of(result)] == ["8.0", "8.0"]
+    assert [row[AVERAGE] for row in rows_of(combined([cells(2)], source))] == ["", "8.0"]
+
+
+def test_sequence_lengths_make_another_row() -> None:
+    lengths = [{**measured(1, n, OLD), "Runtime actual_seq_lengths_values": f"{n}"} for n in (1, 2)]
+    result = combined([lengths[0]], [lengths[1]], "FusedInferAttentionScore")
+    assert [row[AVERAGE] for row in rows_of(result)] == ["1", "2"]

@@ -1,0 +1,26 @@
+"""Combining databases in this process, and the type of the fixture that runs the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opatlas.combine.apply import CombineResult, CombineSource, combine
+from opatlas.store.database import Database
+from opatlas.store.manifest import read_manifests
+
+RunCombine = Callable[..., tuple[int, str, str]]
+
+
+def apply(target: Database, *sources: Database) -> CombineResult:
+    problems: list[str] = []
+    every = [one for each in (target, *sources) for one in read_manifests(each, problems).values()]
+    assert not problems
+    named = [
+        CombineSource(
+            str(each.path),
+            each,
+            {each.runs_dir / f"{run_id}.json": one for run_id, one in read_manifests(each, problems).items()},
+        )
+        for each in sources
+    ]
+    return combine(target, named, every, lambda: None)
