@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from opatlas.engine.formula import per_element, per_row, pointwise
     from opatlas.engine.registry import replays
     from opatlas.errors import OpAtlasError
+    from opatlas.implementations.contract import Prepared, implements
+    from opatlas.model.errors import Unsupported
     from opatlas.model.location import default_path, list_databases
     from opatlas.model.versions import Versions
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Database",
     "OpAtlasError",
+    "Prepared",
     "Table",
     "TimedRow",
     "TimedRows",
+    "Unsupported",
     "Versions",
     "default_path",
+    "implements",
     "list_databases",
     "per_element",
     "per_row",
@@ -37,11 +42,14 @@ __all__ = [
 _MODULES = {
     "Database": "store.database",
     "OpAtlasError": "errors",
+    "Prepared": "implementations.contract",
     "Table": "store.database",
     "TimedRow": "report.plots.timed_rows",
     "TimedRows": "report.plots.timed_rows",
+    "Unsupported": "model.errors",
     "Versions": "model.versions",
     "default_path": "model.location",
+    "implements": "implementations.contract",
     "list_databases": "model.location",
     "per_element": "engine.formula",
     "per_row": "engine.formula",

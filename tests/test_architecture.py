@@ -27,6 +27,7 @@ LAYERS = (
     "store",
     "capture",
     "combine",
+    "implementations",
     "instruments",
     "devices",
     "engine",

@@ -24,13 +24,6 @@ _BLOCK_BYTES = 4 << 10
 _HAVE_BYTES = ("cpu", "cuda")
 
 
-def index_inputs(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int | str, Any]:
-    """Returns the inputs of a call by position or name."""
-    inputs: dict[int | str, Any] = dict(enumerate(arguments))
-    inputs.update(keywords)
-    return inputs
-
-
 class InputWatch:
     """Records the input tensors of a call, and finds the inputs that the call changed."""
 
@@ -47,6 +40,11 @@ class InputWatch:
             if place not in declared
             for name, tensor in _tensors(f"argument {place!r}", value)
         ]
+
+    def allow(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Lets the call change some tensors, and other views of their memory."""
+        memories = {memory for memory in map(_memory, tensors) if memory is not None}
+        self._inputs = [each for each in self._inputs if _memory(each.tensor) not in memories]
 
     def changed(self) -> list[tuple[int | str, str]]:
         """Returns the place of each changed input and its description ("argument 2[1]"). Waits for the device."""
@@ -99,7 +97,7 @@ class _MemoryCopy:
     @classmethod
     def of(cls, tensor: torch.Tensor, seed: int) -> _MemoryCopy | None:
         """Copies the compared part of a tensor; returns None if the values of the tensor cannot be compared."""
-        if tensor.device.type == "meta" or not _has_memory(tensor):
+        if tensor.device.type == "meta" or _memory(tensor) is None:
             return None
         if tensor.device.type not in _HAVE_BYTES:
             return cls(tensor, None, _bytes(tensor)) if tensor.nbytes <= COMPARED_BYTES else None
@@ -111,12 +109,13 @@ class _MemoryCopy:
         return not torch.equal(self.copy, _part(_bytes(self.tensor), self.blocks))
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has memory of its own; sparse tensors and wrappers of other tensors have none."""
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Returns the address of a tensor's memory; None for sparse tensors and wrappers, which have no memory."""
     try:
-        return tensor.untyped_storage().data_ptr() != 0 or not tensor.numel()
+        address = tensor.untyped_storage().data_ptr()
     except RuntimeError:
-        return False
+        return None
+    return address if address != 0 or not tensor.numel() else None
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.result_check import Comparison, Expected, Formula
+from opatlas.engine.result_check import Comparison, Expected, Formula, Results
 from opatlas.model.errors import WrongResult
 
 #: Maximum number of checked elements of a result. 4096 elements find a formula that is wrong in one element of a
@@ -115,15 +115,16 @@ class _Pointwise:
     function: Callable[..., Any]
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
-        small = results[0].numel() <= SAMPLED_ELEMENTS
-        at = ... if small else _coordinates(results[0].shape, SAMPLED_ELEMENTS, seed, results[0].device)
+        first = _first(results)
+        small = first.numel() <= SAMPLED_ELEMENTS
+        at = ... if small else _coordinates(first.shape, SAMPLED_ELEMENTS, seed, first.device)
 
         def at_sample(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            return to_float64(value.expand(results[0].shape)[at])
+            return to_float64(value.expand(first.shape)[at])
 
         expected = self.function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
         return [Comparison(result[at], value, exact=False) for result, value in pair_results(self, results, expected)]
@@ -139,7 +140,7 @@ class _PerRow:
     axes: Callable[..., int] | None
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         bound = _signature(self.function).bind(*arguments, **keywords).arguments
         first = bound[self.rowwise[0]]
@@ -175,13 +176,14 @@ class _PerElement:
     steps: int
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         wanted = SAMPLED_ELEMENTS
         if self.terms is not None:
             affordable = READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
             wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
-        shape, device = results[0].shape, results[0].device
+        first = _first(results)
+        shape, device = first.shape, first.device
         at = _coordinates(shape, wanted, seed, device)
         if self.written is not None and shape.numel() > wanted:
             places = self.written(*arguments, **keywords)
@@ -207,13 +209,14 @@ class _Each:
         return _Bound(self.name, (self,), keywords)
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         if len(results) > len(self.formulas):
             raise WrongResult(f"{len(results)} results, where the reference {self.name} has {len(self.formulas)}")
         return [
             comparison
             for formula, result in zip(self.formulas, results, strict=False)
+            if result is not None
             for comparison in formula.compare(arguments, keywords, [result], seed)
         ]
 
@@ -225,7 +228,7 @@ class _Bound:
     keywords: dict[str, Any]
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         return self.formulas[0].compare(arguments, {**keywords, **self.keywords}, results, seed)
 
@@ -238,13 +241,13 @@ class _FirstRows:
     formulas: tuple[Formula]
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         keywords = {**keywords, self.argument: self.functions[0](**keywords)}
         count = len(keywords[self.argument])
-        if any(len(result) < count for result in results):
+        if any(len(result) < count for result in results if result is not None):
             raise WrongResult(f"fewer than the {count} rows that the reference {self.name} has")
-        rows = [result[:count] for result in results]
+        rows = [None if result is None else result[:count] for result in results]
         return self.formulas[0].compare(arguments, keywords, rows, seed) if count else []
 
 
@@ -254,7 +257,7 @@ class _OnLists:
     formulas: tuple[Formula, ...]
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         lists = [argument for argument in arguments if isinstance(argument, (list, tuple))]
         if any(len(own) != len(results) for own in lists):
@@ -262,6 +265,7 @@ class _OnLists:
         return [
             comparison
             for i, result in enumerate(results)
+            if result is not None
             for comparison in self.formulas[0].compare(
                 [own[i] if isinstance(own, (list, tuple)) else own for own in arguments], keywords, [result], seed
             )
@@ -269,6 +273,13 @@ class _OnLists:
 
 
 _signature = cache(inspect.signature)
+
+
+def _first(results: Results) -> torch.Tensor:
+    """Returns the first result, which every kernel computes."""
+    first = results[0]
+    assert first is not None
+    return first
 
 
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -306,20 +317,20 @@ def sample(population: int, wanted: int, seed: int, device: torch.device) -> tor
     return places.to(device)
 
 
-def pair_results(
-    formula: Formula, results: Sequence[torch.Tensor], expected: Any
-) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Returns each result with its expected value. Raises WrongResult for another number of results."""
+def pair_results(formula: Formula, results: Results, expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    """Yields each result that the kernel computes, with its expected value.
+
+    Raises:
+        WrongResult: the formula has another number of results.
+    """
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):
         raise WrongResult(f"{len(results)} results, where the reference {formula.name} has {len(values)}")
-    return zip(results, values, strict=True)
+    return ((result, value) for result, value in zip(results, values, strict=True) if result is not None)
 
 
 #: Minimum number of checked parts of any cost: fewer parts would leave out most sequences of a batch.
 _LEAST_PARTS = 16
-
-Results = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -354,7 +365,7 @@ class Draw:
         return numbers
 
 
-def parts(view: Callable[..., Results] | None = None) -> Callable[[Callable[..., Any]], Formula]:
+def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callable[[Callable[..., Any]], Formula]:
     """Makes a formula from a function that gets a `Draw`, then the arguments, and returns a `Part` for each result.
 
     The tensors are whole and in their own dtypes. The function picks the needed inputs and converts them to float64.
@@ -374,10 +385,10 @@ def parts(view: Callable[..., Results] | None = None) -> Callable[[Callable[...,
 class _Parts:
     name: str
     function: Callable[..., Any]
-    view: Callable[..., Results] | None
+    view: Callable[..., tuple[torch.Tensor, ...]] | None
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         expected = self.function(Draw(seed), *arguments, **keywords)
         viewed = self.view(*results) if self.view else results

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.stand_in import add_device_kernels
+from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.attribution import AnotherCase, NoSamples, PendingSamples, ProfiledSamples, own_kernel
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
@@ -24,6 +25,7 @@ class Job:
         timeout_s: longest time from the job's start to its outcome, in seconds.
         group: the group of devices that the row needs; None: one device.
         instrument: name of the instrument that measured the stored duration and must measure the new duration; "": any.
+        source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -35,6 +37,7 @@ class Job:
     timeout_s: float
     group: GroupSpec | None = None
     instrument: str = ""
+    source: KernelSource | None = None
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
 

@@ -12,15 +12,19 @@ import torch
 
 from opatlas.devices.cpu import bounded_memory, host_available_bytes
 from opatlas.devices.device import Device
-from opatlas.engine.call_watch import InputWatch, count_operators, index_inputs, may_be_compiled
+from opatlas.engine.call_watch import InputWatch, count_operators, may_be_compiled
 from opatlas.engine.group import ALONE, Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import RowOutcome
+from opatlas.engine.kernel_call import KernelCall, load_kernel
 from opatlas.engine.registry import ReplaySpec
-from opatlas.engine.result_check import Formula, check, is_checked_on_host
+from opatlas.engine.result_check import Formula, Results, check, is_checked_on_host
 from opatlas.engine.sampling import Sampling
+from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
+from opatlas.model.location import public_version
+from opatlas.model.record import Execution
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
@@ -52,12 +56,15 @@ class Replay:
         instrument: Instrument,
         settings: MeasureSettings,
         group: Group = ALONE,
+        source: KernelSource | None = None,
     ) -> None:
+        """`source` is the implementation that is timed; None: torch, or on an NPU the call that `@replays` names."""
         self.outcome: RowOutcome | None = None
         self._row = row
         self._spec = spec
         self._device = device
         self._group = group
+        self._source = source
         self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 
     def __call__(
@@ -91,69 +98,81 @@ class Replay:
             ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
         """
-        kernel = self._device.kernel(impl, self._spec.npu)
-        inputs = index_inputs(arguments, keywords)
-        unmodified = {place: _clone(inputs[place]) for place in mutates}
-        watch = InputWatch(inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
-
-        latest: Any = None
-        calls = 0
-
-        def call() -> None:
-            nonlocal latest, calls
-            calls += 1
-            latest = kernel(*arguments, **keywords)
-
-        def results() -> tuple[torch.Tensor, ...]:
-            everything = result_tensors(latest, inputs, mutates or overwrites)
-            if isinstance(output_slots, Mapping):
-                return tuple(everything[place] for place in output_slots)
-            return everything if output_slots is None else everything[: len(output_slots)]
-
-        def restore() -> None:
-            for place, value in unmodified.items():
-                for changed, original in zip(_flat(inputs[place]), _flat(value), strict=True):
-                    changed.copy_(original)
-
+        kernel = load_kernel(self._source, impl) if self._source else self._device.kernel(impl, self._spec.npu)
+        name = self._spec.npu if self._spec.npu and not self._source and kernel is not impl else _name(kernel)
+        call = KernelCall(
+            kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=bool(self._source)
+        )
+        watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
         has_all_from_caller = not _may_hold_tensors(kernel)
 
         def touched() -> tuple[torch.Tensor, ...] | None:
-            return (*_flat(list(inputs.values())), *_flat(latest)) if has_all_from_caller else None
+            return call.tensors() if has_all_from_caller and call.prepared is None else None
 
-        def repeat() -> None:
-            restore()
-            call()
+        def results(of: Results) -> Results:
+            if isinstance(output_slots, Mapping):
+                return tuple(of[place] for place in output_slots)
+            return of if output_slots is None else of[: len(output_slots)]
 
         warm_until = monotonic() + _WARM_UP_S
         self._group.report_step("in its first call")
-        operators: list[str] = []
-        if kernel is impl and not may_be_compiled(impl):
-            operators = count_operators(call, repeat)
-        else:
-            call()
-        name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
-        if not result_tensors(latest, inputs, mutates or overwrites):
+        operators = self._first_call(call, name, watch, counts=kernel is impl and not may_be_compiled(impl))
+        found = call.results()
+        if not found or found[0] is None:
             raise ReplayError(
                 f"{name} returned no tensor to check: return the results, "
                 "or name the changed arguments in mutates or overwrites"
             )
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
-        self._expect_outputs(name, results(), range(len(results())) if slots is None else slots)
+        slots = range(len(found)) if slots is None else slots
+        self._expect_outputs(name, results(found), slots)
+        missing = [slot for slot, result in zip(slots, results(found), strict=True) if result is None]
         self._expect_unchanged(watch, name)
 
-        self._sampling.warm_up(repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
-        samples = self._sampling.take(call, restore if unmodified else None, touched)
+        self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
+        samples = self._sampling.take(call, call.restore if call.changes_tensors else None, touched)
         self._expect_unchanged(watch, name)
-        originals = [unmodified.get(i, value) for i, value in enumerate(arguments)]
-        named = {name: unmodified.get(name, value) for name, value in keywords.items()}
-        checked = check(expected, originals, named, results(), self._row.seed)
+        computed = results(call.kept_results())
+        originals, named = call.originals()
+        checked = check(expected, originals, named, computed, self._row.seed)
+        execution = Execution(
+            self._source.implementation if self._source else self._default_implementation(kernel, impl),
+            outputs_missing=tuple(slot for slot in missing if slot is not None),
+            conversions=tuple(call.prepared.converted) if call.prepared else (),
+            set_up_s=call.set_up_s if self._source else None,
+        )
         self.outcome = self._sampling.outcome(
             samples,
             checked,
-            calls=calls,
+            execution=execution,
+            calls=call.count,
             assumed=self._row.assumptions,
             operators=operators,
         )
+
+    def _first_call(self, call: KernelCall, name: str, watch: InputWatch, *, counts: bool) -> list[str]:
+        """Makes the set-up of a kernel and its first call. Returns the operators of torch that one call uses.
+
+        Args:
+            counts: whether operators are counted; if not, the result is empty.
+        """
+        operators: list[str] = []
+        if counts:
+            operators = count_operators(call.start, call.restart)
+        else:
+            call.start()
+        if call.prepared is None:
+            return operators
+        self._expect_unchanged(watch, f"the set-up of {name}")
+        watch.allow(call.prepared.changes)
+        if counts:
+            return count_operators(call, call.repeat)
+        call()
+        return []
+
+    def _default_implementation(self, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
+        """Returns the implementation that is timed without a source: torch and its version, or the NPU's call."""
+        return f"torch {public_version(torch.__version__)}" if kernel is impl else str(self._spec.npu)
 
     def expect_memory(self) -> None:
         """Refuses a row that does not fit into the memory of the device, or of the host that checks it.
@@ -199,7 +218,7 @@ class Replay:
         if ranks:
             raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which the replay does not declare")
 
-    def _expect_outputs(self, name: str, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
+    def _expect_outputs(self, name: str, results: Results, slots: Sequence[int | None]) -> None:
         """Raises InvalidRow if the results of the kernel differ from the row in shape or dtype.
 
         Integer dtypes are not compared with each other.
@@ -213,7 +232,7 @@ class Replay:
             )
 
         for result, slot in zip(results, slots, strict=True):
-            if slot is None:
+            if slot is None or result is None:
                 continue
             shape, dtype = self._row.output_shape(slot), self._row.output_dtype(slot)
             if tuple(result.shape) != shape:
@@ -239,23 +258,3 @@ def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
-
-
-def result_tensors(
-    returned: Any, inputs: Mapping[int | str, Any], mutates: Sequence[int | str]
-) -> tuple[torch.Tensor, ...]:
-    """Returns the results of a call: the returned tensors, or the changed tensors if the call returned None."""
-    return _flat([inputs[place] for place in mutates] if returned is None else returned)
-
-
-def _flat(value: Any) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors in a value, in order: a tensor, or nested lists and mappings of tensors and other values."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return tuple(tensor for item in value for tensor in _flat(item))
-    return (value,) if isinstance(value, torch.Tensor) else ()
-
-
-def _clone(value: Any) -> Any:
-    return [tensor.clone() for tensor in value] if isinstance(value, (list, tuple)) else value.clone()

@@ -122,6 +122,11 @@ class Comparison:
     steps: int = 1
 
 
+#: Results of a kernel in the order of the formula; None for a result that an implementation does not compute. The first
+#: result is never None.
+Results = Sequence[torch.Tensor | None]
+
+
 class Formula(Protocol):
     """A formula in float64 that can be evaluated at the elements that are checked."""
 
@@ -129,7 +134,7 @@ class Formula(Protocol):
     def name(self) -> str: ...
 
     def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         """Returns all elements of `results`, or a sample, with the expected values computed from the arguments."""
         ...
@@ -137,15 +142,19 @@ class Formula(Protocol):
 
 @dataclass(frozen=True)
 class Checked:
-    """Numbers of compared elements and of all elements of the results."""
+    """The outcome of a comparison without a wrong element.
+
+    Attributes:
+        elements, total: numbers of compared elements, and of all elements of the results.
+        error: the largest difference of an element, as a share of its tolerance; None if all comparisons were exact.
+    """
 
     elements: int
     total: int
+    error: float | None = None
 
 
-def check(
-    formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
-) -> Checked:
+def check(formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> Checked:
     """Compares the results of a kernel with its formula.
 
     The device computes the formula if it has float64; else the tensors are copied to the host.
@@ -158,14 +167,17 @@ def check(
     Raises:
         WrongResult: an element is off by more than the tolerance of its dtype; no wrong element is allowed.
     """
-    total = sum(result.numel() for result in results)
+    total = sum(result.numel() for result in results if result is not None)
     if not total:
         return Checked(0, 0)
     keywords = {name: _comparable(value) for name, value in keywords.items()}
     comparisons = formula.compare(_comparable(arguments), keywords, _comparable(results), seed)
-    for number, comparison in enumerate(comparisons):
+    errors = [
         _compare(comparison, f"result {number}" if len(results) > 1 else "the result", formula.name)
-    return Checked(min(sum(c.actual.numel() for c in comparisons), total), total)
+        for number, comparison in enumerate(comparisons)
+    ]
+    compared = sum(comparison.actual.numel() for comparison in comparisons)
+    return Checked(min(compared, total), total, max((error for error in errors if error is not None), default=None))
 
 
 def is_checked_on_host(device: torch.device) -> bool:
@@ -173,7 +185,8 @@ def is_checked_on_host(device: torch.device) -> bool:
     return device.type not in _HAVE_FLOAT64
 
 
-def _compare(comparison: Comparison, what: str, reference: str) -> None:
+def _compare(comparison: Comparison, what: str, reference: str) -> float | None:
+    """Returns the largest error as a share of the tolerance; None for an exact comparison. Raises WrongResult."""
     actual, expected, relative = comparison.actual, comparison.expected, 0.0
     if not comparison.exact and actual.is_floating_point():
         relative = comparison.steps * _RELATIVE_TOLERANCE[actual.dtype]
@@ -188,18 +201,24 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         case _:
             values = expected
     values = values.expand(actual.shape)
-    if rounding:
-        tolerance = torch.full((), rounding, device=actual.device)
-        wrong = ~((actual - values).abs() <= tolerance)
-    elif not relative:
+    if not (rounding or relative):
         tolerance = torch.zeros((), device=actual.device)
-        wrong = actual != values
+        wrong, worst = actual != values, None
     else:
-        values, actual = values.to(torch.float64), actual.to(torch.float64)
-        # An infinite value must be met exactly: masked logits are minus infinity.
-        tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0)
-        # NaN is wrong even where the formula gives NaN, because no input of a replay leads to NaN.
-        wrong = ~(((actual - values).abs() <= tolerance) | (actual == values))
+        if rounding:
+            tolerance = torch.full((), rounding, device=actual.device)
+        else:
+            values, actual = values.to(torch.float64), actual.to(torch.float64)
+            # An infinite value must be met exactly: masked logits are minus infinity.
+            tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0)
+        errors = (actual - values).abs() / tolerance
+        worst = float(errors.max()) if errors.numel() else 0.0
+        if worst <= 1:
+            return worst
+        # NaN is wrong even where the formula gives NaN, because no input of a replay leads to NaN. An element that
+        # equals an infinite value, or a value with a tolerance of 0, has the error NaN and is right.
+        right = (errors <= 1) | (actual == values)
+        wrong, worst = ~right, float(errors.nan_to_num(0.0, posinf=0.0)[right].max()) if bool(right.any()) else 0.0
     if bool(wrong.any()):
         count = int(wrong.sum())
         first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
@@ -208,6 +227,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
             f"{what} differs from the reference {reference} in {count} of {wrong.numel()} checked elements: "
             f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
         )
+    return worst
 
 
 def _root_mean_square(values: torch.Tensor) -> float:

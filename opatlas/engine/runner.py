@@ -37,7 +37,7 @@ def _bind_kernel(
     row = ReplayRow(job.kernel_type, job.cells, device.torch_device)
     # Parses the cells of all slots.
     row.bytes()
-    return row, Replay(row, spec, device, instrument, settings, group)
+    return row, Replay(row, spec, device, instrument, settings, group, job.source)
 
 
 class Runner:

@@ -19,7 +19,7 @@ from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kern
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.model.errors import OutOfMemory
-from opatlas.model.record import Measurement
+from opatlas.model.record import Execution, Measurement
 from opatlas.model.schema import Status
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class Sampling:
         samples: Samples,
         checked: Checked,
         *,
+        execution: Execution | None = None,
         calls: int = 0,
         assumed: Sequence[str] = (),
         noted: Sequence[str] = (),
@@ -130,7 +131,8 @@ class Sampling:
 
         Args:
             samples: the samples.
-            checked: number of compared elements.
+            checked: the comparison of the results with the formula.
+            execution: the implementation and its set-up; None: unknown.
             calls: total number of calls of the kernel; 0: not counted.
             assumed: assumptions about the row.
             noted: remarks for the reason, besides those of the instrument.
@@ -145,6 +147,12 @@ class Sampling:
             calls_per_sample=samples.calls_per_sample,
             checked_elements=checked.elements,
             total_elements=checked.total,
+            execution=replace(
+                execution or Execution(),
+                kernel_names=samples.kernel_names,
+                span_us=median(samples.spans_us) if samples.spans_us else None,
+                max_error=checked.error,
+            ),
             assumptions=tuple(assumed),
             throttled=samples.throttled,
             stand_in=describe_stand_in(operators, samples.device_kernels),

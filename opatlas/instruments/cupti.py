@@ -84,7 +84,7 @@ class Layout:
         if address:
             name = names.get(address[0]) or names.setdefault(address[0], ctypes.string_at(address[0]).decode())
         # Launches are numbered in the order in which the host made them, whatever their streams.
-        return KernelRecord(correlation_id, name, (end - start) / 1000)
+        return KernelRecord(correlation_id, name, start / 1000, (end - start) / 1000)
 
 
 class CuptiRecorder:

@@ -66,6 +66,9 @@ class Samples:
     Attributes:
         durations_us: durations in microseconds, in order of time; () if a profile has them.
         device_kernels: number of device kernels of one call; None if the instrument cannot tell.
+        kernel_names: readable names of the device kernels of one call, in the order of their launches; () if unknown.
+        spans_us: time from the start of the first to the end of the last device kernel of each call, in microseconds,
+            in order of time; () if unknown.
         calls_per_sample: number of calls that one sample averages.
         pending: where a profile has the samples; None if the instrument needs no profile.
         profiled: the samples in the profile; None if the profile is read later by another process.
@@ -75,6 +78,8 @@ class Samples:
 
     durations_us: tuple[float, ...]
     device_kernels: int | None = None
+    kernel_names: tuple[str, ...] = ()
+    spans_us: tuple[float, ...] = ()
     calls_per_sample: int = 1
     pending: PendingSamples | None = None
     profiled: ProfiledSamples | NoSamples | None = None

@@ -7,7 +7,8 @@ outside its marks. Launches for the row's inputs and check lie outside the recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -23,6 +24,8 @@ from opatlas.model.errors import ReplayError
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
+#: Innermost template arguments.
+_BRACKETS = re.compile(r"<[^<>]*>")
 #: Approximate duration of a queue of samples. Time limits are checked only between queues.
 _QUEUE_S = 0.05
 
@@ -33,11 +36,13 @@ class KernelRecord(NamedTuple):
     Attributes:
         order: increases with the order of launches.
         name: name of a kernel, mangled or not; for other records the kind.
+        start_us: time of the start on the device's clock, in microseconds.
         duration_us: time from start to end on the device, in microseconds.
     """
 
     order: int
     name: str
+    start_us: float
     duration_us: float
 
 
@@ -77,6 +82,7 @@ class KernelRecords:
             ReplayError: the records do not match the calls.
         """
         durations_us: list[float] = []
+        spans_us: list[float] = []
         kernels: tuple[str, ...] = ()
         with gc_paused():
             at_once = self._calls_at_once(call, before_each)
@@ -90,7 +96,9 @@ class KernelRecords:
                     raise ReplayError(f"equal calls launched different kernels: {several}")
                 (kernels,) = names
                 durations_us += [sum(record.duration_us for record in launched) for launched in calls]
-        return Samples(tuple(durations_us), device_kernels=len(kernels))
+                spans_us += map(_span_us, calls)
+        names_shown = tuple(map(readable_name, kernels))
+        return Samples(tuple(durations_us), len(kernels), kernel_names=names_shown, spans_us=tuple(spans_us))
 
     def _records(
         self, call: Callable[[], object], before_each: Callable[[], None] | None, count: int
@@ -136,6 +144,21 @@ def between_marks(records: Iterable[KernelRecord], count: int) -> list[list[Kern
     return calls
 
 
+def _span_us(launched: Sequence[KernelRecord]) -> float:
+    """Returns the time from the start of the first to the end of the last kernel of a call."""
+    ends = (record.start_us + record.duration_us for record in launched)
+    return max(ends) - min(record.start_us for record in launched)
+
+
+def readable_name(name: str) -> str:
+    """Returns the name of a kernel without return type, template arguments and parameters: `at::native::gemm`."""
+    plain = torch._C._demangle(name)
+    while plain != (inner := _BRACKETS.sub("", plain)):
+        plain = inner
+    words = plain.replace("(anonymous namespace)::", "").partition("(")[0].split()
+    return words[-1] if words else name
+
+
 def _short(name: str) -> str:
     return name if len(name) <= 60 else f"{name[:57]}..."
 
@@ -163,7 +186,7 @@ class KinetoRecorder:
             assert results is not None
             return [
                 # On one stream kernels start in the order of their launches.
-                KernelRecord(event.start_ns(), event.name(), event.duration_ns() / 1000)
+                KernelRecord(event.start_ns(), event.name(), event.start_ns() / 1000, event.duration_ns() / 1000)
                 for event in results.events()
                 if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
             ]

@@ -49,6 +49,34 @@ class LaunchedCase:
 
 
 @dataclass(frozen=True, slots=True)
+class Execution:
+    """What ran when a row was measured.
+
+    Attributes:
+        implementation: name and version ("flashinfer 0.5.3"), or the call of an NPU; "" if unknown.
+        kernel_names: names of the device kernels of one call, in the order of their launches; () if unknown.
+        span_us: median time from the start of the first to the end of the last device kernel; None if unknown.
+        outputs_missing: output slots of the row that the implementation does not compute.
+        conversions: inputs and results that were converted outside the measured time, a phrase each.
+        set_up_s: seconds of set-up and first call, compilation included; None for torch itself.
+        max_error: largest error of a checked element, as a share of its tolerance; None if checked exactly.
+    """
+
+    implementation: str = ""
+    kernel_names: tuple[str, ...] = ()
+    span_us: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    outputs_missing: tuple[Count, ...] = ()
+    conversions: tuple[str, ...] = ()
+    set_up_s: Annotated[float, Meta(ge=0)] | None = None
+    max_error: Annotated[float, Meta(ge=0)] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values of the fields that are set."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in ("", (), None)}
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The samples of one row.
 
@@ -68,6 +96,7 @@ class Measurement:
         bound_us: the least time that the peaks of the device allow; None if unknown.
         ran_as: the case that the call launched, if it is a sibling of the row; None if it is the row. The samples
             then belong to the sibling's row, and fill this row too.
+        execution: the implementation, its kernels and its set-up.
     """
 
     samples_us: _Durations
@@ -84,6 +113,7 @@ class Measurement:
     throttled: str = ""
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
     ran_as: LaunchedCase | None = None
+    execution: Execution = Execution()
 
     @property
     def verdict(self) -> QualityVerdict:
@@ -170,6 +200,7 @@ class Record:
             values["measurement"]["assumptions"] = list(self.measurement.assumptions)
             values["measurement"]["counters"] = dict(self.measurement.counters)
             values["measurement"]["helper_kernels"] = dict(self.measurement.helper_kernels)
+            values["measurement"]["execution"] = self.measurement.execution.to_json()
             ran_as = values["measurement"].pop("ran_as")
             if ran_as is not None:
                 values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}

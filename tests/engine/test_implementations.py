@@ -1,0 +1,128 @@
+"""The contract of an implementation: what a function marked with `@implements` may do, and what its row tells of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from replaying import job_of
+
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.runner import Runner
+from opatlas.implementations.contract import KernelSource, implements
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.schema import Status
+
+ROW = "24,32; 24,32; 32 | BF16; BF16; BF16 -> 24,32; 24,1; 24,32 | BF16; FLOAT; BF16"
+
+HEAD = """
+import torch
+from opatlas import Prepared, Unsupported, implements
+
+def formula(x1, x2, gamma, epsilon):
+    total = x1.float() + x2.float()
+    rstd = (total.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (total * rstd * gamma.float()).to(x1.dtype), rstd, total.to(x1.dtype)
+
+"""
+
+
+def run(tmp_path, body, *, function="kernel", wraps=False):
+    path = tmp_path / "AddRmsNorm.py"
+    path.write_text(HEAD + body)
+    source = KernelSource("mine 1", "", str(path), function, wraps)
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    return runner.run(dataclasses.replace(job_of("AddRmsNorm", ROW), source=source))
+
+
+def test_a_function_may_be_the_kernel(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+def kernel(x1, x2, gamma, epsilon):
+    return formula(x1, x2, gamma, epsilon)
+""",
+    )
+    assert outcome.status is Status.MEASURED
+    execution = outcome.measurement.execution
+    assert execution.implementation == "mine 1"
+    assert execution.outputs_missing == ()
+    assert execution.conversions == ()
+    assert execution.set_up_s > 0
+    assert 0 <= execution.max_error <= 1
+    assert outcome.measurement.stand_in == ""
+
+
+def test_a_prepared_call_may_change_tensors_lack_results_and_convert_them(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+def kernel(x1, x2, gamma, epsilon):
+    wide = gamma.float()
+    def call():
+        y, _, total = formula(x1, x2, wide, epsilon)
+        x1.copy_(y)
+        x2.copy_(total)
+        return x1.mT, None, x2
+    return Prepared(call, changes=(x1, x2), results=lambda out: (out[0].mT, *out[1:]), converted=["gamma to float32"])
+""",
+    )
+    assert outcome.status is Status.MEASURED, outcome.reason
+    execution = outcome.measurement.execution
+    assert execution.outputs_missing == (1,)
+    assert execution.conversions == ("gamma to float32",)
+
+
+WRONG = {
+    "wrong result": "return 1.1 * y, rstd, total",
+    "input changed by the call": "x1.add_(1); return y, rstd, total",
+    "input changed by set-up": "x1.zero_(); return Prepared(lambda: formula(x1, x2, gamma, epsilon), changes=(x1,))",
+    "result of another shape": "return y[1:], rstd, total",
+    "too few results": "return y, rstd",
+    "no result": "return None",
+    "first result missing": "return None, rstd, total",
+    "error": "raise ValueError('a shape that the library does not like')",
+    "error in the call": "return Prepared(lambda: 1 / 0)",
+}
+
+
+@pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
+def test_a_mistake_costs_the_row(tmp_path, line):
+    body = f"def kernel(x1, x2, gamma, epsilon):\n    y, rstd, total = formula(x1, x2, gamma, epsilon)\n    {line}\n"
+    outcome = run(tmp_path, body)
+    assert outcome.status in (Status.FAILED, Status.INVALID)
+    assert outcome.measurement is None
+    assert outcome.reason
+
+
+def test_a_file_that_cannot_be_imported_costs_the_row_and_is_named(tmp_path):
+    outcome = run(tmp_path, "import no_such_library\ndef kernel(x1, x2, gamma, epsilon): ...\n")
+    assert outcome.status is Status.FAILED
+    assert "no_such_library" in outcome.reason
+    assert "AddRmsNorm.py" in outcome.reason
+
+
+def test_a_refused_row_is_unsupported_with_the_reason(tmp_path):
+    outcome = run(tmp_path, "def kernel(x1, *_): raise Unsupported(f'width {x1.shape[1]}: 64 and 128 only')\n")
+    assert (outcome.status, outcome.reason) == (Status.UNSUPPORTED, "width 32: 64 and 128 only")
+
+
+def test_a_wrap_gets_the_function_of_torch(tmp_path):
+    body = "def wrap(function):\n    return lambda *arguments: function(*arguments)\n"
+    outcome = run(tmp_path, body, function="wrap", wraps=True)
+    assert outcome.status is Status.MEASURED
+    assert outcome.measurement.execution.implementation == "mine 1"
+
+
+def test_torch_itself_is_named_with_its_version():
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job_of("AddRmsNorm", ROW))
+    execution = outcome.measurement.execution
+    assert execution.implementation.startswith("torch ")
+    assert execution.set_up_s is None
+
+
+def test_marks_are_strings():
+    with pytest.raises(TypeError):
+        implements()
+    with pytest.raises(TypeError):
+        implements(len)
