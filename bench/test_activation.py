@@ -19,7 +19,7 @@ def test_softmax(row, replay):
 def test_swiglu(row, replay):
     x = row.only_input(-4.0, 4.0)
     if not x.dim() or x.shape[-1] % 2:
-        raise row.refuse(INPUT_SHAPES, "the last axis has no two halves", "correct the shape")
+        raise row.refuse(INPUT_SHAPES, "the last axis must have an even size", "correct the shape")
     replay(impl.swiglu, x, -1, expected=formulas.swiglu)
 
 

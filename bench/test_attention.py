@@ -71,14 +71,22 @@ def test_ring_mla(row, replay):
             "correct their shapes",
         )
     if not k[1] or q[1] % k[1] or q_rope[-1] != k_rope[-1]:
-        raise row.refuse(INPUT_SHAPES, "the heads or rope parts of queries and keys do not go together", "correct them")
+        raise row.refuse(
+            INPUT_SHAPES, "the heads or rope parts of queries and keys do not match", "correct their shapes"
+        )
     later = has_input(row, 13)
     if later != has_input(row, 14):
-        raise row.refuse(INPUT_SHAPES, "slots 13 and 14, of an earlier step, belong together", "restore the other")
+        raise row.refuse(
+            INPUT_SHAPES, "one of slots 13 and 14 (an earlier step) is missing", "restore it from the capture"
+        )
     if not later and q[0] != k[0]:
-        raise row.refuse(INPUT_SHAPES, "a first step is causal, and has as many queries as keys", "correct the shapes")
+        raise row.refuse(INPUT_SHAPES, "a first step must have as many queries as keys", "correct the shapes")
     if later and (row.shape(13), row.shape(14)) != ((*q[:2], v[-1]), (q[1], q[0])):
-        raise row.refuse(INPUT_SHAPES, "slots 13, 14 must be (tokens, heads, D), (heads, tokens)", "correct the shapes")
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)",
+            "correct the shapes",
+        )
     row.assume("all tokens are one sequence")
     dtype = row.input_slots[0].dtype
     # In FLOAT16 the kernel adds the mask to the scores; in BF16 it first multiplies it by a large negative number.
@@ -112,9 +120,9 @@ def test_attention_update(row, replay):
     """
     parts = len(row.input_slots) // 2
     if not parts or len(row.input_slots) != 2 * parts:
-        raise row.refuse(INPUT_SHAPES, "there are as many sums as results", "restore the missing slots")
+        raise row.refuse(INPUT_SHAPES, "the numbers of sums and results differ", "restore the missing slots")
     if not row.shape(parts):
-        raise row.refuse(INPUT_SHAPES, f"slot {parts}, results of a part, has no axes", "correct its shape")
+        raise row.refuse(INPUT_SHAPES, f"slot {parts} (results of a part) has no axes", "correct its shape")
     for slot in range(parts):
         row.expect_shape(slot, row.shape(parts)[:-1], what="logarithms of sums")
         row.expect_shape(parts + slot, row.shape(parts), what="results of a part")

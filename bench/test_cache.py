@@ -20,13 +20,15 @@ def test_reshape_and_cache(row, replay):
         if len(row.shape(new)) != 3 or row.shape(cache)[2:] != row.shape(new)[1:] or len(row.shape(cache)) != 4:
             raise row.refuse(
                 INPUT_SHAPES,
-                f"slot {new} must be (tokens, heads, size), slot {cache} its cache (blocks, block size, heads, size)",
+                f"slot {new} must have the shape (tokens, heads, size), and slot {cache}, its cache, the "
+                "shape (blocks, block size, heads, size)",
                 "correct one of the two shapes",
             )
     if not row.shape(0)[:1] == row.shape(1)[:1] == row.shape(4) or row.shape(2)[:2] != row.shape(3)[:2]:
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 (key), 1 (value) and 4 (places) must have as many tokens, and both caches as many places",
+            "slots 0 (key), 1 (value) and 4 (places) must have the same number of tokens, and both "
+            "caches the same number of places",
             "correct the shape that does not fit",
         )
     blocks, block_size = row.shape(2)[:2]
@@ -46,14 +48,14 @@ def test_kv_rmsnorm_rope_cache(row, replay):
     In prefill, outputs 2 and 3 return the written vectors for attention.
     """
     if any(has_input(row, slot) for slot in range(7, len(row.input_slots))):
-        raise Unsupported("caches that are quantized, and values of their own (slots 7 to 11), are not replayed")
+        raise Unsupported("quantized caches and separate values (slots 7 to 11) are not replayed")
     expect_slots(row, range(7), range(7, 12))
     kv, gamma, cos = (row.shape(slot) for slot in range(3))
     if len(kv) != 4 or kv[1] != 1 or len(gamma) != 1 or gamma[0] >= kv[3] or (kv[3] - gamma[0]) % 2:
         raise row.refuse(
             INPUT_SHAPES,
-            "slot 0 (kv) must be (batch, 1, tokens, size), and slot 1 (gamma) the size of its normalized part; "
-            "the rest, which is turned, is an even number",
+            "slot 0 (kv) must have the shape (batch, 1, tokens, size), slot 1 (gamma) the size of the "
+            "normalized part, and the rotated part an even size",
             "correct one of the two shapes",
         )
     batch, _, tokens, size = kv
@@ -62,14 +64,15 @@ def test_kv_rmsnorm_rope_cache(row, replay):
     if cos != row.shape(3) or cos[-1:] != (rotary,) or operands.broadcast([cos, angles]) != angles or len(cos) != 4:
         raise row.refuse(
             INPUT_SHAPES,
-            f"slots 2 (cos) and 3 (sin) must be {angles}, or with 1 for an axis",
+            f"slots 2 (cos) and 3 (sin) must have the shape {angles}, or 1 along an axis",
             "correct their shapes, or those of slots 0 and 1",
         )
     places = row.shape(5)[:2]
     if row.shape(5) != (*places, 1, rotary) or row.shape(6) != (*places, 1, gamma[0]):
         raise row.refuse(
             INPUT_SHAPES,
-            f"slots 5 and 6 must be caches (blocks, block size, 1, {rotary}) and (blocks, block size, 1, {gamma[0]})",
+            f"slots 5 and 6 must be caches of the shapes (blocks, block size, 1, {rotary}) and (blocks, "
+            f"block size, 1, {gamma[0]})",
             "correct their shapes",
         )
     row.expect_shape(4, (batch * tokens,), what="a place for each token")
@@ -103,21 +106,23 @@ def test_paged_cache_load(row, replay):
     if any(len(cache) != 4 for cache in caches) or caches[0][:2] != caches[1][:2]:
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 and 1 must be caches (blocks, block size, heads, size) of as many places",
+            "slots 0 and 1 must be caches (blocks, block size, heads, size) with the same number of places",
             "correct one of the two shapes",
         )
     tokens = results[0][:1]
     if any(result != (*tokens, *cache[2:]) for result, cache in zip(results, caches, strict=True)):
         raise row.refuse(
             OUTPUT_SHAPES,
-            "outputs 0 and 1 must be (tokens, heads, size) as the caches (slots 0 and 1) have them",
+            "outputs 0 and 1 must have the shape (tokens, heads, size), with heads and size of the "
+            "caches (slots 0 and 1)",
             "correct one of the shapes",
         )
     table, lengths = row.shape(2), row.shape(3)
     if len(table) != 2 or not table[0] or lengths not in ((table[0],), (table[0] + 1,)):
         raise row.refuse(
             INPUT_SHAPES,
-            "slot 2 must be a block table (sequences, blocks), slot 3 as many lengths, or one more if they are sums",
+            "slot 2 must be a block table (sequences, blocks), and slot 3 a length for each sequence, or "
+            "one number more for cumulative lengths",
             "correct one of the two shapes",
         )
     (sequences, width), block_size = table, caches[0][1]
@@ -126,8 +131,8 @@ def test_paged_cache_load(row, replay):
     if max(blocks) > width or caches[0][0] < 1:
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot 2 has {width} blocks of {block_size} for a sequence, where the longest of {tokens[0]} tokens "
-            f"needs {max(blocks)}",
+            f"slot 2 has {width} blocks of {block_size} for a sequence, but the longest sequence of "
+            f"{tokens[0]} tokens needs {max(blocks)}",
             "correct the block table, the cache, or the outputs",
         )
     row.assume("the sequences are of one length")

@@ -34,7 +34,7 @@ def test_range(row, replay):
     for slot in range(3):
         row.expect_scalar(slot)
     if len(row.output_shape()) != 1:
-        raise row.refuse(OUTPUT_SHAPES, "a range has one axis", "correct the shape")
+        raise row.refuse(OUTPUT_SHAPES, "the output must have one axis", "correct the shape")
     replay(
         impl.arange,
         1,

@@ -60,18 +60,22 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
     if not len(x) == len(chosen) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
         raise row.refuse(
-            INPUT_SHAPES, "it takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)", "correct the shapes"
+            INPUT_SHAPES,
+            "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)",
+            "correct the shapes",
         )
     experts, probs = up[0], row.shape(slots.probabilities) if row.has(slots.probabilities) else ()
     if up[1] != x[1] or down != (experts, up[2] // 2, x[1]) or chosen[0] != x[0] or probs != chosen:
         raise row.refuse(
             INPUT_SHAPES,
-            f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not belong together",
+            f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match",
             "correct the shape that does not fit",
         )
     counted = len(row.output_slots) > 1
     if counted and row.output_shape(1) not in ((experts,), (1, experts)):
-        raise row.refuse(OUTPUT_SHAPES, f"output 1 counts the tokens of {experts} experts", "correct one of the shapes")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"output 1 must have a count for each of {experts} experts", "correct one of the shapes"
+        )
     integers = row.input_slots[slots.weights[0][0]].dtype == "INT8"
     if any((row.input_slots[slot].dtype == "INT8") != integers for own in slots.weights for slot in own):
         raise row.refuse(INPUT_DTYPES, "w1 and w2 must have one dtype", "correct one of them")
@@ -179,14 +183,16 @@ def _dispatch(row, replay, group, kernel):
         raise Unsupported(f"{row.kernel_type} is replayed without tensor parallelism, and for tokens of real numbers")
     row.expect_shapes({2: (found.all_experts, found.width), 4: (found.tokens, found.top_k)})
     if row.has(2) and not quantized:
-        raise row.refuse(INPUT_SHAPES, "slot 2 (scales) is there, and output 0 is not quantized", "correct one of them")
+        raise row.refuse(
+            INPUT_SHAPES, "slot 2 (scales) is present, but output 0 is not quantized", "correct one of them"
+        )
     own = _tokens_and_experts(row, found, group.rank)
     optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
     optional |= _mask(row, 3, found)
     if row.has(4):
         row.assume(_ALGORITHM)
         optional["expert_scales"] = row.for_rank(group.rank).tensor(4, 0.1, 1.0)
-    reference = formulas.moe_distribute_dispatch_quantized if quantized else formulas.moe_distribute_dispatch
+    formula = formulas.moe_distribute_dispatch_quant if quantized else formulas.moe_distribute_dispatch
     replay(
         kernel,
         x=own[0],
@@ -195,7 +201,7 @@ def _dispatch(row, replay, group, kernel):
         **optional,
         quant_mode=2 if quantized else 0,
         output_slots={0: 0, 1: 1, 3: 3} if quantized else {0: 0, 3: 3},
-        expected=reference.bind(
+        expected=formula.bind(
             chosen=[_tokens_and_experts(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,

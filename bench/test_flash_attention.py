@@ -83,7 +83,9 @@ def _call(row, statistics, mask):
     q, k, v = (row.shape(slot) for slot in range(3))
     if len(statistics) != 4 or statistics[-1] != 8:
         raise row.refuse(
-            OUTPUT_SHAPES, "largest scores and their sums are (batch, heads, queries, 8)", "correct the shape"
+            OUTPUT_SHAPES,
+            "the largest scores and their sums must have the shape (batch, heads, queries, 8)",
+            "correct the shape",
         )
     batch, heads, queries, _ = statistics
     layouts = {
@@ -105,8 +107,8 @@ def _call(row, statistics, mask):
     if layout is None or not kv_heads or heads % kv_heads or k[layout.index("B")] != batch:
         raise row.refuse(
             INPUT_SHAPES,
-            f"slots 0 to 2 are not queries, keys and values of {batch} x {queries} tokens and {heads} heads in one of "
-            f"the layouts {', '.join(layouts)}",
+            f"slots 0 to 2 must be queries, keys and values of {batch} x {queries} tokens and {heads} "
+            f"heads in one of the layouts {', '.join(layouts)}",
             "correct the shapes; TND is not replayed",
         )
     arguments, scale = {"head_num": heads, "input_layout": layout}, 1 / math.sqrt(width)
@@ -119,8 +121,8 @@ def _call(row, statistics, mask):
     if queries != keys or (shape != CAUSAL_MASK and shape[-2:] != (queries, keys)):
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot {mask} is not the mask of as many queries as keys, {queries} x {keys}, nor 2048,2048, which stands "
-            "for a causal one",
+            f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or the "
+            "causal mask 2048,2048",
             "correct its shape",
         )
     # A capture does not record the values of a mask: it is causal, as in the training of language models.

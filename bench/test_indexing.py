@@ -58,9 +58,9 @@ def test_index_fill(row, replay):
     row.expect_output_like(0)
     x, count = row.tensor(0), math.prod(row.shape(1))
     if not x.dim() or len(row.shape(1)) != 1:
-        raise row.refuse(INPUT_SHAPES, "slot 1 lists indices along an axis of slot 0", "correct one of the shapes")
+        raise row.refuse(INPUT_SHAPES, "slot 1 must list indices along an axis of slot 0", "correct one of the shapes")
     if row.shape(2) not in ((), (1,)):
-        raise row.refuse(INPUT_SHAPES, "slot 2 (what is filled in) is one number", "correct its shape")
+        raise row.refuse(INPUT_SHAPES, "slot 2 (the value) must be one number", "correct its shape")
     row.assume("indices run along axis 0")
     indices = row.indices(1, x.shape[0], distinct=count <= x.shape[0])
     replay(impl.index_fill, x, 0, indices, 2, expected=formulas.index_fill)
@@ -78,7 +78,7 @@ def test_argmax(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     if not x.shape[-1:].numel():
-        raise row.refuse(INPUT_SHAPES, "there is no largest among no elements", "correct the shape of slot 0")
+        raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no largest one", "correct the shape of slot 0")
     replay(impl.argmax, x, -1, expected=formulas.argmax)
 
 
@@ -88,7 +88,7 @@ def test_largest(row, replay):
     row.expect_inputs(1)
     x, result = row.tensor(0), row.output_shape()
     if not x.shape[-1:].numel():
-        raise row.refuse(INPUT_SHAPES, "there is no largest among no elements", "correct the shape of slot 0")
+        raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no largest one", "correct the shape of slot 0")
     along_last = result in (tuple(x.shape[:-1]), (*x.shape[:-1], 1))
     if not along_last and operands.reduction(tuple(x.shape), result, 1) is not None:
         raise Unsupported(f"{row.kernel_type} is replayed along the last axis only")

@@ -38,8 +38,8 @@ def test_trans_data(row, replay):
     x = row.tensor(0, shape=plain.shape if row.on_npu else None)
     if row.on_npu and blocked.shape[-1] * x.element_size() != _BLOCK_BYTES:
         raise Unsupported(
-            f"npu_format_cast makes blocks of {_BLOCK_BYTES} bytes; those of {blocked.shape[-1]} {blocked.dtype} "
-            "are made inside of poolings"
+            f"npu_format_cast makes blocks of {_BLOCK_BYTES} bytes; only poolings make blocks of "
+            f"{blocked.shape[-1]} {blocked.dtype}"
         )
     destination = x.new_zeros(plain.shape if row.on_npu else result.shape)
     replay(
@@ -87,14 +87,12 @@ def test_as_strided(row, replay):
     if not viewed or count % viewed or len(sizes) < 2:
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"it is neither a part of the last axis of a tensor of {count} numbers nor its transposition",
+            f"the output is neither a part of the last axis of a tensor of {count} numbers nor its transposition",
             "correct one of the shapes",
         )
     transposed = count == viewed or (len(sizes) > 2 and min(sizes[:2]) > 1)
     if row.on_npu and (count == viewed or not transposed or sizes[-1] % _WHOLE_BLOCKS):
-        raise Unsupported(
-            f"no call launches {row.kernel_type} for a view with these sizes, as far as they tell what it is"
-        )
+        raise Unsupported(f"no known call launches {row.kernel_type} for a view of these sizes")
     stored = [*sizes[:-1], count // viewed * sizes[-1]]
     if transposed:
         stored[:2] = stored[1::-1]
@@ -119,7 +117,7 @@ def _matrix(row):
     """Returns the matrices whose triangle is kept. A capture does not record the diagonal: the main one is assumed."""
     row.expect_inputs(1)
     if len(row.shape(0)) < 2:
-        raise row.refuse(INPUT_SHAPES, "a matrix has two axes", "correct the shape")
+        raise row.refuse(INPUT_SHAPES, "slot 0 must have two axes or more", "correct the shape")
     row.assume("the main diagonal")
     return row.tensor(0)
 
@@ -136,11 +134,11 @@ def test_nonzero(row, replay):
     if not x.dim() or listed % x.dim() or listed // x.dim() > x.numel():
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"it must hold {x.dim()} coordinates for each of up to {x.numel()} numbers",
+            f"the output must hold {x.dim()} coordinates for each of up to {x.numel()} numbers",
             "correct one of the shapes",
         )
     if row.output_dtype().is_floating_point or row.output_slots[0].dtype == "BOOL":
-        raise row.refuse(OUTPUT_DTYPES, "coordinates are integers", "correct the dtype")
+        raise row.refuse(OUTPUT_DTYPES, "the output holds coordinates, which are integers", "correct the dtype")
     count = listed // x.dim()
     row.assume(f"{count} numbers are not 0, spread evenly")
     x = x.new_zeros(x.shape)

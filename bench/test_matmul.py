@@ -43,7 +43,7 @@ def test_transpose_batch_matmul(row, replay):
     row.expect_inputs(2)
     x1, x2, y = row.shape(0), row.shape(1), row.output_shape()
     if not len(x1) == len(x2) == len(y) == 3:
-        raise row.refuse(INPUT_SHAPES, "both operands and the result have three axes", "correct their shapes")
+        raise row.refuse(INPUT_SHAPES, "both operands and the result must have three axes", "correct their shapes")
     for perm_x1, perm_x2 in product(([0, 1, 2], [1, 0, 2]), ([0, 1, 2], [0, 2, 1])):
         (batch, m, k), (b, length, n) = ([x[axis] for axis in perm] for x, perm in ((x1, perm_x1), (x2, perm_x2)))
         if (batch, k) != (b, length):
@@ -52,7 +52,7 @@ def test_transpose_batch_matmul(row, replay):
             continue
         if k % 128 or n % 128:
             raise row.refuse(
-                INPUT_SHAPES, f"K and N, {k} and {n} here, are multiples of 128 in this kernel", "correct the shapes"
+                INPUT_SHAPES, f"K ({k}) and N ({n}) must be multiples of 128 in this kernel", "correct the shapes"
             )
         split = 1 if y == (m, batch, n) else y[0]
         replay(
@@ -68,7 +68,7 @@ def test_transpose_batch_matmul(row, replay):
         return
     raise row.refuse(
         INPUT_SHAPES,
-        f"no batch of products, with the batch in the middle or first, has the shape {y}",
+        f"no batch of products, with the batch first or in the middle, has the shape {y}",
         "correct one of the three shapes",
     )
 
@@ -84,5 +84,7 @@ def _output_slots(row, a):
     if len(row.output_shape()) <= a.dim():
         return None
     if row.output_dtype() != a.dtype:
-        raise row.refuse(OUTPUT_DTYPES, f"the product has the dtype of its factors, {a.dtype}", "correct one of them")
+        raise row.refuse(
+            OUTPUT_DTYPES, f"the product must have the dtype of its factors, {a.dtype}", "correct one of them"
+        )
     return [None]

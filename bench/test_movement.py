@@ -29,9 +29,11 @@ def test_slice(row, replay):
     for slot, what in enumerate(("the offsets", "the sizes", "the axes", "the steps"), start=1):
         row.expect_list(slot, x.dim(), what)
     if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
-        raise row.refuse(OUTPUT_SHAPES, f"this is no block of the input {tuple(x.shape)}", "correct one of the shapes")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the output is no block of the input {tuple(x.shape)}", "correct one of the shapes"
+        )
     if row.on_npu and x[tuple(map(slice, sizes))].is_contiguous():
-        raise Unsupported(f"a block that is contiguous is copied as it is: no call launches {row.kernel_type} for it")
+        raise Unsupported(f"torch copies a contiguous block, and no call launches {row.kernel_type} for it")
     replay(impl.slice_copy, x, [0] * x.dim(), list(sizes), expected=formulas.slice_copy)
 
 
@@ -48,7 +50,9 @@ def test_strided_slice(row, replay):
     if len(sizes) < x.dim():
         raise Unsupported(f"{row.kernel_type} is replayed with as many axes in the output as in the input")
     if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
-        raise row.refuse(OUTPUT_SHAPES, f"this is no part of the input {tuple(x.shape)}", "correct one of the shapes")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the output is no part of the input {tuple(x.shape)}", "correct one of the shapes"
+        )
     steps = [whole // size if size else 1 for size, whole in zip(sizes, x.shape, strict=True)]
     row.assume(f"steps {steps} from the first element on")
     ends = [size * step for size, step in zip(sizes, steps, strict=True)]
@@ -68,7 +72,7 @@ def test_pack(row, replay):
     if not axes:
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"no new axis of {len(parts)} makes this shape of the inputs' ones",
+            f"no stack of the {len(parts)} inputs along a new axis has this shape",
             "correct the shape that does not fit",
         )
     if len(axes) > 1:
@@ -86,7 +90,9 @@ def test_repeat_interleave(row, replay):
     axis = different[0] if different else 0
     if len(result) != x.dim() or not x.dim() or len(different) > 1 or not x.shape[axis]:
         raise row.refuse(
-            OUTPUT_SHAPES, f"it differs from the input {tuple(x.shape)} in more than one axis", "correct one of them"
+            OUTPUT_SHAPES,
+            f"the output differs from the input {tuple(x.shape)} in more than one axis",
+            "correct one of them",
         )
     lines, total = x.shape[axis], result[axis]
     row.expect_shape(1, (lines,), *([(), (1,)] if total % lines == 0 else []), what="repetitions")
@@ -107,7 +113,9 @@ def test_transpose(row, replay):
     permutation = operands.permutation(tuple(x.shape), row.output_shape())
     if permutation is None:
         raise row.refuse(
-            OUTPUT_SHAPES, f"these are not the axes of the input {tuple(x.shape)}", "correct one of the shapes"
+            OUTPUT_SHAPES,
+            f"the output must have the axes of the input {tuple(x.shape)} in any order",
+            "correct one of the shapes",
         )
     if not operands.permutation_is_unique(row.shape(0)):
         row.assume(f"axes {list(permutation)}, of several orders that fit the shapes")
@@ -121,7 +129,7 @@ def test_concat(row, replay):
     if axis is None:
         raise row.refuse(
             INPUT_SHAPES,
-            f"along no axis do these, laid end to end, have the output's shape {row.output_shape()}",
+            f"no concatenation of the inputs along an axis has the output's shape {row.output_shape()}",
             "correct the shape that does not fit",
         )
     replay(impl.cat, parts, axis, expected=formulas.concatenate)
@@ -133,7 +141,9 @@ def test_broadcast_to(row, replay):
     x, shape = row.tensor(0), row.output_shape()
     row.expect_list(1, len(shape), "the output's sizes")
     if operands.broadcast([tuple(x.shape), shape]) != shape:
-        raise row.refuse(OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast to it", "correct one of them")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast to the output", "correct one of them"
+        )
     replay(impl.broadcast_to, x, list(shape), expected=formulas.broadcast_to)
 
 
@@ -145,7 +155,9 @@ def test_tile(row, replay):
     repeats = operands.repetition(tuple(x.shape), row.output_shape())
     if repeats is None:
         raise row.refuse(
-            OUTPUT_SHAPES, f"its axes are not multiples of those of the input {tuple(x.shape)}", "correct one of them"
+            OUTPUT_SHAPES,
+            f"the axes of the output are not multiples of the axes of the input {tuple(x.shape)}",
+            "correct one of them",
         )
     replay(impl.tile, x, repeats, expected=formulas.tile)
 
@@ -157,7 +169,9 @@ def test_pad(row, replay):
     x, padded = row.tensor(0), row.output_shape()
     row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")
     if len(padded) != x.dim() or any(size < inner for size, inner in zip(padded, x.shape, strict=True)):
-        raise row.refuse(OUTPUT_SHAPES, f"it does not contain the input {tuple(x.shape)}", "correct one of the shapes")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the output does not contain the input {tuple(x.shape)}", "correct one of the shapes"
+        )
     padding = [
         amount for size, inner in zip(reversed(padded), reversed(x.shape), strict=True) for amount in (0, size - inner)
     ]

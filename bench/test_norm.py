@@ -26,7 +26,8 @@ def test_rms_norm_grad(row, replay):
     if row.shape(1) != row.shape(0) or row.shape(2) != (*row.shape(0)[:-1], 1):
         raise row.refuse(
             INPUT_SHAPES,
-            "slot 1 (x) must have the shape of slot 0 (the gradient), and slot 2 (rstd) too, but for a last axis of 1",
+            "slot 1 (x) must have the shape of slot 0 (the gradient), and slot 2 (rstd) the same shape "
+            "with a last axis of 1",
             "correct the shape that does not fit",
         )
     grad, x, gamma = row.tensor(0), row.tensor(1), row.tensor(3)
@@ -125,4 +126,4 @@ def _expect_vectors(row, names):
 
 def _expect_sum(row):
     if row.shape(0) != row.shape(1):
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 are added and must have one shape", "correct one of them")
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape", "correct one of them")

@@ -66,7 +66,7 @@ def test_adaptive_average_pool(row, replay):
         raise Unsupported(f"{row.kernel_type} is replayed with channels last, in the formats ND and NDHWC")
     if len(source) != 5 or len(result) != 5 or (source[0], source[4]) != (result[0], result[4]):
         raise row.refuse(
-            OUTPUT_SHAPES, f"{source} cannot be pooled to it along three axes", "correct one of the shapes"
+            OUTPUT_SHAPES, f"no pooling along three axes leads from {source} to the output", "correct one of the shapes"
         )
     images.output_place(row, like=0)
     replay(
@@ -85,7 +85,9 @@ def test_adaptive_average_pool_gradient(row, replay):
     gradient, source = row.shape(0), row.shape(1)
     if len(source) != 5 or len(gradient) != 4 or gradient[3] != source[0] * source[1]:
         raise row.refuse(
-            INPUT_SHAPES, "slot 0 must be (OD, OH, OW, N C) for a slot 1 of (N, C, D, H, W)", "correct one of them"
+            INPUT_SHAPES,
+            "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)",
+            "correct one of them",
         )
     images.output_place(row, like=0)
     if row.output_shape() != (*source[2:], gradient[3]):
@@ -109,8 +111,8 @@ def _windows(row, source, result, mask, column, name):
     if result[:2] != (n, c) or mask[:1] != (n,) or mask[-2:] != (sixteens, 16):
         raise row.refuse(
             column,
-            f"{name} {mask} is no mask of a pooling from {source} to {result}: (N, C1, places of the kernel, "
-            f"{sixteens}, 16)",
+            f"the mask of a pooling from {source} to {result} has the shape (N, C1, places of the kernel, "
+            f"{sixteens}, 16), but {name} is {mask}",
             "correct one of the three shapes",
         )
     windows = images.find_windows(size, result[2:], images.kernel_sizes(area))

@@ -76,9 +76,11 @@ def test_quantize(row, replay):
     if name == "INT32" and row.output_shape() == (*x.shape[:-1], x.shape[-1] // 8):
         name = "INT4"
     if name not in ("INT8", "UINT8", "INT4"):
-        raise row.refuse(OUTPUT_DTYPES, "it quantizes to INT8, UINT8 or INT4", "correct the dtype of the output")
+        raise row.refuse(
+            OUTPUT_DTYPES, "the kernel quantizes to INT8, UINT8 or INT4", "correct the dtype of the output"
+        )
     if name == "INT4" and x.shape[-1] % 8:
-        raise row.refuse(INPUT_SHAPES, "INT4 takes a last axis that is a multiple of 8", "correct the shape of slot 0")
+        raise row.refuse(INPUT_SHAPES, "the last axis must be a multiple of 8 for INT4", "correct the shape of slot 0")
     for slot in range(1, len(row.input_slots)):
         row.expect_shape(slot, x.shape[-1:], (1,), what="the scales" if slot == 1 else "the zero points")
     # x is divided by the scales for UINT8, else multiplied. Most results are within the range of the dtype.
@@ -95,7 +97,7 @@ def test_dynamic_quant(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0, -4.0, 4.0)
     if x.dim() < 2 or not x.shape[-1]:
-        raise row.refuse(INPUT_SHAPES, "slot 0 must have rows to quantize: two axes or more", "correct its shape")
+        raise row.refuse(INPUT_SHAPES, "slot 0 must have two axes or more", "correct its shape")
     smooth = {}
     if len(row.input_slots) == 2:
         row.expect_shape(1, x.shape[-1:], (1,), what="the smooth scales")
@@ -114,14 +116,18 @@ def test_add_rms_norm_dynamic_quant(row, replay):
     row.expect_inputs(3, 4, 5, 6)
     x1, x2 = row.tensor(0), row.tensor(1)
     if x1.shape != x2.shape or not x1.dim() or not x1.shape[-1]:
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1, which are added, must have one shape", "correct one of them")
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape", "correct one of them")
     names = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
     row.shape(2)  # gamma must be there
     present = {name: slot for slot, name in enumerate(names, start=2) if row.has(slot)}
     for name, slot in present.items():
         row.expect_shape(slot, x1.shape[-1:], (1,), what=name)
     if "smooth_scale2" in present and "smooth_scale1" not in present:
-        raise row.refuse(INPUT_SHAPES, "the second smooth scale (slot 4) comes with a first (slot 3)", "restore it")
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slot 4 (the second smooth scale) is present, but slot 3 (the first) is missing",
+            "restore slot 3 from the capture",
+        )
     vectors = {name: row.tensor(slot, 0.5, 1.5) for name, slot in present.items()}
     both = "smooth_scale2" in present
     replay(

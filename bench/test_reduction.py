@@ -27,7 +27,7 @@ def test_reduce_mean(row, replay):
         raise Unsupported("torch has no mean in integers")
     axes, keepdim = _reduction(row, "mean")
     if 0 in [row.shape(0)[axis] for axis in axes]:
-        raise row.refuse(INPUT_SHAPES, "there is no mean of no elements", "correct the shape of slot 0")
+        raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no mean", "correct the shape of slot 0")
     x = row.tensor(0)
     replay(impl.mean, x, axes, keepdim, dtype=row.output_dtype(), expected=formulas.reduce_mean)
 

@@ -88,7 +88,7 @@ def test_triton_rope(row, replay, custom_opp):
     if row.input_slots[1].dtype != row.input_slots[0].dtype:
         raise row.refuse(
             INPUT_DTYPES,
-            "slot 1 (key) must have the dtype of slot 0 (query), and for this Triton kernel captures hold "
+            "slot 1 (key) must have the dtype of slot 0 (query); captures of this Triton kernel hold "
             "meaningless dtypes there",
             "write the dtype of slot 0 for slot 1",
         )
@@ -96,7 +96,8 @@ def test_triton_rope(row, replay, custom_opp):
     if len(query) != 3 or len(key) != 3 or (query[0], query[2]) != (key[0], key[2]):
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 (query) and 1 (key) must be (tokens, heads, head size) with as many tokens of the same size",
+            "slots 0 (query) and 1 (key) must have the shape (tokens, heads, head size), with the same "
+            "tokens and head size",
             "correct one of the shapes",
         )
     row.assume(_HALVES)
@@ -129,7 +130,7 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     if len(fused) != 2 or query[:-1] != fused[:1] or key[:-1] != fused[:1] or fused[1] != query[1] + 2 * key[1]:
         raise row.refuse(
             OUTPUT_SHAPES,
-            f"query and key (outputs 0 and 1) and values as wide as the keys do not make up the input {fused}",
+            f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input {fused}",
             "correct one of the three shapes",
         )
     width = row.shape(1)[-1] if row.shape(1) else 0
@@ -137,7 +138,7 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     if not sizes:
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot 1 has angles for heads of {width} features, where the heads of {key[1]} together have no more",
+            f"slot 1 has angles for {width} features of a head, but all heads of the key together have {key[1]}",
             "correct the last axis of slot 1, or the outputs",
         )
     head_size = sizes[0]
@@ -185,8 +186,8 @@ def _expect_table(row, slot, head_size):
     if not 1 <= len(shape) <= 2 or shape[-1] % 2 or not 0 < shape[-1] <= head_size:
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot {slot} must be a table (positions, rotary size), of an even rotary size up to the head size "
-            f"{head_size}",
+            f"slot {slot} must be a table (positions, rotary size), with an even rotary size of at most "
+            f"{head_size}, the head size",
             "correct its shape",
         )
     return shape[-1]

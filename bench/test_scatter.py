@@ -40,7 +40,7 @@ def test_scatter_elements(row, replay):
     target, indices = row.shape(0), row.shape(1)
     if row.shape(2) and row.shape(2) != indices:
         raise row.refuse(
-            INPUT_SHAPES, "slot 2 (what is written) must have the shape of slot 1 (indices)", "correct one of them"
+            INPUT_SHAPES, "slot 2 (updates) must have the shape of slot 1 (indices)", "correct one of them"
         )
     axis = _axis(row, target, indices)
     if indices[axis] > target[axis]:
@@ -93,9 +93,7 @@ def test_index_put(row, replay):
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
     written = target[: axes.start] + place + target[axes.stop :]
     if operands.broadcast([row.shape(1), written]) != written:
-        raise row.refuse(
-            INPUT_SHAPES, f"slot 1 (what is written) does not broadcast to {written}", "correct one of the shapes"
-        )
+        raise row.refuse(INPUT_SHAPES, f"slot 1 (values) does not broadcast to {written}", "correct one of the shapes")
     row.assume("values are put, not added")
     replay(
         impl.index_put,

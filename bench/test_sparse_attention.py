@@ -49,7 +49,7 @@ def _indexer_call(row):
     if len(query) != 3 or weights != query[:2] or cache[2:] != (1, query[-1]):
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 to 2 must be (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)",
+            "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)",
             "correct their shapes; other layouts are not replayed",
         )
     queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
@@ -85,8 +85,9 @@ def test_sparse_flash_attention(row, replay):
     ):
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 to 3, 7 and 8 must be (tokens, heads, D), twice (blocks, block size, 1, D), (tokens, 1, K), and "
-            "rope parts like slots 0 and 1",
+            "slot 0 must have the shape (tokens, heads, D), slots 1 and 2 (blocks, block size, 1, D), "
+            "slot 3 (tokens, 1, K), and slots 7 and 8 (rope) the shapes of slots 0 and 1 with another "
+            "last axis",
             "correct their shapes; other layouts are not replayed",
         )
     queries, keys, table = _sequences(row, query, cache, table_slot=4, length_slots=(5, 6))
@@ -121,13 +122,15 @@ def _sequences(row, query, cache, *, table_slot, length_slots):
     if len(table) != 2 or not table[0] or any(row.shape(slot) != table[:1] for slot in length_slots):
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot {table_slot} (block table) must be (sequences, blocks), and slots {length_slots[0]} and "
-            f"{length_slots[1]} (lengths) must have as many sequences",
+            f"slot {table_slot} (block table) must have the shape (sequences, blocks), and slots "
+            f"{length_slots[0]} and {length_slots[1]} (lengths) the shape (sequences)",
             "correct their shapes",
         )
     if query[0] < table[0] or not cache[0] or not cache[1]:
         raise row.refuse(
-            INPUT_SHAPES, f"no {table[0]} sequences of queries in a cache fit slots 0 and 1", "correct them"
+            INPUT_SHAPES,
+            f"slot 0 has fewer queries than {table[0]} sequences, or slot 1 has no pages",
+            "correct their shapes",
         )
     queries = split_evenly(query[0], table[0])
     if table[0] > 1:
@@ -137,7 +140,8 @@ def _sequences(row, query, cache, *, table_slot, length_slots):
     if len(keys) != table[0] or max(used) > table[1] or any(kv < own for own, kv in zip(queries, keys, strict=True)):
         raise row.refuse(
             INPUT_SHAPES,
-            f"sequences of {min(keys)} keys or more do not go with {queries[0]} queries and slot {table_slot}",
+            f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table "
+            f"(slot {table_slot})",
             "correct the shapes, or the recorded lengths",
         )
     return queries, keys, row.block_table(table, used, cache[0])

@@ -35,7 +35,7 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     row.expect_inputs(3, 4)
     logits = row.tensor(0, -4.0, 4.0)
     if logits.dim() != 2 or row.shape(1) != logits.shape:
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape, of two axes", "correct their shapes")
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape, with two axes", "correct their shapes")
     given = {name: slot for name, slot in (("p", 2), ("k", 3)) if row.has(slot)}
     if not given:
         raise row.refuse(INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")

@@ -98,7 +98,9 @@ def test_embedding_gradient(row, replay):
     if row.shape(1) != (math.prod(places),) or row.shape(2) != row.shape(1):
         raise row.refuse(INPUT_SHAPES, f"slots 1 and 2 must list {math.prod(places)} numbers", "correct one of them")
     if len(table) != 2 or table[1] != width:
-        raise row.refuse(OUTPUT_SHAPES, f"it must be a table of lines of {width}", "correct one of the shapes")
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the output must be a table with rows of {width} numbers", "correct one of the shapes"
+        )
     gradient, indices = row.tensor(0), row.indices(1, table[0]).reshape(places)
     replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=formulas.embedding_backward)
 
@@ -153,7 +155,9 @@ def test_apply_adamw(row, replay):
         row.shape(slot) not in ((), (1,)) for slot in range(3, 10)
     ):
         raise row.refuse(
-            INPUT_SHAPES, "slots 0 to 2 and 10 must have one shape, and 3 to 9 a number each", "correct one of them"
+            INPUT_SHAPES,
+            "slots 0 to 2 and 10 must have one shape, and slots 3 to 9 one number each",
+            "correct one of them",
         )
     state = [row.tensor(0), row.tensor(1), row.tensor(2, 0.1, 1.0)]
     beta1, beta2 = ADAMW["beta1"], ADAMW["beta2"]
@@ -183,7 +187,7 @@ def test_foreach_add(row, replay):
     count = (len(row.input_slots) - 1) // 2
     if len(row.input_slots) != 2 * count + 1 or any(row.shape(i) != row.shape(i + count) for i in range(count)):
         raise row.refuse(
-            INPUT_SHAPES, "these are no two lists of tensors of the same shapes and a number", "restore the slots"
+            INPUT_SHAPES, "the slots must be two lists of tensors of the same shapes, and a number", "restore the slots"
         )
     tensors = [row.tensor(slot) for slot in range(2 * count)]
     _expect_flat_outputs(row, tensors[:count])
@@ -223,7 +227,8 @@ def _expect_loss_shapes(row, target, weight):
     if len(shape) != 2 or row.shape(target) != shape[:1] or row.shape(weight) != shape[1:]:
         raise row.refuse(
             INPUT_SHAPES,
-            f"for a slot 0 of (N, C) slot {target} must be (N,), the targets, and slot {weight} (C,), the weights",
+            f"slot 0 must have the shape (N, C), slot {target} (targets) the shape (N,), and slot "
+            f"{weight} (weights) the shape (C,)",
             "correct one of the shapes",
         )
 
@@ -233,13 +238,17 @@ def _expect_flat_outputs(row, results):
     for slot, result in enumerate(results):
         if row.output_shape(slot) not in (tuple(result.shape), (result.numel(),)):
             raise row.refuse(
-                OUTPUT_SHAPES, f"output {slot} of {row.kernel_type} has {result.numel()} numbers", "correct its shape"
+                OUTPUT_SHAPES,
+                f"output {slot} of {row.kernel_type} must have {result.numel()} numbers",
+                "correct its shape",
             )
         if row.output_dtype(slot) != result.dtype:
             raise row.refuse(
-                OUTPUT_DTYPES, f"output {slot} of {row.kernel_type} is {result.dtype}", "correct its dtype"
+                OUTPUT_DTYPES, f"output {slot} of {row.kernel_type} must be {result.dtype}", "correct its dtype"
             )
     if not results or len(row.output_slots) != len(results):
         raise row.refuse(
-            OUTPUT_SHAPES, f"{len(row.output_slots)} outputs of {len(results)} tensors", "restore the missing slots"
+            OUTPUT_SHAPES,
+            f"the row has {len(row.output_slots)} outputs, and the kernel {len(results)}",
+            "restore the missing slots",
         )

@@ -24,10 +24,10 @@ def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
 def swiglu(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
     assert dim == -1
-    return gated(x)
+    return gate_halves(x)
 
 
-def gated(x: torch.Tensor) -> torch.Tensor:
+def gate_halves(x: torch.Tensor) -> torch.Tensor:
     """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis."""
     half = x.shape[-1] // 2
     gate, up = x[..., :half], x[..., half:]

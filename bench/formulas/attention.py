@@ -67,7 +67,7 @@ def fused_infer_attention_score(
         start = actual_seq_lengths[number - 1] if number else 0
         return number, token - start, actual_seq_lengths[number] - start
 
-    def stored(cache: torch.Tensor, number: int, head: int, seen: int) -> torch.Tensor:
+    def read_tokens(cache: torch.Tensor, number: int, head: int, seen: int) -> torch.Tensor:
         """Returns the first `seen` vectors of a sequence, (seen, D)."""
         if block_table is None:
             start = actual_seq_lengths_kv[number - 1] if number else 0
@@ -91,11 +91,11 @@ def fused_infer_attention_score(
         seen = kv - queries + i + 1 if sparse_mode == 3 else kv
         head = n // (num_heads // num_key_value_heads)
         at = (token, n) if tnd else (number, n, i)
-        q, keys = query[at], stored(key, number, head, seen)
+        q, keys = query[at], read_tokens(key, number, head, seen)
         if query_rope is not None and key_rope is not None:
             q = torch.cat([q, query_rope[at]])
-            keys = torch.cat([keys, stored(key_rope, number, head, seen)], dim=-1)
-        out, lse = attention_of(q, keys, stored(value, number, head, seen), scale)
+            keys = torch.cat([keys, read_tokens(key_rope, number, head, seen)], dim=-1)
+        out, lse = attention_of(q, keys, read_tokens(value, number, head, seen), scale)
         rows.append((token, n) if tnd else (n, number, i))
         outs.append(out)
         sums.append(lse)
@@ -162,7 +162,7 @@ def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[tor
 
 
 @per_element()
-def _merged(
+def _merge_results(
     at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], *_: int
 ) -> torch.Tensor:
     """Returns sum over parts of exp(lse) out, divided by the sum of exp(lse)."""
@@ -171,9 +171,9 @@ def _merged(
 
 
 @per_element()
-def _merged_sums(at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
+def _merge_sums(at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
     """Returns ln(sum over parts of exp(lse))."""
     return torch.stack([to_float64(own[at]).exp() for own in lse]).sum(dim=0).log()
 
 
-attention_update = each(_merged, _merged_sums)
+attention_update = each(_merge_results, _merge_sums)

@@ -14,16 +14,16 @@ import torch
 
 from opatlas.engine.formula import each, per_element, to_float64
 
-from .rope import at_angles, interleaved
+from .rope import at_angles, rotate_interleaved_pairs
 
 At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 
 
-def overwritten(at: At, target: Tensor, axes: int, places: Tensor, written: Callable[..., Tensor]) -> Tensor:
-    """Returns elements of `target` after writing `written(i, ...)` to places[i] of its first `axes` axes, flattened.
+def overwrite(at: At, target: Tensor, axes: int, places: Tensor, value_at: Callable[..., Tensor]) -> Tensor:
+    """Returns elements of `target` after writing `value_at(i, ...)` to places[i] of its first `axes` axes, flattened.
 
-    `written` gets i and the coordinates along the other axes. The places are distinct.
+    `value_at` gets i and the coordinates along the other axes. The places are distinct.
     """
     sizes = target.shape[:axes]
     writer = torch.full((prod(sizes),), -1, device=target.device)
@@ -33,7 +33,7 @@ def overwritten(at: At, target: Tensor, axes: int, places: Tensor, written: Call
         place = place * size + index
     i = writer[place]
     hit = i >= 0
-    new = written(i[hit], *(index[hit] for index in at[axes:]))
+    new = value_at(i[hit], *(index[hit] for index in at[axes:]))
     result = target[at].to(new.dtype)
     result[hit] = new
     return result
@@ -46,18 +46,18 @@ def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
 
 @per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _places(slots, key_cache))
 def _key_cache(at: At, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Tensor:
-    return overwritten(at, key_cache, 2, slots, lambda *place: key[place])
+    return overwrite(at, key_cache, 2, slots, lambda *place: key[place])
 
 
 @per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _places(slots, value_cache))
 def _value_cache(at: At, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Tensor:
-    return overwritten(at, value_cache, 2, slots, lambda *place: value[place])
+    return overwrite(at, value_cache, 2, slots, lambda *place: value[place])
 
 
 reshape_and_cache = each(_key_cache, _value_cache)
 
 
-def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
+def _rms_norm(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
     """Returns x / sqrt(mean(x^2) + epsilon) gamma; x is the first part of kv, as long as gamma."""
     *place, j = at
     x = to_float64(kv[tuple(place)][:, : len(gamma)])
@@ -65,9 +65,9 @@ def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
     return own / ((x * x).sum(dim=-1) / len(gamma) + epsilon).sqrt() * to_float64(gamma[j])
 
 
-def _turned(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns the second part of kv: even features, then odd ones, rotated by halves."""
-    return interleaved(at, kv[..., len(gamma) :], at_angles(at, cos), at_angles(at, sin))
+    return rotate_interleaved_pairs(at, kv[..., len(gamma) :], at_angles(at, cos), at_angles(at, sin))
 
 
 def _token(i: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,14 +80,14 @@ def _width(kv: Tensor, gamma: Tensor, *_: Any, **__: Any) -> int:
 
 
 @per_element(written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _places(index, k_cache))
-def _turned_cache(
+def _rope_cache(
     at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, *_: Any, **__: Any
 ) -> Tensor:
-    return overwritten(at, k_cache, 2, index, lambda i, head, j: _turned((*_token(i, kv), j), kv, gamma, cos, sin))
+    return overwrite(at, k_cache, 2, index, lambda i, head, j: _rotate((*_token(i, kv), j), kv, gamma, cos, sin))
 
 
 @per_element(terms=_width, written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _places(index, k_cache))
-def _normalized_cache(
+def _latent_cache(
     at: At,
     kv: Tensor,
     gamma: Tensor,
@@ -100,23 +100,23 @@ def _normalized_cache(
     epsilon: float,
     **_: Any,
 ) -> Tensor:
-    return overwritten(at, ckv_cache, 2, index, lambda i, head, j: _normalized((*_token(i, kv), j), kv, gamma, epsilon))
+    return overwrite(at, ckv_cache, 2, index, lambda i, head, j: _rms_norm((*_token(i, kv), j), kv, gamma, epsilon))
 
 
 @per_element()
-def _turned_output(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _turned(at, kv, gamma, cos, sin)
+def _rope_output(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
+    return _rotate(at, kv, gamma, cos, sin)
 
 
 @per_element(terms=_width)
-def _normalized_output(at: At, kv: Tensor, gamma: Tensor, *_: Any, epsilon: float, **__: Any) -> Tensor:
-    return _normalized(at, kv, gamma, epsilon)
+def _latent_output(at: At, kv: Tensor, gamma: Tensor, *_: Any, epsilon: float, **__: Any) -> Tensor:
+    return _rms_norm(at, kv, gamma, epsilon)
 
 
-kv_rmsnorm_rope_cache = each(_turned_cache, _normalized_cache, _turned_output, _normalized_output)
+kv_rmsnorm_rope_cache = each(_rope_cache, _latent_cache, _rope_output, _latent_output)
 
 
-def _loaded(
+def _load(
     at: At, cache: Tensor, table: Tensor, lengths: Tensor, *, seq_starts: Tensor | None, cumsum: bool, **_: Any
 ) -> Tensor:
     """Returns elements of the loaded sequences, which follow each other in the result."""
@@ -131,13 +131,13 @@ def _loaded(
 
 
 @per_element(exact=True)
-def _loaded_key(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
-    return _loaded(at, key_cache, *tables, **options)
+def _load_key(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return _load(at, key_cache, *tables, **options)
 
 
 @per_element(exact=True)
-def _loaded_value(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
-    return _loaded(at, value_cache, *tables, **options)
+def _load_value(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return _load(at, value_cache, *tables, **options)
 
 
-paged_cache_load = each(_loaded_key, _loaded_value)
+paged_cache_load = each(_load_key, _load_value)

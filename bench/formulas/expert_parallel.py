@@ -16,7 +16,7 @@ from opatlas.engine.formula import (
 )
 from opatlas.engine.result_check import Rounded
 
-from .activation import gated
+from .activation import gate_halves
 
 At = tuple[torch.Tensor, ...]
 
@@ -42,11 +42,11 @@ def dispatch_ffn_combine(
         for p, e in zip(probs[t], experts, strict=True):
             up, down = weight1[0][e].to(x.device), weight2[0][e].to(x.device)
             if up.is_floating_point():
-                hidden = gated(x[t] @ up.to(torch.float64))
+                hidden = gate_halves(x[t] @ up.to(torch.float64))
                 total[t] += p * (hidden @ down.to(torch.float64))
             else:
-                hidden = gated(_quantized(x[t]) @ up.to(torch.float64) * _real(scale1[0][e]))
-                total[t] += p * (_quantized(hidden) @ down.to(torch.float64) * _real(scale2[0][e]))
+                hidden = gate_halves(_round_to_int8(x[t]) @ up.to(torch.float64) * _real(scale1[0][e]))
+                total[t] += p * (_round_to_int8(hidden) @ down.to(torch.float64) * _real(scale2[0][e]))
     return total
 
 
@@ -70,7 +70,7 @@ def _real(scale: torch.Tensor) -> torch.Tensor:
     return to_float64(scale.to(torch.int32).view(torch.float32) if scale.dtype is torch.int64 else scale)
 
 
-def _quantized(x: torch.Tensor) -> torch.Tensor:
+def _round_to_int8(x: torch.Tensor) -> torch.Tensor:
     """Returns rows after quantization to INT8 by their largest number, and back."""
     scale = x.abs().max() / 127
     return (x / scale).round() * scale
@@ -109,11 +109,11 @@ def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[t
 
 
 @per_row("arrived")
-def moe_distribute_dispatch_quantized(
+def moe_distribute_dispatch_quant(
     arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
 ) -> Rounded:
     """Returns round(127 v / max |v|) of v = x[token] scales[expert]."""
-    values, scale = _scaled(arrived, tokens, scales)
+    values, scale = _scale_tokens(arrived, tokens, scales)
     return Rounded(values / scale)
 
 
@@ -122,10 +122,10 @@ def _scales_of_tokens(
     arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
 ) -> torch.Tensor:
     """Returns max |v| / 127."""
-    return _scaled(arrived, tokens, scales)[1]
+    return _scale_tokens(arrived, tokens, scales)[1]
 
 
-def _scaled(
+def _scale_tokens(
     arrived: torch.Tensor, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values = to_float64(_sources(arrived, tokens))
@@ -135,18 +135,18 @@ def _scaled(
 
 
 @per_element(exact=True)
-def _tokens_that_arrive(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
+def _arrival_counts(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
     """Returns the number of tokens of all ranks that go to expert first + e."""
     everybody = torch.cat([ids.flatten() for ids in chosen])
     return torch.stack([(everybody == first + e).sum() for e in at[-1]])
 
 
 #: No formula: the output with the sources of tokens for a combine differs between versions. The combine checks it.
-moe_distribute_dispatch = each(first_rows("arrived", _arrivals, moe_distribute_dispatch), _tokens_that_arrive)
-moe_distribute_dispatch_quantized = each(
-    first_rows("arrived", _arrivals, moe_distribute_dispatch_quantized),
+moe_distribute_dispatch = each(first_rows("arrived", _arrivals, moe_distribute_dispatch), _arrival_counts)
+moe_distribute_dispatch_quant = each(
+    first_rows("arrived", _arrivals, moe_distribute_dispatch_quant),
     first_rows("arrived", _arrivals, _scales_of_tokens),
-    _tokens_that_arrive,
+    _arrival_counts,
 )
 
 

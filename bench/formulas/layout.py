@@ -23,13 +23,13 @@ def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Ten
     """
     if x.device.type == "npu":
         return x[at]  # Both show their logical shapes.
-    if destination.dim() > x.dim() or (destination.dim() == x.dim() and _is_weight_of(x.shape, destination.shape)):
-        plain = _plain_of(at, x.shape, destination.shape)
+    if destination.dim() > x.dim() or (destination.dim() == x.dim() and _is_weight(x.shape, destination.shape)):
+        plain = _plain_place(at, x.shape, destination.shape)
         inside = torch.ones_like(at[0], dtype=torch.bool)
         for index, size in zip(plain, x.shape, strict=True):
             inside &= index < size
         return x[tuple(index * inside for index in plain)] * inside
-    return x[_blocked_of(at, x.shape, destination.shape)]
+    return x[_block_place(at, x.shape, destination.shape)]
 
 
 @per_element(exact=True)
@@ -60,7 +60,7 @@ def nonzero(at: At, x: torch.Tensor) -> torch.Tensor:
     return place // steps[axis] % sizes[axis]
 
 
-def _plain_of(at: At, plain: torch.Size, blocked: torch.Size) -> At:
+def _plain_place(at: At, plain: torch.Size, blocked: torch.Size) -> At:
     """Returns coordinates in the plain tensor for coordinates in the blocked one."""
     if len(blocked) == len(plain) + 2:
         *batch, k1, m1, m0, k0 = at
@@ -74,7 +74,7 @@ def _plain_of(at: At, plain: torch.Size, blocked: torch.Size) -> At:
     return o1 * blocked[2] + o0, c1 * blocked[3] + c0, h, w
 
 
-def _blocked_of(at: At, blocked: torch.Size, plain: torch.Size) -> At:
+def _block_place(at: At, blocked: torch.Size, plain: torch.Size) -> At:
     """Returns coordinates in the blocked tensor for coordinates in the plain one."""
     if len(blocked) == len(plain) + 2:
         *batch, m, k = at
@@ -87,7 +87,7 @@ def _blocked_of(at: At, blocked: torch.Size, plain: torch.Size) -> At:
     return place, o // blocked[2], o % blocked[2], c % blocked[3]
 
 
-def _is_weight_of(plain: torch.Size, blocked: torch.Size) -> bool:
+def _is_weight(plain: torch.Size, blocked: torch.Size) -> bool:
     o, c, h, w = plain
     blocks_of_c, blocks_of_o = (c + blocked[3] - 1) // blocked[3], (o + 15) // 16
     return blocked[:3] == (blocks_of_c * h * w, blocks_of_o, 16)

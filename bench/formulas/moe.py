@@ -16,8 +16,8 @@ from opatlas.engine.formula import (
 )
 from opatlas.engine.result_check import Picks, Rounded
 
-from .activation import gated
-from .quantized import dequantized
+from .activation import gate_halves
+from .quantized import dequantize
 
 At = tuple[torch.Tensor, ...]
 
@@ -60,7 +60,7 @@ def moe_gating_top_k(
 
 
 @per_element(exact=True)
-def _permuted(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
+def _permute(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
     """Returns the tokens in the stable order of their experts."""
     copies = indices.shape[1] if indices.dim() == 2 else 1
     return tokens[_order(indices)[at[0]] // copies, at[1]]
@@ -73,7 +73,7 @@ def _places(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens:
 
 
 #: Source: aclnnMoeTokenPermute.
-moe_token_permute = each(_permuted, _places)
+moe_token_permute = each(_permute, _places)
 
 
 def _order(indices: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ def grouped_matmul(
     output_dtype: torch.dtype | None = None,
     **unused: Any,
 ) -> torch.Tensor | Rounded:
-    """Computes y[i, j] = `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
+    """Computes y[i, j] = `dequantize` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
     Source: torch_npu.npu_grouped_matmul.
     """
@@ -129,7 +129,7 @@ def grouped_matmul(
         return total if bias_of is None else total + to_float64(bias_of)
     token = None if per_token_scale is None else per_token_scale[0][i]
     total = (rows.long() * columns.long()).sum(dim=-1)
-    return dequantized(total, scale_of, None, token, bias_of, output_dtype or x[0].dtype)
+    return dequantize(total, scale_of, None, token, bias_of, output_dtype or x[0].dtype)
 
 
 @per_row("x", "x_scale", least=3)
@@ -152,6 +152,6 @@ def grouped_matmul_swiglu_quant(
     groups = torch.searchsorted(group_list, rows, right=True).tolist()
     # Sums of products of INT8 are below 2^53: float64 is exact.
     sums = [row.to(torch.float64) @ weight[e].to(torch.float64) for row, e in zip(x, groups, strict=True)]
-    activated = gated(torch.stack(sums) * weight_scale[groups] * x_scale)
+    activated = gate_halves(torch.stack(sums) * weight_scale[groups] * x_scale)
     scale = activated.abs().amax(dim=-1, keepdim=True) / 127
     return Rounded(activated / scale), scale

@@ -29,7 +29,7 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[t
 
 
 @per_row("dy", "x", "rstd")
-def _towards_x(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+def _x_gradient(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """Computes dx_j = r g_j dy_j - r^3 x_j / D sum over i of g_i dy_i x_i.
 
     Here y_i = g_i r x_i, and dr / dx_j = -r^3 x_j / D.
@@ -43,13 +43,13 @@ def _rows(dy: torch.Tensor, *_: object) -> int:
 
 
 @per_element(terms=_rows)
-def _towards_gamma(at: At, dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+def _gamma_gradient(at: At, dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """Computes dg_j = sum over all rows of dy_j x_j r."""
     (j,) = at
     return (to_float64(dy[..., j]) * to_float64(x[..., j]) * to_float64(rstd)).reshape(-1, len(j)).sum(dim=0)
 
 
-rms_norm_backward = each(_towards_x, _towards_gamma)
+rms_norm_backward = each(_x_gradient, _gamma_gradient)
 
 
 @per_row("x1", "x2")
@@ -77,11 +77,11 @@ def _add_rms_norm(
     return x * rstd * gamma, rstd, x
 
 
-def _normalized_axes(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
+def _norm_size(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
     return len(sizes)
 
 
-@per_row("x", axes=_normalized_axes)
+@per_row("x", axes=_norm_size)
 def layer_norm(
     x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

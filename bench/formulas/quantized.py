@@ -32,15 +32,15 @@ def quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor | Rounded:
-    """Computes y[..., i, j] = `dequantized` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
+    """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
     *batch, i, j = at
     of_row, of_column = (*within(batch, x1), i), (*within(batch, x2), j)
     total = (x1[of_row].long() * x2.mT[of_column].long()).sum(dim=-1)
     token = None if pertoken_scale is None else pertoken_scale[i]
-    return dequantized(total, _of(scale, j), _of(offset, j), token, _of(bias, j), output_dtype)
+    return dequantize(total, _elements(scale, j), _elements(offset, j), token, _elements(bias, j), output_dtype)
 
 
-def dequantized(
+def dequantize(
     total: torch.Tensor,
     scale: torch.Tensor | None,
     offset: torch.Tensor | None,
@@ -58,7 +58,7 @@ def dequantized(
     if dtype is torch.int32:
         return total
     result = total.to(torch.float64)
-    for factor in (_unpacked(scale), token):
+    for factor in (_unpack(scale), token):
         result = result if factor is None else result * to_float64(factor)
     if bias is not None and bias.is_floating_point():
         result = result + to_float64(bias)
@@ -91,7 +91,7 @@ def dynamic_quant(
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[Rounded, torch.Tensor]:
     """Computes scale = max |x| / 127, y = round(x / scale); 7 in place of 127 for four bits (aclnnDynamicQuant)."""
-    return _dynamically(input, smooth_scales, dst_type)
+    return _quantize_rows(input, smooth_scales, dst_type)
 
 
 @per_row("x1", "x2")
@@ -113,25 +113,25 @@ def add_rms_norm_dynamic_quant(
     z = x / ((x * x).mean(dim=-1, keepdim=True) + epsilon).sqrt() * gamma
     if beta is not None:
         z = z + beta
-    y1, scale1 = _dynamically(z, smooth_scale1, torch.int8)
+    y1, scale1 = _quantize_rows(z, smooth_scale1, torch.int8)
     nothing = x.new_empty(len(x), 0)
-    y2, scale2 = (Rounded(nothing), nothing) if smooth_scale2 is None else _dynamically(z, smooth_scale2, torch.int8)
+    y2, scale2 = (Rounded(nothing), nothing) if smooth_scale2 is None else _quantize_rows(z, smooth_scale2, torch.int8)
     return y1, y2, x, scale1, scale2
 
 
-def _dynamically(x: torch.Tensor, smooth: torch.Tensor | None, dtype: torch.dtype) -> tuple[Rounded, torch.Tensor]:
+def _quantize_rows(x: torch.Tensor, smooth: torch.Tensor | None, dtype: torch.dtype) -> tuple[Rounded, torch.Tensor]:
     x = x if smooth is None else x * smooth
     scale = x.abs().amax(dim=-1, keepdim=True) / _LIMITS[dtype][1]
     return Rounded(x / scale, packed=dtype is torch.quint4x2), scale
 
 
-def _unpacked(scale: torch.Tensor | None) -> torch.Tensor | None:
+def _unpack(scale: torch.Tensor | None) -> torch.Tensor | None:
     """Returns the float32 in the lower 32 bits of a scale of npu_trans_quant_param (aclnnTransQuantParamV2)."""
     if scale is None or scale.is_floating_point():
         return scale
     return (scale & 0x7FFFFFFF).to(torch.int32).view(torch.float32)
 
 
-def _of(vector: torch.Tensor | None, j: torch.Tensor) -> torch.Tensor | None:
+def _elements(vector: torch.Tensor | None, j: torch.Tensor) -> torch.Tensor | None:
     """Returns the elements of a vector for the columns j; a vector of one element holds for all."""
     return vector if vector is None or vector.numel() == 1 else vector[j]

@@ -14,11 +14,11 @@ from opatlas.engine.formula import per_element, per_row, to_float64
 _PIECE = 1 << 20
 
 
-def _reduced(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+def _terms(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
     return prod(x.shape[axis] for axis in axes)
 
 
-@per_element(terms=_reduced)
+@per_element(terms=_terms)
 def reduce_sum(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -26,18 +26,18 @@ def reduce_sum(
     return _sum(at, x, axes, keepdim)
 
 
-@per_element(terms=_reduced)
+@per_element(terms=_terms)
 def reduce_mean(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
     """Returns the sum along `axes`, divided by the number of its terms."""
-    return _sum(at, x, axes, keepdim) / _reduced(x, axes, keepdim)
+    return _sum(at, x, axes, keepdim) / _terms(x, axes, keepdim)
 
 
 def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     place = tuple(at[axis] for axis in kept) if keepdim else at
-    terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _reduced(x, axes, keepdim))
+    terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _terms(x, axes, keepdim))
     width = min(terms.shape[-1], max(1, _PIECE // max(1, len(terms))))
     total = torch.zeros(len(terms), width, dtype=torch.float64, device=x.device)
     for piece in terms.split(max(1, width), dim=-1):

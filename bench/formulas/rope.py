@@ -48,7 +48,7 @@ def at_angles(at: At, angles: Tensor) -> Tensor:
     return to_float64(angles[tuple(i * (size != 1) for i, size in zip(at, angles.shape, strict=True))])
 
 
-def _turned(at: At, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+def _rotate(at: At, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     *place, j = at
     angles = at_angles(at, cos), at_angles(at, sin)
     return rotation(_features(x, place), j, x.shape[-1], *angles, mode)
@@ -56,15 +56,15 @@ def _turned(at: At, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
 
 @per_element()
 def rotary_mul(at: At, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
-    return _turned(at, x, cos, sin, rotary_mode)
+    return _rotate(at, x, cos, sin, rotary_mode)
 
 
 @per_element()
 def interleave_rope(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return interleaved(at, x, at_angles(at, cos), at_angles(at, sin))
+    return rotate_interleaved_pairs(at, x, at_angles(at, cos), at_angles(at, sin))
 
 
-def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_interleaved_pairs(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns x with even features before odd ones, rotated by halves."""
     *place, j = at
     half, feature = x.shape[-1] // 2, _features(x, place)
@@ -72,7 +72,7 @@ def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @per_element()
-def _towards_x(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+def _x_gradient(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     """Computes dx = dy cos - rotate(dy sin): the transpose of rotate is its negative."""
     *place, j = at
     k, sign = partner(j, grad.shape[-1], rotary_mode)
@@ -80,52 +80,52 @@ def _towards_x(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor,
     return to_float64(grad[at]) * at_angles(at, cos) - sign * to_float64(grad[opposite]) * at_angles(opposite, sin)
 
 
-def _summed(grad: Tensor, x: Tensor, cos: Tensor, *_: object, **__: object) -> int:
+def _terms(grad: Tensor, x: Tensor, cos: Tensor, *_: object, **__: object) -> int:
     return grad.numel() // max(cos.numel(), 1)
 
 
-@per_element(terms=_summed)
-def _towards_cos(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+@per_element(terms=_terms)
+def _cos_gradient(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     """Returns dcos, the sum of dy x over the axes along which cos was broadcast."""
-    return (_along_broadcast(at, grad, cos) * _along_broadcast(at, x, cos)).sum(dim=-1)
+    return (_uses(at, grad, cos) * _uses(at, x, cos)).sum(dim=-1)
 
 
-@per_element(terms=_summed)
-def _towards_sin(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+@per_element(terms=_terms)
+def _sin_gradient(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     """Returns dsin, the sum of dy rotate(x) over the same axes."""
     *place, j = at
     k, sign = partner(j, x.shape[-1], rotary_mode)
-    return sign * (_along_broadcast(at, grad, cos) * _along_broadcast((*place, k), x, cos)).sum(dim=-1)
+    return sign * (_uses(at, grad, cos) * _uses((*place, k), x, cos)).sum(dim=-1)
 
 
-def _along_broadcast(at: At, x: Tensor, angles: Tensor) -> Tensor:
+def _uses(at: At, x: Tensor, angles: Tensor) -> Tensor:
     """Returns the elements of x that use an angle: (sampled angles, uses)."""
     kept = [axis for axis in range(x.dim()) if angles.shape[axis] == x.shape[axis]]
     rest = [axis for axis in range(x.dim()) if axis not in kept]
     return to_float64(x.permute(*kept, *rest)[tuple(at[axis] for axis in kept)].reshape(len(at[0]), -1))
 
 
-rotary_mul_backward = each(_towards_x, _towards_cos, _towards_sin)
+rotary_mul_backward = each(_x_gradient, _cos_gradient, _sin_gradient)
 
 
 @per_element()
 def _apply_to_query(
     at: At, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str = "half"
 ) -> Tensor:
-    return _turned(at, query, cos, sin, rotary_mode)
+    return _rotate(at, query, cos, sin, rotary_mode)
 
 
 @per_element()
 def _apply_to_key(
     at: At, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str = "half"
 ) -> Tensor:
-    return _turned(at, key, cos, sin, rotary_mode)
+    return _rotate(at, key, cos, sin, rotary_mode)
 
 
 apply_rotary_pos_emb = each(_apply_to_query, _apply_to_key)
 
 
-def _by_position(
+def _rotate_by_position(
     x: Callable[[Tensor], Tensor], token: Tensor, j: Tensor, positions: Tensor, cos_sin_cache: Tensor, mode: str
 ) -> Tensor:
     """Returns feature j of the head of a token.
@@ -140,30 +140,30 @@ def _by_position(
     return torch.where(inside, rotation(x, torch.where(inside, j, 0), width, cos, sin, mode), x(j))
 
 
-def _embedded(at: At, x: Tensor, positions: Tensor, cos_sin_cache: Tensor, is_neox_style: bool) -> Tensor:
+def _embed(at: At, x: Tensor, positions: Tensor, cos_sin_cache: Tensor, is_neox_style: bool) -> Tensor:
     *place, j = at
     mode = "half" if is_neox_style else "interleave"
-    return _by_position(_features(x, place), at[0], j, positions, cos_sin_cache, mode)
+    return _rotate_by_position(_features(x, place), at[0], j, positions, cos_sin_cache, mode)
 
 
 @per_element()
-def _embedded_query(
+def _embed_query(
     at: At, positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head: int, rotary: int, neox: bool
 ) -> Tensor:
-    return _embedded(at, query, positions, cos_sin_cache, neox)
+    return _embed(at, query, positions, cos_sin_cache, neox)
 
 
 @per_element()
-def _embedded_key(
+def _embed_key(
     at: At, positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head: int, rotary: int, neox: bool
 ) -> Tensor:
-    return _embedded(at, key, positions, cos_sin_cache, neox)
+    return _embed(at, key, positions, cos_sin_cache, neox)
 
 
-rotary_embedding = each(_embedded_query, _embedded_key)
+rotary_embedding = each(_embed_query, _embed_key)
 
 
-def _normalized_and_turned(
+def _normalize_and_rotate(
     at: At, x: Tensor, weight: Tensor, positions: Tensor, cos_sin_cache: Tensor, head_dim: int, eps: float
 ) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight over each head of x (T, heads * head_dim), then rotated."""
@@ -175,7 +175,7 @@ def _normalized_and_turned(
     def feature(k: Tensor) -> Tensor:
         return head.gather(-1, k.unsqueeze(-1)).squeeze(-1)
 
-    return _by_position(feature, token, column % head_dim, positions, cos_sin_cache, "half")
+    return _rotate_by_position(feature, token, column % head_dim, positions, cos_sin_cache, "half")
 
 
 #: A kernel may round between norm and rotation, and the rotation may leave a small difference of large numbers.
@@ -187,22 +187,22 @@ def _head_size(fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> i
 
 
 @per_element(terms=_head_size, steps=_STEPS)
-def _fused_query(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+def _split_query(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
     weight, _, q, _, head, eps = rest
-    return _normalized_and_turned(at, fused[:, :q], weight, positions, table, head, eps)
+    return _normalize_and_rotate(at, fused[:, :q], weight, positions, table, head, eps)
 
 
 @per_element(terms=_head_size, steps=_STEPS)
-def _fused_key(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+def _split_key(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
     _, weight, q, kv, head, eps = rest
-    return _normalized_and_turned(at, fused[:, q : q + kv], weight, positions, table, head, eps)
+    return _normalize_and_rotate(at, fused[:, q : q + kv], weight, positions, table, head, eps)
 
 
 @per_element(exact=True)
-def _fused_value(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+def _split_value(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
     _, _, q, kv, _, _ = rest
     token, column = at
     return fused[token, q + kv + column]
 
 
-qkv_rmsnorm_rope = each(_fused_query, _fused_key, _fused_value)
+qkv_rmsnorm_rope = each(_split_query, _split_key, _split_value)

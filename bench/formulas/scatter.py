@@ -9,7 +9,7 @@ import torch
 
 from opatlas.engine.formula import per_element
 
-from .cache import overwritten
+from .cache import overwrite
 
 At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
@@ -29,40 +29,40 @@ def gather_elements(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
     return x[place]
 
 
-def _touched(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> At:
+def _element_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> At:
     """Returns the coordinates of all written places, in the order of the indices."""
     own = torch.unravel_index(torch.arange(indices.numel(), device=x.device), indices.shape)
     return (*own[:axis], indices.flatten().to(torch.int64), *own[axis + 1 :])
 
 
-@per_element(exact=True, written=_touched)
+@per_element(exact=True, written=_element_places)
 def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> Tensor:
     """Computes y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
-    places = _flat(_touched(x, axis, indices, updates), x.shape)
+    places = _flat(_element_places(x, axis, indices, updates), x.shape)
     values = torch.as_tensor(updates, dtype=x.dtype, device=x.device).expand(indices.shape)
-    return overwritten(at, x, x.dim(), places, lambda i: values[torch.unravel_index(i, indices.shape)])
+    return overwrite(at, x, x.dim(), places, lambda i: values[torch.unravel_index(i, indices.shape)])
 
 
-def _named(x: Tensor, indices: Tensor, updates: Tensor) -> At:
+def _row_places(x: Tensor, indices: Tensor, updates: Tensor) -> At:
     return tuple(indices.reshape(-1, indices.shape[-1]).to(torch.int64).T)
 
 
-@per_element(exact=True, written=_named)
+@per_element(exact=True, written=_row_places)
 def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Computes y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
     axes = indices.shape[-1]
     rows = updates.reshape(-1, *x.shape[axes:])
-    return overwritten(at, x, axes, _flat(_named(x, indices, updates), x.shape), lambda *place: rows[place])
+    return overwrite(at, x, axes, _flat(_row_places(x, indices, updates), x.shape), lambda *place: rows[place])
 
 
-def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
+def _put_places(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
     """Returns the indices of all written places; 0 along the axes before them, which are written whole."""
     tensors = torch.broadcast_tensors(*(index for index in indices if index is not None))
     flat = [index.flatten().to(torch.int64) for index in tensors]
     return (*[torch.zeros_like(flat[0])] * (len(indices) - len(flat)), *flat)
 
 
-@per_element(exact=True, written=_put)
+@per_element(exact=True, written=_put_places)
 def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
     """Computes y[a, indices 0 [p], ..., b] = values[a, p, b], and x elsewhere: numpy's assignment by arrays."""
     first = sum(index is None for index in indices)
@@ -70,15 +70,15 @@ def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tenso
     shape = torch.broadcast_shapes(*(index.shape for index in indices if index is not None))
     whole = values.expand(*x.shape[:first], *shape, *x.shape[first + count :])
 
-    def written(p: Tensor, *rest: Tensor) -> Tensor:
+    def value_at(p: Tensor, *rest: Tensor) -> Tensor:
         place = (*rest[:first], *torch.unravel_index(p, shape), *rest[first:])
         return whole[place]
 
-    # `overwritten` takes the indexed axes first.
+    # `overwrite` takes the indexed axes first.
     order = [*range(first, first + count), *range(first), *range(first + count, x.dim())]
     moved = x.permute(order)
-    places = _flat(_put(x, indices, values)[first:], moved.shape)
-    return overwritten(tuple(at[axis] for axis in order), moved, count, places, written)
+    places = _flat(_put_places(x, indices, values)[first:], moved.shape)
+    return overwrite(tuple(at[axis] for axis in order), moved, count, places, value_at)
 
 
 def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:

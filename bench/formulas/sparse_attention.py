@@ -13,12 +13,12 @@ from opatlas.engine.result_check import Largest
 from .attention import attention_of, index_of
 
 
-def _best_first(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _sort_scores(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the scores in descending order; a kernel may give any order."""
     return (indices, *(values.sort(dim=-1, descending=True).values for values in scores))
 
 
-@parts(view=_best_first)
+@parts(view=_sort_scores)
 def lightning_indexer(
     draw: Draw,
     query: torch.Tensor,
@@ -40,7 +40,7 @@ def lightning_indexer(
     for line, token in zip(scores, tokens, strict=True):
         b = bisect_right(ends, token)
         seen = lengths[b] - (ends[b] - token) + 1
-        k = _stored(key, block_table[b], torch.arange(seen, device=query.device)).double()
+        k = _read_pages(key, block_table[b], torch.arange(seen, device=query.device)).double()
         line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
     best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
     missing = sparse_count - best.shape[-1]
@@ -74,15 +74,15 @@ def sparse_flash_attention(
         j = sparse_indices[token, 0]
         j = j[j >= 0].long()
         table = block_table[bisect_right(ends, token)]
-        keys = torch.cat([_stored(key, table, j), _stored(key_rope, table, j)], dim=-1)
+        keys = torch.cat([_read_pages(key, table, j), _read_pages(key_rope, table, j)], dim=-1)
         q = torch.cat([query[token, n], query_rope[token, n]])
-        out, _ = attention_of(q, keys, _stored(value, table, j), scale_value)
+        out, _ = attention_of(q, keys, _read_pages(value, table, j), scale_value)
         rows.append((token, n))
         outs.append(out)
     return (Part(index_of(rows, query.device), torch.stack(outs)),)
 
 
-def _stored(cache: torch.Tensor, table: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+def _read_pages(cache: torch.Tensor, table: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
     """Returns tokens j of a sequence whose pages are in `table`: (len(j), D)."""
     size = cache.shape[1]
     return cache[table[j // size].long(), j % size, 0]

@@ -95,7 +95,7 @@ def host_available_bytes() -> int:
 def bounded_memory(device: Device) -> Iterator[None]:
     """Limits this process to the available memory of a CPU, so that an allocation fails before the system kills.
 
-    A kernel or its reference may need far more memory than the row's tensors, for instance for the scores of a long
+    A kernel or its formula may need far more memory than the row's tensors, for instance for the scores of a long
     attention. Does nothing for devices with memory of their own, and on systems other than Linux.
     """
     if device.torch_device.type != "cpu":

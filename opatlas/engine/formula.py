@@ -212,7 +212,7 @@ class _Each:
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
         if len(results) > len(self.formulas):
-            raise WrongResult(f"{len(results)} results, where the reference {self.name} has {len(self.formulas)}")
+            raise WrongResult(f"{len(results)} results, where the formula {self.name} has {len(self.formulas)}")
         return [
             comparison
             for formula, result in zip(self.formulas, results, strict=False)
@@ -246,7 +246,7 @@ class _FirstRows:
         keywords = {**keywords, self.argument: self.functions[0](**keywords)}
         count = len(keywords[self.argument])
         if any(len(result) < count for result in results if result is not None):
-            raise WrongResult(f"fewer than the {count} rows that the reference {self.name} has")
+            raise WrongResult(f"fewer than the {count} rows that the formula {self.name} has")
         rows = [None if result is None else result[:count] for result in results]
         return self.formulas[0].compare(arguments, keywords, rows, seed) if count else []
 
@@ -325,7 +325,7 @@ def pair_results(formula: Formula, results: Results, expected: Any) -> Iterator[
     """
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):
-        raise WrongResult(f"{len(results)} results, where the reference {formula.name} has {len(values)}")
+        raise WrongResult(f"{len(results)} results, where the formula {formula.name} has {len(values)}")
     return ((result, value) for result, value in zip(results, values, strict=True) if result is not None)
 
 

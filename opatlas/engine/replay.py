@@ -82,9 +82,9 @@ class Replay:
         Args:
             impl: the kernel in operators of torch; on an NPU the call that `@replays` names is used instead.
             arguments, keywords: arguments of the kernel.
-            expected: the reference, which receives the same arguments.
+            expected: the formula, which receives the same arguments.
             mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each
-                call, and the reference, start from the same values. If the kernel returns None, these tensors are the
+                call, and the formula, start from the same values. If the kernel returns None, these tensors are the
                 results.
             overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
                 the kernel returns None and mutates nothing, these tensors are the results.

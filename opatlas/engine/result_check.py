@@ -43,12 +43,12 @@ class Picks:
     values: torch.Tensor
     distinct: bool = False
 
-    def select(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
+    def select(self, indices: torch.Tensor, what: str, formula: str) -> torch.Tensor:
         """Returns the values at the indices of a result. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
-        _expect_within(indices, 0, self.source.shape[-1], what, reference)
+        _expect_within(indices, 0, self.source.shape[-1], what, formula)
         if self.distinct:
-            _expect_distinct(indices, what, reference)
+            _expect_distinct(indices, what, formula)
         return self.source.gather(-1, indices)
 
 
@@ -68,14 +68,14 @@ class Largest:
     values: torch.Tensor
     slack: float = 1e-2
 
-    def select(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
+    def select(self, indices: torch.Tensor, what: str, formula: str) -> torch.Tensor:
         """Returns the values at the indices of a result, descending. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
-        _expect_within(indices, -1, self.source.shape[-1], what, reference)
-        _expect_distinct(indices, what, reference)
+        _expect_within(indices, -1, self.source.shape[-1], what, formula)
+        _expect_distinct(indices, what, formula)
         found = self.source.gather(-1, indices.clamp(min=0))
         if bool(((found == -torch.inf) & (indices >= 0)).any()):
-            raise WrongResult(f"{what} holds an index at which the reference {reference} has no number")
+            raise WrongResult(f"{what} holds an index at which the formula {formula} has no number")
         return found.masked_fill(indices < 0, -torch.inf).sort(dim=-1, descending=True).values
 
 
@@ -185,7 +185,7 @@ def is_checked_on_host(device: torch.device) -> bool:
     return device.type not in _HAVE_FLOAT64
 
 
-def _compare(comparison: Comparison, what: str, reference: str) -> float | None:
+def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
     """Returns the largest error as a share of the tolerance; None for an exact comparison. Raises WrongResult."""
     actual, expected, relative = comparison.actual, comparison.expected, 0.0
     if not comparison.exact and actual.is_floating_point():
@@ -193,9 +193,9 @@ def _compare(comparison: Comparison, what: str, reference: str) -> float | None:
     rounding = 0.0
     match expected:
         case Picks(values=values):
-            actual = expected.select(actual, what, reference)
+            actual = expected.select(actual, what, formula)
         case Largest(values=values, slack=relative):
-            actual = expected.select(actual, what, reference)
+            actual = expected.select(actual, what, formula)
         case Rounded(values=values, slack=slack):
             actual, rounding = expected.whole(actual), 0.5 + slack
         case _:
@@ -224,7 +224,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> float | None:
         first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
         allowed = float(tolerance[first] if tolerance.dim() else tolerance)
         raise WrongResult(
-            f"{what} differs from the reference {reference} in {count} of {wrong.numel()} checked elements: "
+            f"{what} differs from the formula {formula} in {count} of {wrong.numel()} checked elements: "
             f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
         )
     return worst
@@ -252,13 +252,13 @@ def _comparable(value: Any) -> Any:
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
-def _expect_within(indices: torch.Tensor, least: int, size: int, what: str, reference: str) -> None:
+def _expect_within(indices: torch.Tensor, least: int, size: int, what: str, formula: str) -> None:
     if bool(((indices < least) | (indices >= size)).any()):
-        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}, where all indices of {reference} lie")
+        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}, the range of the formula {formula}")
 
 
-def _expect_distinct(indices: torch.Tensor, what: str, reference: str) -> None:
+def _expect_distinct(indices: torch.Tensor, what: str, formula: str) -> None:
     """Raises WrongResult for equal indices; negative indices stand for no index and may be equal."""
     ordered = indices.sort(dim=-1).values
     if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
-        raise WrongResult(f"{what} holds an index twice; the reference {reference} has each index once")
+        raise WrongResult(f"{what} holds an index twice; the formula {formula} has each index once")

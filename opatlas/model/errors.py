@@ -23,7 +23,7 @@ class InvalidRow(ReplayError):
 
 
 class WrongResult(ReplayError):
-    """The kernel's result differs from the reference."""
+    """The kernel's result differs from the formula."""
 
 
 class ChangedInput(ReplayError):

@@ -109,7 +109,7 @@ def assert_mistake_is_caught(
 
 
 def assert_wrong(kernel_type: str, row: str) -> None:
-    """The check finds that a row's result is not what the reference says."""
+    """The check finds that a row's result is not what the formula says."""
     outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.FAILED, outcome
     assert not outcome.detail, "an exception other than WrongResult has its traceback as its detail"

@@ -258,7 +258,7 @@ def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function
         replace(job_of_two(*row), module="wrong_exchanges", module_path=wrong_exchanges.__file__, function=function)
     )
     assert outcome.status is Status.FAILED, outcome
-    assert "differs from the reference" in outcome.reason
+    assert "differs from the formula" in outcome.reason
 
 
 def test_a_port_in_use_is_told() -> None:

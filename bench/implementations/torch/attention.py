@@ -49,7 +49,7 @@ def fused_infer_attention_score(
     width = value.shape[-1] // (num_key_value_heads if value.dim() == 3 and block_table is not None else 1)
     out = tokens.new_empty(len(tokens), num_heads, width)
     lse = torch.empty(len(tokens) if softmax_lse_flag else 0, num_heads, 1, device=query.device)
-    for q_length, kv_length, members in alike(differences(ends), own_kv, num_key_value_heads * key.shape[-1]):
+    for q_length, kv_length, members in length_batches(differences(ends), own_kv, num_key_value_heads * key.shape[-1]):
         rows = stretches([ends[i] - q_length for i in members], q_length, query.device)
         q = tokens[rows].transpose(1, 2)
         if block_table is not None:
@@ -57,7 +57,7 @@ def fused_infer_attention_score(
             stored = partial(pages, table=table, length=kv_length, heads=num_key_value_heads)
         else:
             places = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
-            stored = partial(_packed, places=places)
+            stored = partial(_pack, places=places)
         k = stored(key) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
         # In absorbed latent attention the values are the first numbers of the keys.
         v = k if value is key else stored(value)
@@ -120,12 +120,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, c
 
     N is a multiple of H.
     """
-    q, shape, causal = _folded(q, k, causal)
+    q, shape, causal = _fold_heads(q, k, causal)
     square = q.shape[2] == k.shape[2]
     width = v.shape[-1]
     if q.device.type == "cpu":
         # The fused kernel takes one width; for two widths torch takes a kernel that is three times slower.
-        v = _widened(v, q.shape[-1])
+        v = _widen(v, q.shape[-1])
     out = functional.scaled_dot_product_attention(
         q,
         k,
@@ -145,7 +145,7 @@ def attend_with_lse(
 
     torch's public function does not return the log-sum-exp; its kernels do.
     """
-    q, shape, causal = _folded(q, k, causal)
+    q, shape, causal = _fold_heads(q, k, causal)
     square = q.shape[2] == k.shape[2]
     width = v.shape[-1]
     if q.device.type == "cpu":
@@ -156,11 +156,11 @@ def attend_with_lse(
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, _widened(v, q.shape[-1]), 0.0, causal and square, attn_mask=mask, scale=scale
+            q, k, _widen(v, q.shape[-1]), 0.0, causal and square, attn_mask=mask, scale=scale
         )
-    elif flash_takes(q) and (square or not causal):
+    elif has_flash_kernel(q) and (square or not causal):
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            q, k, _widened(v, q.shape[-1]), 0.0, causal, scale=scale
+            q, k, _widen(v, q.shape[-1]), 0.0, causal, scale=scale
         )
     else:
         out, highest, total = plain_attention(q, k, v, scale=scale, causal=causal)
@@ -210,7 +210,7 @@ def pages(cache: torch.Tensor, table: torch.Tensor, length: int, heads: int) -> 
     return tokens.view(*tokens.shape[:2], heads, -1).transpose(1, 2)
 
 
-def _folded(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+def _fold_heads(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tensor, tuple[int, ...], bool]:
     """Folds heads that share keys into tokens, for queries of one token; returns also (B, N, S), causal."""
     shape = tuple(q.shape[:3])
     if q.shape[2] > 1:
@@ -218,12 +218,12 @@ def _folded(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tenso
     return q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1]), shape, False
 
 
-def flash_takes(q: torch.Tensor) -> bool:
+def has_flash_kernel(q: torch.Tensor) -> bool:
     """Returns whether torch's FlashAttention-2 is compiled for these tensors."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
-def _widened(v: torch.Tensor, width: int) -> torch.Tensor:
+def _widen(v: torch.Tensor, width: int) -> torch.Tensor:
     return v if v.shape[-1] == width else functional.pad(v, (0, width - v.shape[-1]))
 
 
@@ -241,12 +241,14 @@ def differences(ends: Sequence[int]) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _packed(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _pack(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Maps (T, heads, D) to (sequences, heads, length, D)."""
     return tokens[places].transpose(1, 2)
 
 
-def alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
+def length_batches(
+    q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int
+) -> Iterator[tuple[int, int, list[int]]]:
     """Yields batches of sequences of equal lengths, of at most `_GATHERED` elements of keys.
 
     Yields:

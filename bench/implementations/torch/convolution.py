@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from .matmul import through_float32
+from .matmul import needs_float32
 
 
 def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
     """Calls torch.conv2d, in float32 where that is faster."""
-    if through_float32(image):
+    if needs_float32(image):
         bias = None if bias is None else bias.float()
         return torch.conv2d(image.float(), weight.float(), bias, *arguments).to(image.dtype)
     return torch.conv2d(image, weight, bias, *arguments)
@@ -22,7 +22,7 @@ def convolution_backward(
 ) -> torch.Tensor:
     """Calls aten's convolution_backward for one gradient, and returns the gradient."""
     dtype = gradient.dtype
-    if through_float32(gradient):
+    if needs_float32(gradient):
         gradient, image, weight = gradient.float(), image.float(), weight.float()
     results = torch.ops.aten.convolution_backward(gradient, image, weight, *arguments)
     wanted: torch.Tensor

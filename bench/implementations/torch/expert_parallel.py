@@ -12,7 +12,7 @@ from torch import distributed
 from .activation import swiglu
 from .matmul import linear
 from .moe import groups_of, moe_token_permute, moe_token_unpermute
-from .quantized import dequantized, dynamic_quant, integer_matmul
+from .quantized import dequantize, dynamic_quant, integer_matmul
 
 #: Numbers for each token from a second version's dispatch to its combine; three are used: rank, token, choice.
 _INFO_SIZE = 128
@@ -132,7 +132,7 @@ def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tenso
     quantized, token = dynamic_quant(x)
     if scale.dtype is torch.int64:
         scale = scale.to(torch.int32).view(torch.float32)
-    return dequantized(integer_matmul(quantized, weight), scale, None, token, None, dtype)
+    return dequantize(integer_matmul(quantized, weight), scale, None, token, None, dtype)
 
 
 def moe_distribute_dispatch(
@@ -171,7 +171,7 @@ def moe_distribute_dispatch(
         without quantization; number of earlier copies for the same expert (BS k); tokens of each expert (E), INT64; end
         of the tokens of each expert and rank (E R); zeros (tp_world_size); arriving weights (A), or (0).
     """
-    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     return _dispatch(x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs)[:7]
 
 
@@ -193,7 +193,7 @@ def moe_distribute_dispatch_v2(
     global_bs: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """Sends tokens like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice."""
-    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     expand_x, dynamic_scales, _, *rest, arrived = _dispatch(
         x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs
     )
@@ -233,7 +233,7 @@ def moe_distribute_combine(
         expand_scales: dispatched weights, which are not used here.
     """
     assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
-    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     returned = sent.send_back(expand_x, ep_send_counts)
     start = sent.expert_counts.cumsum(0) - sent.expert_counts
     place = start[expert_ids.flatten()] + expand_idx[: expert_ids.numel()]
@@ -263,7 +263,7 @@ def moe_distribute_combine_v2(
 ) -> torch.Tensor:
     """Combines tokens like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
     assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
-    sent = _SentCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     told = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()
     _, token, choice = sent.send_back(told, ep_send_counts).long().unbind(1)
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
@@ -284,7 +284,7 @@ def scale_by_experts(tokens: torch.Tensor, factors: torch.Tensor, counts: torch.
     return tokens * factors[expert].unsqueeze(1).to(tokens.dtype)
 
 
-class _SentCopies:
+class _TokenCopies:
     """The copies of a rank's tokens, one for each of their experts, and their targets.
 
     Attributes:
@@ -344,7 +344,7 @@ class _SentCopies:
 
 def _dispatch(
     x: torch.Tensor,
-    sent: _SentCopies,
+    sent: _TokenCopies,
     scales: torch.Tensor | None,
     expert_scales: torch.Tensor | None,
     shared_expert_rank_num: int,
@@ -373,10 +373,10 @@ def _dispatch(
     if expert_scales is not None:
         # The kernel keeps its sums within a node in this space.
         ends = torch.cat([ends, ends.new_zeros(2 * k * most * (ranks // 8))])
-        expand_scales = _with_room(arrived(expert_scales.flatten()[sent.copies]), room)
+        expand_scales = _pad(arrived(expert_scales.flatten()[sent.copies]), room)
     return (
-        _with_room(arrived(tokens), room),
-        _with_room(arrived(token_scales), room),
+        _pad(arrived(tokens), room),
+        _pad(arrived(token_scales), room),
         expand_idx,
         counts.sum(1),
         ends,
@@ -386,7 +386,7 @@ def _dispatch(
     )
 
 
-def _with_room(rows: torch.Tensor, room: int) -> torch.Tensor:
+def _pad(rows: torch.Tensor, room: int) -> torch.Tensor:
     whole = rows.new_zeros(room, *rows.shape[1:])
     whole[: len(rows)] = rows
     return whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .attention import attend_with_lse, flash_takes
+from .attention import attend_with_lse, has_flash_kernel
 
 #: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26
@@ -28,10 +28,10 @@ def flash_attention_score(
     needs no more.
     """
     width = _width(query, head_num, input_layout)
-    q, k, v = (_by_heads(x, input_layout, width) for x in (query, key, value))
+    q, k, v = (_split_heads(x, input_layout, width) for x in (query, key, value))
     out, lse = attend_with_lse(q, k, v, scale=scale, causal=atten_mask is not None)
     highest = lse[..., None].expand(*lse.shape, 8).contiguous()
-    return _as_before(out, input_layout), highest, torch.ones_like(highest)
+    return _join_heads(out, input_layout), highest, torch.ones_like(highest)
 
 
 def flash_attention_grad(
@@ -51,10 +51,10 @@ def flash_attention_grad(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
     width = _width(query, head_num, input_layout)
-    q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
+    q, k, v, grad, out = (_split_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
     lse = softmax_max[..., 0] + softmax_sum[..., 0].log()
     causal = atten_mask is not None
-    if flash_takes(q):
+    if has_flash_kernel(q):
         # Lengths of packed sequences are not defined here; the random state is not read without dropout.
         state = torch.empty(0, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -66,7 +66,7 @@ def flash_attention_grad(
         dq, dk, dv = _unfused_grad(grad, q, k, v, out, lse, scale_value, causal)
         if heads != kv_heads:
             dk, dv = (x.unflatten(1, (kv_heads, heads // kv_heads)).sum(2) for x in (dk, dv))
-    dq, dk, dv = (_as_before(x.to(query.dtype), input_layout) for x in (dq, dk, dv))
+    dq, dk, dv = (_join_heads(x.to(query.dtype), input_layout) for x in (dq, dk, dv))
     return dq, dk, dv
 
 
@@ -113,7 +113,7 @@ def _width(query: torch.Tensor, head_num: int, layout: str) -> int:
     return query.shape[-1] if "D" in layout else query.shape[-1] // head_num
 
 
-def _by_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
+def _split_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
     """Returns a view (B, N, S, D)."""
     if layout == "BNSD":
         return x
@@ -121,7 +121,7 @@ def _by_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
     return x.permute(1, 2, 0, 3) if layout == "SBH" else x.transpose(1, 2)
 
 
-def _as_before(x: torch.Tensor, layout: str) -> torch.Tensor:
+def _join_heads(x: torch.Tensor, layout: str) -> torch.Tensor:
     """Returns (B, N, S, D) in the layout of a call."""
     if layout == "BNSD":
         return x.contiguous()

@@ -32,14 +32,14 @@ def strided_copy(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], o
     return torch.as_strided(x, shape, stride, offset).clone(memory_format=torch.contiguous_format)
 
 
-def _padded(x: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
+def _pad(x: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
     # torch's pad copies x also without padding.
     return functional.pad(x, padding) if any(padding) else x
 
 
 def _to_nc1hwc0(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     n, c1, h, w, c0 = shape
-    padded = _padded(x, (0, 0, 0, 0, 0, c1 * c0 - x.shape[1]))
+    padded = _pad(x, (0, 0, 0, 0, 0, c1 * c0 - x.shape[1]))
     return padded.reshape(n, c1, c0, h, w).permute(0, 1, 3, 4, 2).contiguous()
 
 
@@ -58,7 +58,7 @@ def _to_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     o, c, h, w = x.shape
     places, o1, o0, c0 = shape
     c1 = places // (h * w)
-    padded = _padded(x, (0, 0, 0, 0, 0, c1 * c0 - c, 0, o1 * o0 - o))
+    padded = _pad(x, (0, 0, 0, 0, 0, c1 * c0 - c, 0, o1 * o0 - o))
     return padded.reshape(o1, o0, c1, c0, h, w).permute(2, 4, 5, 0, 1, 3).reshape(shape).contiguous()
 
 
@@ -72,7 +72,7 @@ def _from_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 def _to_nz(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     *batch, k1, m1, m0, k0 = shape
     m, k = x.shape[-2:]
-    padded = _padded(x, (0, k1 * k0 - k, 0, m1 * m0 - m))
+    padded = _pad(x, (0, k1 * k0 - k, 0, m1 * m0 - m))
     return padded.reshape(*batch, m1, m0, k1, k0).movedim(-2, -4).contiguous()
 
 

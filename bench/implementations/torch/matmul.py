@@ -13,7 +13,7 @@ _FEW_ROWS = 8
 
 def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Maps (M, K) and (N, K), perhaps plus (N,), to (M, N). Operands may be transposed views."""
-    if through_float32(a) and not _few_dot_products(a, weight):
+    if needs_float32(a) and not _has_few_dot_products(a, weight):
         bias = None if bias is None else bias.float()
         return functional.linear(a.float(), weight.float(), bias).to(a.dtype)
     return functional.linear(a, weight, bias)
@@ -21,7 +21,7 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Maps (..., M, K) and (..., K, N) to (..., M, N), batches broadcast. Operands may be transposed views."""
-    if through_float32(a):
+    if needs_float32(a):
         return torch.matmul(a.float(), b.float()).to(a.dtype)
     return torch.matmul(a, b)
 
@@ -42,7 +42,7 @@ def transpose_batch_matmul(
     return product.contiguous()
 
 
-def through_float32(a: torch.Tensor) -> bool:
+def needs_float32(a: torch.Tensor) -> bool:
     """Returns whether to multiply in float32 and round the product.
 
     A CPU without bf16 or fp16 instructions multiplies these dtypes in a plain loop: a bf16 (512, 1024) x (1024, 768)
@@ -51,7 +51,7 @@ def through_float32(a: torch.Tensor) -> bool:
     return a.dtype in (torch.bfloat16, torch.float16) and a.device.type == "cpu" and not _cpu_multiplies(a.dtype)
 
 
-def _few_dot_products(a: torch.Tensor, weight: torch.Tensor) -> bool:
+def _has_few_dot_products(a: torch.Tensor, weight: torch.Tensor) -> bool:
     """Returns whether torch's own loop is faster than float32.
 
     It is for operands that are contiguous along K and few rows, as in decoding: a bf16 (1, 5120) x (3200, 5120) product

@@ -8,7 +8,7 @@ import torch
 
 from .activation import swiglu
 from .matmul import linear
-from .quantized import dequantized, dynamic_quant, integer_matmul
+from .quantized import dequantize, dynamic_quant, integer_matmul
 
 
 def moe_gating_top_k(
@@ -96,7 +96,7 @@ def grouped_matmul(
             continue
         scale_of, token = scale[0][group] if scale else None, per_token_scale[0][own] if per_token_scale else None
         product = integer_matmul(rows[own], matrices[group])
-        result[own] = dequantized(product, scale_of, None, token, bias_of, dtype)
+        result[own] = dequantize(product, scale_of, None, token, bias_of, dtype)
     return [result]
 
 
@@ -115,7 +115,7 @@ def grouped_matmul_swiglu_quant(
     scales = torch.empty_like(x_scale)
     for group, own in groups_of(group_list):
         product = integer_matmul(x[own], weight[group])
-        activated = swiglu(dequantized(product, weight_scale[group], None, x_scale[own], None, torch.float32), -1)
+        activated = swiglu(dequantize(product, weight_scale[group], None, x_scale[own], None, torch.float32), -1)
         quantized[own], scales[own] = dynamic_quant(activated)
     return quantized, scales, x_scale.new_empty(0)
 

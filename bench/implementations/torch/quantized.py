@@ -65,10 +65,10 @@ def quant_matmul(
         pertoken_scale: (M).
         bias: (N); INT32 is added before the scales, real numbers after them.
     """
-    return dequantized(integer_matmul(x1, x2), scale, offset, pertoken_scale, bias, output_dtype)
+    return dequantize(integer_matmul(x1, x2), scale, offset, pertoken_scale, bias, output_dtype)
 
 
-def dequantized(
+def dequantize(
     product: torch.Tensor,
     scale: torch.Tensor | None,
     offset: torch.Tensor | None,
@@ -112,7 +112,7 @@ def quantize(
     wide = input.float() / scales if div_mode else input.float() * scales
     if zero_points is not None:
         wide = wide.add_(zero_points)
-    return _rounded(wide, dtype)
+    return _round(wide, dtype)
 
 
 def dynamic_quant(
@@ -126,7 +126,7 @@ def dynamic_quant(
     if smooth_scales is not None:
         wide = wide * smooth_scales
     scale = wide.abs().amax(dim=-1, keepdim=True).div_(_RANGES[dst_type][1])
-    return _rounded(wide / scale, dst_type), scale.squeeze(-1)
+    return _round(wide / scale, dst_type), scale.squeeze(-1)
 
 
 def add_rms_norm_dynamic_quant(
@@ -154,7 +154,7 @@ def add_rms_norm_dynamic_quant(
     return y1, y2, x.to(x1.dtype), scale1, scale2
 
 
-def _rounded(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _round(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Overwrites `wide`."""
     whole = wide.round_().clamp_(*_RANGES[dtype])
     if dtype is not torch.quint4x2:

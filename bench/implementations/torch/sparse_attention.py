@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from .attention import (
-    alike,
     differences,
+    length_batches,
     pages,
     stretches,
 )
-from .matmul import through_float32
+from .matmul import needs_float32
 
 #: Elements that are computed at a time: 128 MiB in half precision.
 _AT_A_TIME = 1 << 26
@@ -40,10 +40,10 @@ def lightning_indexer(
     """
     ends, keys = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
     tokens, heads, _ = query.shape
-    multiplied = torch.float32 if through_float32(query) else query.dtype
+    multiplied = torch.float32 if needs_float32(query) else query.dtype
     found = torch.full((tokens, 1, sparse_count), -1, dtype=torch.int32, device=query.device)
     scores = torch.full((tokens if return_value else 0, 1, sparse_count), -math.inf, device=query.device)
-    for own, length, members in alike(differences(ends), keys, key.shape[-1]):
+    for own, length, members in length_batches(differences(ends), keys, key.shape[-1]):
         table = block_table[members, : math.ceil(length / key.shape[1])].long()
         stored = pages(key.flatten(2), table, length, 1)[:, 0].mT.to(multiplied)
         step = max(1, _AT_A_TIME // (len(members) * heads * length))
