@@ -12,6 +12,7 @@ from pathlib import Path
 
 from opatlas.cli.main import run_tool
 from opatlas.devices.discovery import available_devices, database_name
+from opatlas.doctor.shape_probe import BLOCKS, ShapeProbe
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
@@ -22,7 +23,6 @@ from opatlas.model.location import default_path
 from opatlas.model.versions import detect
 from opatlas.options import at_least, positive
 from opatlas.text import parse_whole, show
-from opatlas.theory.refused_probe import BLOCKS, ShapeProbe
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints
 
 #: The sizes of a large model in decoding, which every known version accepts.

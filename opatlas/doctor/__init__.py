@@ -1,4 +1,4 @@
-"""The probes of `opatlas doctor`, which examine whether a machine can measure rows.
+"""Probes of a machine: those of `opatlas doctor`, whether it can measure rows, and the shapes that a kernel accepts.
 
 probe.py            a probe, its target and verdict, and the process that runs a probe
 probes.py           all probes in their order
@@ -8,5 +8,6 @@ msprof_session.py   a session of msprof with three rows, and checks of its profi
 replays.py          probes that measure rows, and an all_reduce
 surroundings.py     probes of cores, memory, load, database and disk
 sample_rows.py      the rows that probes measure
+shape_probe.py      finds the shapes that DispatchFFNCombine accepts, by trying
 report.py           the zip file for the maintainers
 """

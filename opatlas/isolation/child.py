@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from opatlas.devices.device import DeviceDescription
 from opatlas.devices.system import read_text
 from opatlas.isolation.channel import Channel
 from opatlas.isolation.fresh_python import import_environment, module_command
@@ -81,6 +83,41 @@ class EndIfInterrupted:
         if kind is not None:
             self._end_process()
         self._entered = False
+
+
+class ChildExecutor(ABC):
+    """The part that executors with processes share: describes their device, and starts them when they are needed."""
+
+    def __init__(self) -> None:
+        #: The description of the device, since the processes were started first.
+        self._device: DeviceDescription | None = None
+        self._uninterrupted = EndIfInterrupted(self._kill)
+
+    def describe(self) -> DeviceDescription:
+        """Returns the device's description; starts the processes if they never ran. Raises DeviceGone."""
+        if self._device is None:
+            with self._uninterrupted:
+                self._open()
+        assert self._device is not None
+        return self._device
+
+    def prepare(self) -> None:
+        """Starts the processes if they do not run. Raises DeviceGone."""
+        if not self._is_open():
+            with self._uninterrupted:
+                self._open()
+
+    @abstractmethod
+    def _is_open(self) -> bool:
+        """Returns whether the processes run."""
+
+    @abstractmethod
+    def _open(self) -> object:
+        """Starts the processes, and sets the description of the device. Raises DeviceGone."""
+
+    @abstractmethod
+    def _kill(self) -> object:
+        """Ends the processes, if any."""
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
-from opatlas.devices.device import DeviceDescription, DeviceSpec
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, LockWait
 from opatlas.devices.discovery import device_environment
 from opatlas.engine.job import Job, RowOutcome
@@ -25,7 +25,7 @@ from opatlas.isolation.channel import Answer, Channel, ChannelBroken, LockTaken,
 from opatlas.isolation.child import (
     PAUSES_S,
     TRIES,
-    EndIfInterrupted,
+    ChildExecutor,
     describe_exit,
     end,
     memory_kills,
@@ -67,7 +67,7 @@ class _LateAnswer(ChannelBroken):
     """An answer to an earlier job arrived."""
 
 
-class DeviceProcess:
+class DeviceProcess(ChildExecutor):
     """An Executor that runs jobs in a process of their own, started on first use."""
 
     def __init__(
@@ -84,6 +84,7 @@ class DeviceProcess:
             launcher: the program under which the process runs; None: no program.
             waits: measures the waits for the device; None: the waits are only shown to the user.
         """
+        super().__init__()
         self._launcher = launcher
         self._waits = waits or DeviceWaits(print_to_stderr)
         self._start_message = Start(spec, settings, import_paths())
@@ -91,21 +92,7 @@ class DeviceProcess:
         self._channel: Channel | None = None
         #: Readable when the process has ended (`open_pidfd`).
         self._end: int | None = None
-        self._device: DeviceDescription | None = None
         self._memory_kills = 0
-        self._uninterrupted = EndIfInterrupted(self._kill)
-
-    def describe(self) -> DeviceDescription:
-        if self._device is None:
-            with self._uninterrupted:
-                self._open()
-        assert self._device is not None
-        return self._device
-
-    def prepare(self) -> None:
-        if self._channel is None:
-            with self._uninterrupted:
-                self._open()
 
     def run(self, job: Job) -> RowOutcome:
         with self._uninterrupted, self._waits:
@@ -192,6 +179,9 @@ class DeviceProcess:
             raise EOFError
         if channel.take() is not None or not channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
+
+    def _is_open(self) -> bool:
+        return self._channel is not None
 
     def _open(self) -> Channel:
         """Starts a process and waits until its device passes the probe. Raises DeviceGone after the last attempt."""

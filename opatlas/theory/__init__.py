@@ -10,6 +10,5 @@ architectures.py    architectures of transformers, read with torch
 known_rows.py       the rows of a database as theory rows see them
 rows.py             theory rows
 refused_shapes.py   the shapes that DispatchFFNCombine accepts
-refused_probe.py    finds these shapes by trying
 report.py           the report of `pytest shapes/`
 """

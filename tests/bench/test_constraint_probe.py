@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opatlas.devices.device import DeviceSpec
+from opatlas.doctor.shape_probe import SearchRange, ShapeProbe, ShapeSearch
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.model.schema import Status
-from opatlas.theory.refused_probe import SearchRange, ShapeProbe, ShapeSearch
 from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,

@@ -19,7 +19,7 @@ from opatlas.isolation.channel import Answer, ChannelBroken, LockTaken, NotReady
 from opatlas.isolation.child import (
     PAUSES_S,
     TRIES,
-    EndIfInterrupted,
+    ChildExecutor,
     print_to_stderr,
 )
 from opatlas.isolation.device_process import Launcher
@@ -35,7 +35,7 @@ _OTHERS_FAIL_WITHIN_S = 5.0
 _READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.NOISY, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
 
-class GroupProcess:
+class GroupProcess(ChildExecutor):
     """Runs jobs on all ranks of a group, which is launched on first use. An Executor."""
 
     def __init__(
@@ -55,6 +55,7 @@ class GroupProcess:
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
+        super().__init__()
         self.spec = spec
         self._launcher = launcher
         self._waits = waits or DeviceWaits(print_to_stderr)
@@ -62,20 +63,6 @@ class GroupProcess:
         self._all_visible = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._running: RunningGroup | None = None
-        self._device: DeviceDescription | None = None
-        self._uninterrupted = EndIfInterrupted(self._kill)
-
-    def describe(self) -> DeviceDescription:
-        if self._device is None:
-            with self._uninterrupted:
-                self._open()
-        assert self._device is not None
-        return self._device
-
-    def prepare(self) -> None:
-        if self._running is None:
-            with self._uninterrupted:
-                self._open()
 
     def run(self, job: Job) -> RowOutcome:
         with self._uninterrupted, self._waits:
@@ -218,6 +205,9 @@ class GroupProcess:
             f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
             "the output)",
         )
+
+    def _is_open(self) -> bool:
+        return self._running is not None
 
     def _open(self) -> RunningGroup:
         """Launches the group; every device passes its probe. Raises DeviceGone after the last try."""
