@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-golden",
         action="store_true",
-        help="write the texts of golden/ and of tests/bench/refusals.txt anew (default: compare with them)",
+        help="write golden/ and the reasons of tests/bench/refusals.txt and unsupported.txt anew (default: compare)",
     )
 
 

@@ -10,7 +10,6 @@ from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
-from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import RUNTIME_PREFIX, Status
 
 FIA = "FusedInferAttentionScore"
@@ -132,46 +131,3 @@ class TestRuntimeColumns:
         assert (call.layout, call.heads, call.kv_lengths, call.sparse_mode) == ("BNSD_NBSD", 16, [24, 24], 0)
         outcome = replayed(row, operator_input_shapes_raw=raw)
         assert outcome.status is Status.MEASURED, outcome
-
-
-@pytest.mark.parametrize(
-    ("row", "runtime", "words"),
-    [
-        (DECODE, {"num_heads": "8"}, "slot 0 has 4 heads"),
-        (DECODE, {"num_key_value_heads": "4"}, "slot 1 has 1 heads"),
-        (DECODE, {"block_size": "128"}, "the blocks of slot 1 have 8 tokens"),
-        (DECODE, {"block_size": "8,8"}, "2 numbers instead of one"),
-        (DECODE, {"sparse_mode": "0"}, "slot 4 holds a causal mask"),
-        (DECODE, {"sparse_mode": "4"}, "only 0 (no mask) and 3 (causal)"),
-        (DECODE, {"sparse_mode": "causal"}, "not numbers"),
-        (DECODE, {"input_layout": "BSH"}, "only TND and BNSD_NBSD"),
-        (DECODE, {"actual_seq_lengths_values": "1,1,1"}, "end with the 3 tokens of slot 0"),
-        (DECODE, {"actual_seq_lengths_kv_values": "5,0,5"}, "without keys"),
-        (DECODE, {"block_table_valid_blocks": "1,1"}, "2 lengths, and the row has 3 sequences"),
-        (DECODE, {"block_table_valid_blocks": "1,0,1"}, "without keys"),
-        (LATENT[1], {"actual_seq_lengths_values": "1,3"}, "every sequence of slot 0 has 3 queries"),
-        (PACKED[0], {"actual_seq_lengths_kv_values": "10,23,22"}, "end with the 23 tokens of slot 1"),
-    ],
-)
-def test_runtime_column_that_contradicts_the_row(row, runtime, words):
-    with pytest.raises(InvalidRow) as refusal:
-        call_of(row, **runtime)
-    ((name, value),) = runtime.items()
-    assert words in str(refusal.value)
-    assert f"column '{RUNTIME_PREFIX}{name}' is '{value}'" in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "runtime", "words"),
-    [
-        (DECODE, {"actual_seq_lengths_kv_values": "5,33,5"}, "a sequence of 33 keys needs 5 blocks"),
-        (DECODE, {"actual_seq_lengths_kv_values": "5,5"}, "the number of sequences differs: 3 in slot 5"),
-        (PAGED[0], {"actual_seq_lengths_kv_values": "2,9,9,9"}, "more queries than keys"),
-        (DECODE, {"input_layout": "BNSD_NBSD"}, "a query of 3 axes is not BNSD_NBSD"),
-    ],
-)
-def test_runtime_column_that_does_not_go_with_the_shapes(row, runtime, words):
-    with pytest.raises(InvalidRow) as refusal:
-        call_of(row, **runtime)
-    assert words in str(refusal.value)
-    assert "column 'Input Shapes'" in str(refusal.value)

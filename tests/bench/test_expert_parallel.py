@@ -12,7 +12,7 @@ import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
 from printed import numbers_in
-from replaying import assert_mistake_is_caught, cells_of, replay_row
+from replaying import assert_mistake_is_caught, cells_of
 from sample_rows_moe import BACK, LAYER, ROWS, TOLD
 
 from opatlas.engine.expert_parallel import add_options, expect_hccl_buffer
@@ -27,7 +27,6 @@ from opatlas.engine.inputs.experts import (
 )
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.model.errors import InvalidRow, MissingPrecondition
-from opatlas.model.schema import Status
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,13 +96,6 @@ def test_numbers_are_whole(argument: str, words: str) -> None:
 def test_experts_are_counted_through_the_ranks() -> None:
     experts = GroupWeights(lambda rank: [[f"up {rank}.{i}" for i in range(3)], "down"], which=0, per_rank=3, ranks=2)
     assert list(experts) == ["up 0.0", "up 0.1", "up 0.2", "up 1.0", "up 1.1", "up 1.2"]
-
-
-def test_a_row_of_another_group_is_not_replayed() -> None:
-    row = f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 8"
-    outcome = replay_row("DispatchFFNCombine", row)
-    assert outcome.status is Status.UNSUPPORTED, outcome
-    assert "8 devices" in outcome.reason
 
 
 def test_order_of_tokens_does_not_matter_to_a_layer():
@@ -258,38 +250,6 @@ def test_the_buffer_of_hccl_holds_what_newer_kernels_of_an_a3_ask_for() -> None:
     row = f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}"
     # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB; the older ones ask for 1013.
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row", "words"),
-    [
-        (
-            "MoeDistributeDispatch",
-            f"7,64;7,2 | DT_BF16;INT32 -> 14,64;14;14;5;5;2 | DT_BF16;{TOLD};INT32",
-            "tensor par",
-        ),
-        ("MoeDistributeDispatch", f"7,64;7,2 | DT_BF16;INT32 -> 28,64;28;14;3;6 | DT_BF16;{TOLD}", "on 2 devices"),
-        (
-            "MoeDistributeCombine",
-            f"14,64;7,2;14;5;7,2;;;14 | INT32;{BACK};;;FLOAT -> 7,64 | DT_BF16",
-            "results of real numbers",
-        ),
-        (
-            "MoeDistributeDispatchV2",
-            f"7,64;7,2;;;;6 | DT_BF16;INT32;;;;INT32 -> 14,64;14;1792;5;5 | DT_BF16;{TOLD}",
-            "slot 5",
-        ),
-        (
-            "MoeDistributeCombineV2",
-            f"14,64;7,2;1792;5;7,2;;;;;;;7,64 | DT_BF16;{BACK};;;;;;;DT_BF16 -> 7,64 | DT_BF16",
-            "slot 11",
-        ),
-    ],
-)
-def test_what_is_not_replayed_is_told(kernel_type: str, row: str, words: str) -> None:
-    outcome = replay_row(kernel_type, row)
-    assert outcome.status is Status.UNSUPPORTED, outcome
-    assert words in outcome.reason
 
 
 @pytest.mark.parametrize("version", ["", "_v2"])

@@ -10,31 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import replay_row
 
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.result_check import check
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, Status
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES
 
 relaxed = settings(deadline=None, max_examples=40)
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row", "words"),
-    [
-        ("GroupedMatmul", "9,8;5,8,7;;;;;;5 | FLOAT16;INT8;;;;;;INT64 -> 9,7 | FLOAT16", "operands of one kind"),
-        (
-            "GroupedMatmul",
-            "9,8;5,8,7;;;5,7;;;5 | INT8;INT8;;;FLOAT;;;INT64 -> 9,7 | INT8",
-            "without offsets",
-        ),
-        ("GroupedMatmulSwigluQuant", "9,8;5,8,6;5,6;9;5 | INT8;INT4;FLOAT;FLOAT;INT64 -> 9,3;9 | INT8;FLOAT", "INT8"),
-    ],
-)
-def test_what_is_not_replayed_is_told(kernel_type, row, words):
-    outcome = replay_row(kernel_type, row)
-    assert outcome.status is Status.UNSUPPORTED, outcome
-    assert words in outcome.reason
 
 
 def row_of(shapes, dtypes="INT64"):

@@ -13,16 +13,9 @@ from replaying import replay_row
 
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.result_check import check
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, Status
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES
 
 relaxed = settings(deadline=None, max_examples=40)
-
-
-@pytest.mark.parametrize("dtypes", ["INT4;INT4", "INT32;INT32", "INT8;INT4"])
-def test_other_integers_are_unsupported(dtypes):
-    outcome = replay_row("QuantBatchMatmulV3", f"4,8;8,8 | {dtypes} -> 4,8 | DT_BF16")
-    assert outcome.status is Status.UNSUPPORTED
-    assert "INT8" in outcome.reason
 
 
 def test_a_scale_that_the_row_lacks_is_ones_and_noted():

@@ -1,4 +1,4 @@
-"""A row that cannot be replayed is refused with a cell and a remedy; refusals.txt has the rows and the reasons."""
+"""A row that cannot be replayed is refused: refusals.txt and unsupported.txt have the rows and the reasons."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ from opatlas.engine.registry import replays
 from opatlas.model.schema import OUTPUT_DTYPES, Status
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
-#: Rows that their replays must refuse, each as `kernel type: row`, and in the next line the reason.
-REFUSALS = Path(__file__).with_name("refusals.txt")
+#: Rows that replays refuse, by their status. A block of a file has `kernel type: row`, and in the next line the reason.
+REFUSALS = {
+    status: Path(__file__).with_name(name)
+    for status, name in ((Status.INVALID, "refusals.txt"), (Status.UNSUPPORTED, "unsupported.txt"))
+}
 _REASON = re.compile(r"column '(?P<column>[^']+)'(?: is|:) .+; .+")
 
 
-def refusals() -> list[tuple[str, str, str]]:
-    """Returns kernel type, row and reason of each refusal of the file."""
+def refusals() -> list[tuple[Status, str, str, str]]:
+    """Returns status, kernel type, row and reason of each refusal of the files."""
     found = []
-    for block in REFUSALS.read_text("utf-8").split("\n\n"):
-        first, _, reason = block.strip("\n").partition("\n")
-        kernel_type, _, row = first.partition(": ")
-        found.append((kernel_type, row, reason.strip()))
+    for status, path in REFUSALS.items():
+        for block in path.read_text("utf-8").split("\n\n"):
+            first, _, reason = block.strip("\n").partition("\n")
+            kernel_type, _, row = first.partition(": ")
+            found.append((status, kernel_type, row, reason.strip()))
     return found
 
 
 @pytest.mark.parametrize(
-    ("kernel_type", "row", "reason"), [pytest.param(*case, id=f"{case[0]}-{i}") for i, case in enumerate(refusals())]
+    ("status", "kernel_type", "row", "reason"),
+    [pytest.param(*case, id=f"{case[1]}-{i}") for i, case in enumerate(refusals())],
 )
-def test_row_is_refused_with_a_cell_and_a_remedy(request, kernel_type, row, reason):
+def test_row_is_refused_with_its_reason(request, status, kernel_type, row, reason):
+    """The reason of an invalid row has a column, the cell, and a remedy."""
     outcome = replay_row(kernel_type, row)
-    assert outcome.status is Status.INVALID, outcome
-    named = _REASON.fullmatch(outcome.reason)
-    assert named, outcome.reason
-    assert repr(cells_of(row).get(named["column"], ""))[1:-1] in outcome.reason
+    assert outcome.status is status, outcome
+    if status is Status.INVALID:
+        named = _REASON.fullmatch(outcome.reason)
+        assert named, outcome.reason
+        assert repr(cells_of(row).get(named["column"], ""))[1:-1] in outcome.reason
+    path = REFUSALS[status]
     if request.config.getoption("--write-golden"):
         block = f"{kernel_type}: {row}\n"
-        text = REFUSALS.read_text("utf-8").rstrip("\n") + "\n"
+        text = path.read_text("utf-8").rstrip("\n") + "\n"
         old = f"{block}    {reason}\n" if reason else block
-        REFUSALS.write_text(text.replace(old, f"{block}    {outcome.reason}\n", 1), "utf-8")
+        path.write_text(text.replace(old, f"{block}    {outcome.reason}\n", 1), "utf-8")
     else:
-        assert outcome.reason == reason, f"run `pytest {__file__} --write-golden`, and read {REFUSALS}"
+        assert outcome.reason == reason, f"run `pytest {__file__} --write-golden`, and read {path}"
 
 
 def test_no_row_is_refused_twice():
-    rows = [(kernel_type, row) for kernel_type, row, _ in refusals()]
+    rows = [(kernel_type, row) for _, kernel_type, row, _ in refusals()]
     assert len(set(rows)) == len(rows) > 300
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from replaying import assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.model.schema import Status
 
 seeds = st.integers(0, 999)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -69,20 +67,6 @@ def test_putting_at_indices_is_numpys(shape, seed, data):
     result = impl.index_put(x.clone(), indices, values)
     assert numpy.array_equal(result.numpy(), wanted)
     check(formulas.index_put, [x, indices, values], {}, [torch.from_numpy(wanted)], seed)
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row"),
-    [
-        ("ScatterElementsV2", "6,5;6,7;6,7 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT"),
-        ("ScatterNdUpdate", "6,5;7,1;7,5 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT"),
-        ("IndexPutV2", "6,5;7,5;1;2;7 | FLOAT;FLOAT;INT64;INT64;INT64 -> 6,5 | FLOAT"),
-        ("IndexPutV2", "6,5;7,3;2;2;7,1;3 | FLOAT;FLOAT;INT64;INT64;INT64;INT64 -> 6,5 | FLOAT"),
-    ],
-)
-def test_element_that_is_written_twice_is_unsupported(kernel_type, row):
-    outcome = replay_row(kernel_type, row)
-    assert outcome.status is Status.UNSUPPORTED, outcome
 
 
 def test_what_a_row_does_not_tell_is_noted():
