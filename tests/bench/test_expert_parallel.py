@@ -6,6 +6,7 @@ import csv
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,6 @@ from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 
 ROOT = Path(__file__).parents[2]
-
-
 LAYER_OUT = "11,40;6 | DT_BF16;INT32"
 
 
@@ -38,7 +37,7 @@ def options(*arguments: str):
     parser = pytest.Parser(_ispytest=True)
     add_node_options(parser)
     add_options(parser)
-    return parser.parse_known_args([f"--{argument}" for argument in arguments])
+    return parser.parse_known_args([f"--{argument}" for argument in arguments], Namespace(case_timeout=None))
 
 
 def slots_of(cells: dict[str, str]):

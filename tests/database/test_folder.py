@@ -40,13 +40,15 @@ def test_a_folder_of_such_a_name_is_one(tmp_path: Path) -> None:
 
 
 def test_a_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    path = tmp_path / "Abs.csv"
+    path, missing = tmp_path / "Abs.csv", tmp_path / "missing"
     path.touch()
+    with pytest.raises(UsageError) as of_missing:
+        expect_folder(missing, "")
     for may_be_made in (False, True):
         with pytest.raises(UsageError) as caught:
             expect_folder(path, "", may_be_made=may_be_made)
-        assert "no such folder" not in str(caught.value)
         assert str(tmp_path) in str(caught.value)
+        assert str(caught.value).replace(path.name, missing.name) != str(of_missing.value)
 
 
 def test_a_folder_that_is_made_later_need_not_be_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -233,7 +234,7 @@ class TestDurationsWithoutSamples:
     def test_nothing_joins_them(self, tmp_path: Path, old: Database) -> None:
         before = everything(old)
         path = write_capture(tmp_path / "b/kernel_details.csv", [launch(duration="30"), launch(type="Add")])
-        with pytest.raises(OpAtlasError, match=r"1 row of MatMulV3 .*--replace"):
+        with pytest.raises(OpAtlasError, match=r"\bMatMulV3\b.*--replace"):
             ingest(old, path)
         assert everything(old) == before
 
@@ -402,6 +403,6 @@ def test_a_capture_that_is_written_while_it_is_read(
         return errors
 
     monkeypatch.setattr(Aggregate, "add_files", written_meanwhile)
-    with pytest.raises(OpAtlasError, match="changed while it was read"):
+    with pytest.raises(OpAtlasError, match=re.escape(str(path))):
         ingest(database, path)
     assert not database.path.exists()

@@ -44,7 +44,7 @@ def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, ingest):
     status, out, _ = ingest(capture)
     assert status == 0
     # MatMulV2 and Add have a replay; NoReplay took 20 of 100 us.
-    assert numbers_by_line(out.replace(": ", "  "))["rows with a replay"] == (2, 3)
+    assert "2 of 3" in out
     assert "NoReplay 1 (20.0 %)" in out
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
+from printed import numbers_in
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.errors import OpAtlasError
@@ -9,6 +10,8 @@ from opatlas.model.schema import BASE, OWN, PIPE_UTILIZATION
 from opatlas.store.database import Database
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
+#: Counters of a profiler.
+AICORE_TIME, READ_BANDWIDTH = "Profiling Average aicore_time(us)", "Profiling Average aic_l0a_read_bw(GB/s)"
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ def test_a_new_file(database, ingest):
         "2.645751",
         "3",
     )
-    assert row["Profiling Average aicore_time(us)"] == "8"
+    assert row[AICORE_TIME] == "8"
     assert row["Average Duration(us)"] == row["Status"] == ""
 
 
@@ -76,8 +79,8 @@ def test_the_columns_of_a_new_file_are_the_contracts(database, ingest):
 def test_counters_that_a_capture_lacks_stay_empty(database, ingest):
     ingest(launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"])
     (row,) = rows(database)
-    assert row["Profiling Average aic_l0a_read_bw(GB/s)"] == "7.5"
-    assert row["Profiling Average aicore_time(us)"] == ""
+    assert row[READ_BANDWIDTH] == "7.5"
+    assert row[AICORE_TIME] == ""
 
 
 def test_ingesting_the_same_again_changes_nothing(database, ingest):
@@ -161,15 +164,15 @@ def test_counters_of_another_metric_group_are_added_to(database, ingest):
     ingest(launch())
     ingest(launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"])
     (row,) = rows(database)
-    assert row["Profiling Average aicore_time(us)"] == "8"
-    assert row["Profiling Average aic_l0a_read_bw(GB/s)"] == "7.5"
+    assert row[AICORE_TIME] == "8"
+    assert row[READ_BANDWIDTH] == "7.5"
 
 
 @pytest.mark.parametrize(("replace", "mean"), [(False, "8"), (True, "")])
 def test_a_counter_that_was_not_recorded_this_time(database, ingest, replace, mean):
     ingest(launch())
     ingest(launch(dict.fromkeys(COUNTERS, "N/A")), replace=replace)
-    assert rows(database)[0]["Profiling Average aicore_time(us)"] == mean
+    assert rows(database)[0][AICORE_TIME] == mean
 
 
 def test_counters_of_another_metric_group_go_when_they_are_replaced(database, ingest):
@@ -178,8 +181,8 @@ def test_counters_of_another_metric_group_go_when_they_are_replaced(database, in
         launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"], replace=True
     )
     (row,) = rows(database)
-    assert row["Profiling Average aicore_time(us)"] == ""
-    assert row["Profiling Average aic_l0a_read_bw(GB/s)"] == "7.5"
+    assert row[AICORE_TIME] == ""
+    assert row[READ_BANDWIDTH] == "7.5"
 
 
 def test_ep_size_is_not_in_a_capture(database, ingest, edit):
@@ -239,7 +242,7 @@ def test_launches_of_two_kinds_are_told_and_no_quality_of_a_replay(database, ing
     two_kinds = [launch(duration=str(177 + 27 * (n % 2) + n % 3 / 10)) for n in range(20)]
     outcome = ingest(*two_kinds, *[launch(type="Mul", duration=str(100 + n % 3)) for n in range(20)])
     (row,) = rows(database)
-    assert row["Profiling Populations"] == "10 launches around 177.1 us and 10 around 204.1 us"
+    assert numbers_in(row["Profiling Populations"]) == (10, 177.1, 10, 204.1)
     assert row["Quality"] == ""
     assert rows(database, "Mul")[0]["Profiling Populations"] == ""
     (mixed,) = outcome.mixed

@@ -69,7 +69,8 @@ def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_as
     for row in (asked, own):
         assert (row["Average Duration(us)"], row["MicroBench Samples"], row["Status"]) == ("6.0000", "2", "measured")
         assert row["MicroBench aic_mac_ratio"] == "0.5"
-    assert (asked["Status Reason"], own.get("Status Reason", "")) == ("ran as MatMulV3", "")
+    assert V3 in asked["Status Reason"]
+    assert not own.get("Status Reason")
     assert own["Input Shapes"] == "16,32;64,32"
     assert (result.updated, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
 
@@ -173,7 +174,7 @@ def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database,
     for _ in range(2):
         assert database_command(["combine", str(database.path), str(path)]) == 0
         assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "6.0000"]
-        assert read(database, V2)[0]["Status Reason"] == "ran as MatMulV3"
+        assert V3 in read(database, V2)[0]["Status Reason"]
         assert [len(read(database, name)) for name in (V2, V3)] == [1, 1]
 
 

@@ -329,31 +329,13 @@ def test_a_report_is_named_for_its_local_time(tmp_path):
     assert Database(tmp_path).new_report_path("gaps", at).name == f"gaps_{datetime.fromtimestamp(at):%Y%m%d_%H%M%S}.csv"
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (
-            PermissionError(errno.EACCES, "Permission denied"),
-            "(Permission denied): make it writable, or name a copy of it instead",
-        ),
-        (OSError(errno.ENOSPC, "No space left on device"), "(No space left on device): make room"),
-        (
-            NotADirectoryError(errno.ENOTDIR, "Not a directory"),
-            "(Not a directory): a file has the name of a needed folder: name another place",
-        ),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "(Disk quota exceeded): make room"),
-        (
-            OSError(errno.EFBIG, "File too large"),
-            "(File too large): raise the limit on the size of files (ulimit -f)",
-        ),
-        (
-            OSError("gone"),
-            "(gone): make it writable, or name a copy of it instead",
-        ),
-    ],
-)
-def test_what_to_do_about_a_database_that_cannot_be_written(error, words):
-    assert not_writable("DB", error) == f"DB cannot be written {words}"
+def test_what_to_do_about_a_database_that_cannot_be_written(golden):
+    errors = [
+        *(PermissionError(errno.EACCES, "Permission denied"), NotADirectoryError(errno.ENOTDIR, "Not a directory")),
+        *(OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded")),
+        *(OSError(errno.EFBIG, "File too large"), OSError("gone")),
+    ]
+    golden("not_writable.txt", "".join(f"{not_writable(Path('DB'), error)}\n" for error in errors))
 
 
 def test_a_report_with_a_lone_surrogate_is_written(tmp_path):
