@@ -1,0 +1,80 @@
+"""The functions of bench/implementations/torch, each compiled to one graph. Written for torch 2.6 to 2.13.
+
+A function whose graph breaks is unsupported: it would run in pieces, with kernels of torch between them. The rotary
+embeddings of torch write into views, which breaks the graph, so they are written out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from opatlas import Prepared, Unsupported, implements
+
+DISTRIBUTIONS = ("torch",)
+DEVICES = ("cuda", "cpu")
+
+
+def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, compiled for the shapes of its first call."""
+    # Without this, the compilations of earlier rows count towards the limit of recompilations.
+    torch._dynamo.reset()
+    # Operators have no frame that can be compiled; a function that calls them has one.
+    traced = function if isinstance(function, FunctionType) else lambda *args, **named: function(*args, **named)
+    compiled: Callable[..., Any] = torch.compile(traced, fullgraph=True, dynamic=False)
+
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return compiled(*arguments, **keywords)
+        except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise Unsupported(f"torch.compile breaks the graph: {reason}") from error
+
+    return kernel
+
+
+@implements("RotaryPositionEmbedding")
+def rotary_mul(x, cos, sin):
+    compiled = wrap(_turned)
+    return Prepared(lambda: compiled(x, cos, sin))
+
+
+@implements("InterleaveRope")
+def interleave_rope(x, cos, sin):
+    compiled = wrap(lambda x, cos, sin: _turned(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), cos, sin))
+    return Prepared(lambda: compiled(x, cos, sin))
+
+
+@implements("ApplyRotaryPosEmb")
+def apply_rotary_pos_emb(query, key, cos, sin, *, layout):
+    def both(query, key, cos, sin):
+        return query.copy_(_turned(query, cos, sin)), key.copy_(_turned(key, cos, sin))
+
+    compiled = wrap(both)
+    return Prepared(lambda: compiled(query, key, cos, sin), changes=(query, key))
+
+
+@implements("_triton_rope")
+def rotary_embedding(positions, query, key, table, head_size, rotary_size, is_neox_style):
+    if not is_neox_style:
+        raise Unsupported("adjacent pairs of features: only pairs half a head apart")
+
+    def both(positions, query, key, table):
+        cos, sin = (half.repeat(1, 1, 2) for half in table[positions].unsqueeze(1).chunk(2, -1))
+        for x in (query, key):
+            part = x.view(len(positions), -1, head_size)[..., :rotary_size]
+            part.copy_(_turned(part, cos, sin))
+        return query, key
+
+    compiled = wrap(both)
+    return Prepared(lambda: compiled(positions, query, key, table), changes=(query, key))
+
+
+def _turned(x, cos, sin):
+    """Returns x (..., D), where features half a head apart are turned together, in float32 inside."""
+    first, second = x.float().chunk(2, -1)
+    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
