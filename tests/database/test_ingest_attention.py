@@ -3,13 +3,16 @@
 import pytest
 from captures import KERNEL_DETAILS, launch, table, write_capture
 
-from opatlas.capture.attention import bundles, runtime_cells
+from opatlas.capture.attention import SOURCE_PROFILE, bundles, runtime_cells
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.ingest import IngestRequest, ingest_captures
-from opatlas.model.schema import RUNTIME
+from opatlas.model.schema import PROFILING_AVERAGE, RUNTIME, RUNTIME_PREFIX
 from opatlas.store.database import Database
 
 ATTENTION = "FusedInferAttentionScore"
+#: The capture of the first rank, as a row names it.
+CAPTURE = "capture/rank_0/kernel_details.csv"
+KV = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
 NOTHING = [""] * 7
 SHAPES = ";".join(
     ["128,4,128", "99,128,128", "99,128,128", "", "2048,2048", "128", "64", *NOTHING, "128,512", *[""] * 16]
@@ -48,7 +51,7 @@ def runtime(row):
 def test_slots_5_6_and_14_give_the_shapes(ingest):
     (row,) = ingest(attention())
     assert runtime(row) == {
-        "source_profile": "capture/rank_0/kernel_details.csv",
+        "source_profile": CAPTURE,
         "actual_seq_lengths_shape": "128",
         "actual_seq_lengths_kv_shape": "64",
         "block_table_shape": "128,512",
@@ -64,7 +67,7 @@ def test_all_31_slots_are_kept(ingest):
 
 def test_a_row_without_those_slots(ingest):
     (row,) = ingest(attention(shapes="128,4,128;99,128,128;99,128,128"))
-    assert runtime(row) == {"source_profile": "capture/rank_0/kernel_details.csv", "metadata_completeness": "none"}
+    assert runtime(row) == {"source_profile": CAPTURE, "metadata_completeness": "none"}
 
 
 def test_files_beside_the_capture_are_found(ingest, folder):
@@ -72,9 +75,7 @@ def test_files_beside_the_capture_are_found(ingest, folder):
     (folder / "rank_0/operator_details.csv").write_text("")
     (folder / "rank_0/trace_view.json").write_text("")
     (row,) = ingest(attention())
-    assert row["Runtime source_profile"] == (
-        "capture/rank_0/kernel_details.csv + operator_details.csv + trace_view.json"
-    )
+    assert row[SOURCE_PROFILE] == ("capture/rank_0/kernel_details.csv + operator_details.csv + trace_view.json")
 
 
 def test_bundles_of_captures_with_attention_rows(folder):
@@ -91,7 +92,7 @@ def test_a_row_of_many_ranks_names_the_first(folder):
     for rank in range(5):
         aggregate.add_file(write_capture(folder / f"rank_{rank}/kernel_details.csv", [attention()]))
     (case,) = aggregate.cases()[ATTENTION]
-    assert runtime_cells(case, folder)["Runtime source_profile"] == (
+    assert runtime_cells(case, folder)[SOURCE_PROFILE] == (
         "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv; "
         "capture/rank_2/kernel_details.csv; and 2 more"
     )
@@ -108,13 +109,13 @@ def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):
     stored = database.read(ATTENTION)
     # fill-runtime: one captured row that two distinct records match becomes two rows.
     stored.frame = stored.frame.loc[[0, 0]].reset_index(drop=True)
-    stored.frame["Runtime actual_seq_lengths_kv_values"] = ["[128]", "[4096]"]
+    stored.frame[KV] = ["[128]", "[4096]"]
     stored.frame["Runtime metadata_completeness"] = "complete"
     database.write(stored)
     rows = ingest(attention(duration="30"), place="rank_1")
-    assert [row["Profiling Average Duration(us)"] for row in rows] == ["20", "20"]
-    assert [row["Runtime actual_seq_lengths_kv_values"] for row in rows] == ["[128]", "[4096]"]
+    assert [row[PROFILING_AVERAGE] for row in rows] == ["20", "20"]
+    assert [row[KV] for row in rows] == ["[128]", "[4096]"]
     assert {row["Runtime metadata_completeness"] for row in rows} == {"complete"}
-    assert {row["Runtime source_profile"] for row in rows} == {
+    assert {row[SOURCE_PROFILE] for row in rows} == {
         "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv"
     }

@@ -35,14 +35,19 @@ def test_a_measured_row_gets_statistics_and_where_they_came_from(database: Datab
     )
     untouched, measured = read(database)
     assert set(untouched.values()) <= {*cells(1).values(), ""}
-    assert measured["Average Duration(us)"] == "3.0000"
-    assert measured["MicroBench Median Duration(us)"] == "2.0000"
-    assert measured["MicroBench Min Duration(us)"] == "1.0000"
-    assert measured["MicroBench Std Duration(us)"] == "2.6458"
-    assert measured["MicroBench Samples"] == "3"
-    assert measured["MicroBench Device Kernels"] == "2"
-    assert measured["MicroBench aic_mac_ratio"] == "0.5"
-    assert (measured["Status"], measured["Run ID"], measured["Cache State"]) == ("measured", "run-1", "cold")
+    expected = {
+        "Average Duration(us)": "3.0000",
+        "MicroBench Median Duration(us)": "2.0000",
+        "MicroBench Min Duration(us)": "1.0000",
+        "MicroBench Std Duration(us)": "2.6458",
+        "MicroBench Samples": "3",
+        "MicroBench Device Kernels": "2",
+        "MicroBench aic_mac_ratio": "0.5",
+        "Status": "measured",
+        "Run ID": "run-1",
+        "Cache State": "cold",
+    }
+    assert {name: measured[name] for name in expected} == expected
     assert (result.updated.total(), result.marked.total()) == (1, 0)
 
 
