@@ -31,6 +31,8 @@ from .run_manifest import present_code
 CASES = Path(__file__)
 _INI = Path(__file__).with_name("check.ini")
 _SHOWN = 5
+#: The verbosity that lists each finding.
+_SHOWS_ALL = 2
 _INDENT = 4
 _COLUMNS = 80
 
@@ -39,8 +41,6 @@ def run_checks(
     folder: Path,
     against: Path | None,
     *,
-    strict: bool,
-    show_all: bool,
     json_path: Path | None,
     for_pytest: Sequence[str],
 ) -> int:
@@ -60,7 +60,7 @@ def run_checks(
             f"--against {against}: no row of it compares with a row of {folder}: name a database of the same cases, "
             f"device, versions, cache state and instrument"
         )
-    cases = Cases(database, read_known(folder, CHECKS), strict=strict, show_all=show_all)
+    cases = Cases(database, read_known(folder, CHECKS))
     report = CheckReport(cases, json_path=json_path)
     # The working folder gives neither settings nor code: no rootdir, no conftest.py, no pytest.ini.
     # PYTEST_ADDOPTS holds options of replays, and pytest alone does not know most of them.
@@ -122,23 +122,21 @@ class Cases:
     Attributes:
         database: what is checked.
         known: the entries of its known_findings.yaml.
-        strict: whether known and advisory findings fail.
-        show_all: whether each finding is listed.
+        strict: whether known and advisory findings fail (--strict).
+        show_all: whether each finding is listed (-vv).
         tallies: by the name of the check, as far as its cases were run.
     """
 
-    def __init__(
-        self, database: CheckedDatabase, known: Sequence[KnownFinding], *, strict: bool, show_all: bool
-    ) -> None:
+    def __init__(self, database: CheckedDatabase, known: Sequence[KnownFinding]) -> None:
         self.database = database
         self.known = known
-        self.strict = strict
-        self.show_all = show_all
+        self.strict = self.show_all = False
         self.tallies = {check.name: CheckTally(check) for check in CHECKS}
         self._ran: set[tuple[str, str]] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Refuses arguments that pytest would collect as other tests. Raises pytest.UsageError."""
+        """Reads --strict and -vv. Raises pytest.UsageError for arguments that pytest would collect as other tests."""
+        self.strict, self.show_all = bool(config.option.strict), config.get_verbosity() >= _SHOWS_ALL
         if others := [argument for argument in config.args if argument != str(CASES)]:
             raise pytest.UsageError(
                 f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"
@@ -244,7 +242,7 @@ class CheckCase(pytest.Item):
             yield f"  {finding.place}  {finding.row}  {finding.value}".rstrip()
             yield f"      {finding.reason}"
         if len(findings) > len(listed):
-            yield f"  and {len(findings) - len(listed):,} more: --all shows them"
+            yield f"  and {len(findings) - len(listed):,} more: -vv shows them"
         if found.known:
             yield f"  besides {pluralize(len(found.known), 'finding')} that known_findings.yaml explains"
         yield f"to do: {self._check.remedy}"
@@ -299,12 +297,12 @@ class CheckReport:
             yield self._problem
 
     def _known_lines(self) -> Iterator[str]:
-        """Yields the known findings, with how many findings each explains; in full with --all."""
+        """Yields the known findings, with how many findings each explains; in full with -vv."""
         covered = Counter(id(entry) for tally in self._cases.tallies.values() for _, entry in tally.known)
         entries = [entry for entry in self._cases.known if covered[id(entry)]]
         if entries:
             yield ""
-            yield f"known, by {KNOWN_FINDINGS}{'' if self._cases.show_all else ' (whole reasons: --all)'}:"
+            yield f"known, by {KNOWN_FINDINGS}{'' if self._cases.show_all else ' (whole reasons: -vv)'}:"
         for entry in entries:
             yield f"  {_about(entry)}: {pluralize(covered[id(entry)], 'finding')}, {entry.date}"
             if self._cases.show_all:

@@ -142,7 +142,7 @@ class SessionSummary:
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             if merged.pruned:
                 folder = self._context.database.pruned_dir
-                restored = f"`opatlas history {self._context.database.path} --unprune` brings them back"
+                restored = f"`opatlas history {self._context.database.path} --restore pruned` brings them back"
                 yield f"pruned rows are in {folder}: {restored}"
             if merged.unmatched:
                 yield self._context.settings.workload.unmatched(len(merged.unmatched))

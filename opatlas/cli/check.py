@@ -1,6 +1,8 @@
 """Tests the data of a database. Each check and kernel type is a case of pytest.
 
-Options that are not listed here are pytest's: -k, -x, -v, -rx, --junit-xml and others.
+Options that are not listed here are pytest's: -k, -x, -v, -rx, --junit-xml and others. -vv lists every finding, and not
+only the five worst of each case. --strict fails known and advisory findings, and entries of known_findings.yaml without
+a finding.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
+from opatlas.options import moved
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s DB [--against OTHER] [--all] [--strict] [--json FILE] [options of pytest]"
+    parser.usage = "%(prog)s DB [--against OTHER] [--json FILE] [options of pytest]"
     parser.epilog = (
         "exit status: 0 no findings, or known and advisory ones alone; 1 findings; 2 wrong usage; else pytest's own"
     )
@@ -26,16 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OTHER",
         help="another database: rows of the same case with another duration are findings (default: no comparison)",
     )
-    parser.add_argument("--all", action="store_true", help="list every finding (default: the five worst of each case)")
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="fail on known and advisory findings, and on entries of known_findings.yaml without a finding "
-        "(default: these pass)",
-    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write all findings into FILE (default: not written)"
     )
+    former = moved("--all", "pytest's -vv")
+    parser.add_argument(former.name, **former.argparse_arguments)
 
 
 def run(arguments: argparse.Namespace, for_pytest: Sequence[str]) -> int:
@@ -46,8 +44,6 @@ def run(arguments: argparse.Namespace, for_pytest: Sequence[str]) -> int:
         status: int = run_checks(
             arguments.database,
             arguments.against,
-            strict=arguments.strict,
-            show_all=arguments.all,
             json_path=arguments.json,
             for_pytest=for_pytest,
         )

@@ -1,7 +1,7 @@
 """Shows the durations of rows in each run of a database.
 
-With --rebuild the CSVs are made again from the histories of all runs and the samples of ingests; with --unprune rows
-that a session moved to pruned/ come back into their CSVs.
+With --restore csvs the CSVs are made again from the histories of all runs and the samples of ingests; with --restore
+pruned rows that a session moved to pruned/ come back into their CSVs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from opatlas.errors import UsageError
 from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
+from opatlas.options import moved
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.pruned import unprune
@@ -29,6 +30,8 @@ from opatlas.store.row_history import RowRun, row_histories
 from opatlas.store.write_back import recover
 from opatlas.text import pluralize, print_problems, show, table_lines
 
+#: What --restore restores.
+_CSVS, _PRUNED = "csvs", "pruned"
 _HEADER = (
     "  run",
     "began (UTC)",
@@ -56,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="ROW",
         help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
-        "(required, except with --rebuild; with --unprune, default: all pruned rows)",
+        "(required without --restore; with --restore pruned, default: all pruned rows)",
     )
     parser.add_argument(
         "--json",
@@ -64,35 +67,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write the runs, with all samples and assumptions (default: not written)",
     )
-    restored = parser.add_mutually_exclusive_group()
-    restored.add_argument(
-        "--rebuild",
-        action="store_true",
-        help="make the CSVs again from the histories of their runs (default: histories are shown)",
-    )
-    restored.add_argument(
-        "--unprune", action="store_true", help="bring pruned rows back into the CSVs (default: histories are shown)"
+    parser.add_argument(
+        "--restore",
+        choices=(_CSVS, _PRUNED),
+        help="csvs: make the CSVs again from the histories of their runs; pruned: bring pruned rows back into the CSVs "
+        "(default: histories are shown)",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="with --rebuild: print what would change, and write nothing (default: the CSVs change)",
+        help="with --restore csvs: print what would change, and write nothing (default: the CSVs change)",
     )
+    for name, successor in (("--rebuild", "--restore csvs"), ("--unprune", "--restore pruned")):
+        former = moved(name, successor)
+        parser.add_argument(former.name, **former.argparse_arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows or restores rows and returns the exit status that the help explains. Raises OpAtlasError."""
     path: Path = arguments.database
     expect_folder(path, "name one with a database")
-    if arguments.dry_run and not arguments.rebuild:
-        raise UsageError("--dry-run belongs to --rebuild: leave it out, or add --rebuild")
-    if arguments.json is not None and (arguments.rebuild or arguments.unprune):
-        raise UsageError("--json writes histories: leave it out with --rebuild and --unprune")
-    if arguments.rebuild:
+    if arguments.dry_run and arguments.restore != _CSVS:
+        raise UsageError("--dry-run belongs to --restore csvs: leave it out, or add --restore csvs")
+    if arguments.json is not None and arguments.restore:
+        raise UsageError("--json writes histories: leave it out with --restore")
+    if arguments.restore == _CSVS:
         if arguments.rows:
-            raise UsageError(f"--rebuild makes all CSVs again: leave out {' '.join(arguments.rows)}")
+            raise UsageError(f"--restore csvs makes all CSVs again: leave out {' '.join(arguments.rows)}")
         return _rebuild(path, dry_run=arguments.dry_run)
-    if arguments.unprune:
+    if arguments.restore == _PRUNED:
         return _unprune(Database(path), RowChoice(arguments.rows))
     if not arguments.rows:
         raise UsageError("no ROW: name a kernel type, or a row by its id or a part of it")
@@ -145,7 +148,7 @@ def _cells(run: RowRun) -> tuple[str, ...]:
 
 
 def _unprune(database: Database, chosen: RowChoice) -> int:
-    with _hold_lock(database, "unprune"):
+    with _hold_lock(database, _PRUNED):
         unpruned = unprune(database, chosen)
     if not unpruned.problems:
         chosen.expect(len(unpruned.restored) + len(unpruned.kept), str(database.pruned_dir))
@@ -158,9 +161,9 @@ def _unprune(database: Database, chosen: RowChoice) -> int:
 
 
 @contextmanager
-def _hold_lock(database: Database, option: str) -> Iterator[None]:
+def _hold_lock(database: Database, restored: str) -> Iterator[None]:
     """Holds the lock of a session. Raises OpAtlasError while a session has the database."""
-    lock = SessionLock(database, run_id=option, command=f"opatlas history --{option}")
+    lock = SessionLock(database, run_id=f"restore {restored}", command=f"opatlas history --restore {restored}")
     lock.acquire(0, show)
     try:
         yield
@@ -178,7 +181,7 @@ def _rebuild(path: Path, *, dry_run: bool) -> int:
             )
         lines.append("dry run: nothing was written")
     else:
-        with _hold_lock(Database(path), "rebuild"):
+        with _hold_lock(Database(path), _CSVS):
             lines, problems = _rebuild_lines(Database(path))
     show("\n".join(lines))
     print_problems(problems)

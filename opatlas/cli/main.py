@@ -65,9 +65,9 @@ SUCCESSORS = {
     "plot-comm": "opatlas plot --kind collectives",
     "plot-products": "opatlas plot --kind products",
     "probe-dispatch-ffn-combine": "python -m opatlas.cli.probe_dispatch_ffn_combine",
-    "rebuild": "opatlas history DB --rebuild",
+    "rebuild": "opatlas history DB --restore csvs",
     "trace-to-csv": "python -m opatlas.cli.trace_to_csv",
-    "unprune": "opatlas history DB --unprune",
+    "unprune": "opatlas history DB --restore pruned",
     "validate-comm": "opatlas check",
 }
 

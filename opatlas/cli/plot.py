@@ -16,7 +16,7 @@ from opatlas.model.communication import COLLECTIVES
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import STAND_IN
 from opatlas.model.slots import known_dtype
-from opatlas.options import positive
+from opatlas.options import moved, positive
 from opatlas.progress import Progress
 from opatlas.report.plots.communication import COMMUNICATION, communication_plots
 from opatlas.report.plots.durations import (
@@ -35,6 +35,8 @@ from opatlas.text import parse_whole, pluralize, print_problems, show, suggest
 
 _WAYS_SHOWN = 3
 _PRODUCTS_TYPE = "MatMulV2"
+#: The name of the memory bandwidth among the peaks.
+_MEMORY = "memory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,18 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="NAME", help="measured device (default: as the database says)")
     parser.add_argument(
-        "--peak-gbps",
-        type=positive,
-        metavar="G",
-        help="memory bandwidth of the device in 10^9 bytes/s (default: from its data sheet, if known)",
-    )
-    parser.add_argument(
-        "--peak-tops",
+        "--peaks",
         nargs="+",
-        type=_peak_of_dtype,
-        metavar="DTYPE:T",
-        help="10^12 operations/s of the device by dtype, such as BF16:353.9 (default: from its data sheet, if known)",
+        type=_peak_value,
+        metavar="NAME:NUMBER",
+        help="peaks of the device: memory in 10^9 bytes/s, and dtypes in 10^12 operations/s, such as memory:1600 "
+        "BF16:353.9 (default: from its data sheet, if known)",
     )
+    for name, successor in (("--peak-gbps", "--peaks memory:G"), ("--peak-tops", "--peaks DTYPE:T")):
+        former = moved(name, successor)
+        parser.add_argument(former.name, **former.argparse_arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -162,7 +162,7 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
         timed = read_timed_rows(folder, kernel_types)
     problems = list(timed.problems)
     device = arguments.device or timed.device or _most_replayed(timed.rows)
-    peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
+    peak = _peak(device, dict(arguments.peaks or ()))
     # Replays on another device are left out. Captures may come from another device, and are left out if there are
     # replays.
     rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
@@ -212,9 +212,11 @@ def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> st
     return f"Replayed{replays}\nagainst captured{captures}"
 
 
-def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Peak:
+def _peak(device: str, given: Mapping[str, float]) -> Peak:
+    """Returns the peaks of a device: the given ones, and those of its data sheet. `given` has dtypes, and _MEMORY."""
     known = PEAKS.get(device, Peak())
-    return Peak(gbps or known.bandwidth_gbps, {**known.tera_ops, **tera_ops})
+    tera_ops = {name: number for name, number in given.items() if name != _MEMORY}
+    return Peak(given.get(_MEMORY) or known.bandwidth_gbps, {**known.tera_ops, **tera_ops})
 
 
 def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
@@ -243,15 +245,17 @@ def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], devi
         lines += ["", "not made, because of missing data:"] if plots else ["no plot was made, because of missing data:"]
         lines += [f"  {name}: {needs[name]}" for name in without]
     if (made[ROOFLINE.name] or made[BANDWIDTH.name]) and not peak.bandwidth_gbps:
-        lines += ["", "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)."]
+        lines += ["", "The peak of the device is not known: no roofs (--peaks)."]
     return "\n".join(lines)
 
 
-def _peak_of_dtype(text: str) -> tuple[str, float]:
+def _peak_value(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
+    if name == _MEMORY:
+        return name, positive(value)
     dtype = known_dtype(name)
     if dtype is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: give DTYPE:T with a dtype such as BF16, FLOAT16 or INT8")
+        raise argparse.ArgumentTypeError(f"{text!r}: give memory:NUMBER, or a dtype as in BF16:353.9")
     return dtype.name, positive(value)
 
 

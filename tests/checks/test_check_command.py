@@ -74,7 +74,7 @@ def test_a_clean_database_passes(tmp_path: Path) -> None:
     [
         pytest.param((), {}, 5, id="by hand"),
         pytest.param((), {"CI": "true"}, 5, id="in CI"),
-        pytest.param(("--all",), {}, 8, id="all"),
+        pytest.param(("-vv",), {}, 8, id="all"),
     ],
 )
 def test_only_the_worst_rows_are_listed_unless_all_are_asked_for(
@@ -84,7 +84,7 @@ def test_only_the_worst_rows_are_listed_unless_all_are_asked_for(
     done = check(folder, "-k", "noisy", *options, **variables)
     assert done.returncode == 1
     assert len(re.findall(r"^  MatMulV2\.csv:\d+ ", done.stdout, re.MULTILINE)) == listed
-    assert ("--all" in done.stdout) == (listed == 5)
+    assert ("-vv" in done.stdout) == (listed == 5)
 
 
 def test_options_of_pytest_select_and_name_cases(spiky: Path) -> None:
@@ -171,7 +171,7 @@ def test_no_code_and_no_settings_of_the_folders_are_used(
 def test_a_terminal_obeys_nothing_that_a_database_says(spiky: Path) -> None:
     (spiky / KNOWN_FINDINGS).write_text(KNOWN.replace("a slow kernel of cuBLAS", '"a \\e[2J kernel"'))
     (spiky / "Mat\x1b[2J.csv").write_bytes((spiky / "MatMulV2.csv").read_bytes())
-    done = check(spiky, "-v", "-rx", "--all")
+    done = check(spiky, "-vv", "-rx")
     assert done.returncode == 1
     assert "kernel" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr

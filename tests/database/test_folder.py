@@ -61,8 +61,8 @@ def test_a_folder_that_is_made_later_need_not_be_there(tmp_path: Path) -> None:
     "command",
     [
         ["history", "PATH", "Abs"],
-        ["history", "PATH", "--rebuild"],
-        ["history", "PATH", "--unprune"],
+        ["history", "PATH", "--restore", "csvs"],
+        ["history", "PATH", "--restore", "pruned"],
         ["combine", "PATH", "."],
         ["plot", "PATH", "--output", "out"],
         ["ingest", "--profiling-path", ".", "--database-path", "PATH"],

@@ -290,7 +290,7 @@ def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureF
     table(folder, "Add", add(1))
     assert main(["plot", str(folder), "--output", str(output), "--ops", "Add"]) == 1
     first, second = capsys.readouterr().out.split("no plot ")
-    assert "--peak-gbps" in first
+    assert "--peaks" in first
     assert "\n  roofline: " in second
     assert all(len(line) <= 80 for line in second.splitlines())
 
@@ -358,10 +358,10 @@ def test_other_csvs_are_no_database(kind: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("option", "value", "refused"),
     [
-        ("--peak-gbps", "fast", "'fast'"),
-        ("--peak-gbps", "-1", "'-1'"),
-        ("--peak-tops", "353.9", "'353.9'"),
-        ("--peak-tops", "BF16:0", "'0'"),
+        ("--peaks", "memory:fast", "'fast'"),
+        ("--peaks", "memory:-1", "'-1'"),
+        ("--peaks", "353.9", "'353.9'"),
+        ("--peaks", "BF16:0", "'0'"),
     ],
 )
 def test_peaks_are_numbers(option: str, value: str, refused: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,9 +373,9 @@ def test_peaks_are_numbers(option: str, value: str, refused: str, capsys: pytest
 
 def test_peaks_that_are_given_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    arguments = ["--device", "X", "--peak-gbps", "100", "--peak-tops", "DT_BF16:1.5", "INT8:3", "--format", "svg"]
+    arguments = ["--device", "X", "--peaks", "memory:100", "DT_BF16:1.5", "INT8:3", "--format", "svg"]
     assert main(["plot", str(folder), "--output", str(folder / "plots"), *arguments]) == 0
-    assert "--peak-gbps" not in capsys.readouterr().out
+    assert "--peaks" not in capsys.readouterr().out
 
 
 def test_without_matplotlib_the_extra_is_named(

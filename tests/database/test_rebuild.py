@@ -1,4 +1,4 @@
-"""`opatlas history --rebuild`: the CSVs can be made again from the histories, to the letter."""
+"""`opatlas history --restore csvs`: the CSVs can be made again from the histories, to the letter."""
 
 from __future__ import annotations
 
@@ -148,24 +148,24 @@ class TestCommand:
     def test_a_dry_run_tells_and_writes_nothing(self, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
         edit(database, 1, **{"Average Duration(us)": "77"})
         before = {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()}
-        assert main(["history", str(database.path), "--rebuild", "--dry-run"]) == 0
+        assert main(["history", str(database.path), "--restore", "csvs", "--dry-run"]) == 0
         assert "Abs: 1 changed, 0 added" in capsys.readouterr().out
         assert {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()} == before
-        assert main(["history", str(database.path), "--rebuild"]) == 0
+        assert main(["history", str(database.path), "--restore", "csvs"]) == 0
         assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
     def test_a_database_that_a_session_has_is_refused(self, database: Database) -> None:
         lock = SessionLock(database, run_id="run-3", command="pytest")
         lock.acquire(0, print)
         before = contents(database)
-        assert main(["history", str(database.path), "--rebuild"]) == 1
+        assert main(["history", str(database.path), "--restore", "csvs"]) == 1
         assert contents(database) == before
         lock.release()
 
     def test_no_database(self, tmp_path: Path) -> None:
-        assert main(["history", str(tmp_path / "nothing"), "--rebuild"]) == 2
+        assert main(["history", str(tmp_path / "nothing"), "--restore", "csvs"]) == 2
 
     def test_journals_are_merged_first(self, database: Database) -> None:
         abandoned(database, record(3, 9.0, run="run-3"), run="run-3")
-        assert main(["history", str(database.path), "--rebuild"]) == 0
+        assert main(["history", str(database.path), "--restore", "csvs"]) == 0
         assert read(database)[2]["Average Duration(us)"] == "9.0000"

@@ -1,4 +1,4 @@
-"""`opatlas history --unprune`: pruned rows come back."""
+"""`opatlas history --restore pruned`: pruned rows come back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shapes(database: Database, kernel_type: str = "Abs") -> list[str]:
 
 def test_all_rows_come_back_with_their_columns(database: Database) -> None:
     columns = list(read(database)[0])
-    assert main(["history", str(database.path), "--unprune"]) == 0
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
     rows = read(database)
     assert [row["Note"] for row in rows] == ["of 1", "of 2", "of 3"]
     assert list(rows[0]) == columns
@@ -56,18 +56,18 @@ def test_all_rows_come_back_with_their_columns(database: Database) -> None:
     ],
 )
 def test_one_row_by_its_name(database: Database, name: str) -> None:
-    assert main(["history", str(database.path), name, "--unprune"]) == 0
+    assert main(["history", str(database.path), name, "--restore", "pruned"]) == 0
     assert (shapes(database), pruned(database), pruned(database, "Neg")) == (["1,4", "2,4"], ["3,4"], ["4,4"])
 
 
 def test_a_kernel_type(database: Database) -> None:
-    assert main(["history", str(database.path), "Neg", "--unprune"]) == 0
+    assert main(["history", str(database.path), "Neg", "--restore", "pruned"]) == 0
     assert (pruned(database, "Neg"), pruned(database)) == ([], ["2,4", "3,4"])
 
 
 def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     write_back(database, [record(2, 5.0)], UpdateMode.ALL, prune=False)
-    assert main(["history", str(database.path), "--unprune"]) == 0
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
     assert (shapes(database), pruned(database)) == (["1,4", "2,4", "3,4"], ["2,4"])
     assert read(database)[1]["Average Duration(us)"] == "5.0000"
     assert "pruned/" in capsys.readouterr().out
@@ -76,26 +76,26 @@ def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: p
 def test_a_row_that_was_pruned_twice_comes_back_once(database: Database) -> None:
     write(database, [cells(2)])
     write_back(database, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
-    assert main(["history", str(database.path), "--unprune"]) == 0
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
     assert [row["Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
     assert pruned(database) == ["2,4"]
 
 
 def test_a_name_of_no_row_and_no_database(database: Database, tmp_path: Path) -> None:
-    assert main(["history", str(database.path), "Nothing", "--unprune"]) == 1
-    assert main(["history", str(tmp_path / "nothing"), "--unprune"]) == 2
+    assert main(["history", str(database.path), "Nothing", "--restore", "pruned"]) == 1
+    assert main(["history", str(tmp_path / "nothing"), "--restore", "pruned"]) == 2
     assert pruned(database) == ["2,4", "3,4"]
 
 
 def test_a_file_that_cannot_be_read_costs_itself(database: Database) -> None:
     (database.pruned_dir / "Neg.csv").write_bytes(b"")
-    assert main(["history", str(database.path), "--unprune"]) == 1
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 1
     assert pruned(database) == []
 
 
 def test_a_database_that_a_session_has_is_refused(database: Database) -> None:
     lock = SessionLock(database, run_id="run-3", command="pytest")
     lock.acquire(0, print)
-    assert main(["history", str(database.path), "--unprune"]) == 1
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 1
     assert pruned(database) == ["2,4", "3,4"]
     lock.release()
