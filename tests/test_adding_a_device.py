@@ -39,7 +39,8 @@ def test_an_instrument_that_they_do_not_offer_is_refused_before_anything_runs(se
     sessions.write("Toy", [row(1)])
     done = sessions.run_in_process("--instrument=sundial", SIMULATED_VISIBLE_DEVICES="0")
     assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "--instrument sundial: devices of kind cpu offer wall-clock" in done
+    assert "--instrument sundial: " in done
+    assert "wall-clock" in done
     assert sessions.read("Toy") == [row(1)]
 
 

@@ -298,7 +298,7 @@ def test_a_wrong_import_is_noticed(importer: str, source: str, complaint: str) -
 def test_an_import_from_a_folder_above_is_noticed() -> None:
     source = "def f():\n    from opatlas.isolation.channel import Channel\nfrom opatlas.devices import cpu"
     (wrong,) = upward(imports_of("opatlas.engine.replay", source, {"opatlas.devices.cpu"}))
-    assert "opatlas.engine.replay:2 imports opatlas.isolation.channel" in wrong
+    assert {"opatlas.engine.replay:2", "opatlas.isolation.channel"} <= set(wrong.split())
 
 
 def test_a_ring_is_noticed_also_one_that_a_function_hides() -> None:

@@ -276,7 +276,7 @@ def _what_ran(facts: SessionFacts) -> Iterator[str]:
     if taken:
         yield "- Cache and instrument: " + "; ".join(f"{how} ({pluralize(n, 'row')})" for how, n in taken.most_common())
     # Options that are off or not given are omitted.
-    given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], ())}
+    given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], (), {})}
     yield f"- Options: {_pairs_text(given)}"
 
 

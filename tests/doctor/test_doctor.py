@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,7 @@ from opatlas.cli.main import main
 from opatlas.devices import torch_npu as torch_npu_module
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor import ascend, machine, replays, sample_rows, surroundings
-from opatlas.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
+from opatlas.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe, skipped
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.sample_rows import ROWS
 from opatlas.store.database import Database, SessionLock
@@ -72,16 +73,17 @@ def bad(tmp_path, monkeypatch):
 def test_a_probe_that_dies_is_a_finding(bad):
     result = run_probe(bad("dies"), Target())
     assert result.verdict.state is State.FAIL
-    assert result.verdict.detail == "the probe's process ended: SIGSEGV (signal 11)"
+    assert "SIGSEGV" in result.verdict.detail
     assert "last words" in result.output
     assert "in dies" in result.output
-    assert run_probe(bad("exits"), Target()).verdict.detail == "the probe's process ended: exit code 7"
+    assert "exit code 7" in run_probe(bad("exits"), Target()).verdict.detail
 
 
 def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
     mark = f"mark-of-{tmp_path.name}-{os.getpid()}"
     result = run_probe(Probe(bad("hangs").function, deadline_s=3), Target(device=mark))
-    assert result.verdict.detail == "the probe's process did not end within 3 s"
+    assert result.verdict.state is State.FAIL
+    assert "3 s" in result.verdict.detail
     processes = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in processes.splitlines() if mark in line and not line.startswith("Z")]
 
@@ -126,20 +128,20 @@ def test_a_cpu(tmp_path, monkeypatch, capsys, names):
     status = main(["doctor", "--device", "cpu", "--database-path", str(database), "--report", str(path)])
     out = capsys.readouterr().out
     assert status == 0, out
-    assert "pass  cpu           " in out
-    assert "everything that the cpu needs passes" in out
+    assert set(states(out)) == set(names)
+    assert states(out)["cpu"] == states(out)["database"] == "pass"
     printed = " ".join(out.split())
-    assert f"{database} does not exist yet, and can be made" in printed
     with zipfile.ZipFile(path) as report:
         text = report.read("doctor.json").decode()
     found = json.loads(text)
     assert tuple(probe["name"] for probe in found["probes"]) == names
-    (packages,) = (probe for probe in found["probes"] if probe["name"] == "packages")
-    assert packages["facts"]["installed"]["pytest"] == metadata.version("pytest")
+    facts = {probe["name"]: probe["facts"] for probe in found["probes"]}
+    assert facts["packages"]["installed"]["pytest"] == metadata.version("pytest")
+    assert facts["database"]["path"] == str(database)
     # The command prints what is in the file, and what was left out.
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
     assert "very secret" not in text
-    assert "without the values of OPATLAS_API_KEY, VLLM_AUTH_HEADER" in printed
+    assert "OPATLAS_API_KEY, VLLM_AUTH_HEADER" in printed
     assert all(name in printed for name in found["environment"])
 
 
@@ -153,7 +155,7 @@ def test_rows_that_are_not_measured(monkeypatch):
     monkeypatch.setattr(replays, "available_devices", lambda name: [DeviceSpec("cpu")])
     verdict = replays.replay(Target("cpu", "cpu"))
     assert verdict.state is State.FAIL
-    assert "the row Add ended as invalid" in verdict.detail
+    assert {"Add", "invalid"} <= set(re.findall(r"\w+", verdict.detail))
     assert "--report" in verdict.remedy
 
 
@@ -174,14 +176,36 @@ def doctor(monkeypatch, capsys):
     return run
 
 
+def states(out: str) -> dict[str, str]:
+    """Returns the printed state of each probe."""
+    return {name: state for state, name in re.findall(r"^(pass|fail|warn|skip) +(\w+) ", out, re.MULTILINE)}
+
+
+#: Sessions of the doctor whose output is in golden/doctor.txt: arguments, and what the machine is like.
+_MACHINES = [
+    ((), {}),
+    ((), {"signs": ["torch_npu"], "torch_npu": failed("no CANN", "install it")}),
+    ((), {"kind": "npu", "signs": ["torch_npu"], "torch_npu": failed("no CANN", "install it"), "atb": failed("no")}),
+    ((), {"kind": "npu", "signs": ["torch_npu"], "atb": failed("no NNAL"), "flush": skipped("not needed " * 9)}),
+    ((), {"kind": "", "device": failed("two of them", "name one"), "python": failed("too old")}),
+    (("--device", "npu"), {"kind": "", "torch_npu": failed("no CANN")}),
+]
+
+
+def test_the_output(doctor, golden):
+    """The wording and the layout, in golden/doctor.txt."""
+    sessions = []
+    for arguments, machine_is in _MACHINES:
+        status, out = doctor(*arguments, **machine_is)
+        sessions.append(f"$ {' '.join(('opatlas doctor', *arguments))}\n{out}exit status {status}\n")
+    golden("doctor.txt", "\n".join(sessions))
+
+
 def test_what_the_device_does_not_need_may_fail(doctor):
     status, out = doctor(signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
-    assert status == 0
-    assert "warn  torch_npu     no CANN (not needed by the cpu)\n                    -> install it\n" in out
+    assert (status, states(out)["torch_npu"]) == (0, "warn")
     status, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
-    assert status == 1
-    assert "fail  torch_npu     no CANN\n" in out
-    assert "torch_npu: fails, and the npu needs it" in out
+    assert (status, states(out)["torch_npu"]) == (1, "fail")
 
 
 @pytest.mark.parametrize("place", ["file/r.zip", "folder"])
@@ -194,27 +218,26 @@ def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_p
 
 def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
     _, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), atb=failed("no CANN"))
-    assert "skip  atb           torch_npu has to pass first: see above" in out
+    assert states(out)["atb"] == "skip"
     _, out = doctor(kind="npu", signs=["torch_npu"], atb=failed("no NNAL"))
-    assert "warn  atb           no NNAL\n" in out
+    assert states(out)["atb"] == "warn"
 
 
 def test_a_device_that_is_not_known(doctor):
     status, out = doctor(kind="", device=failed("two of them"))
     assert status == 1
-    assert "device: fails, and the device needs it" in out
     # What stands on the device does not say the same again.
-    assert "skip  database      there is no device: see above" in out
+    assert (states(out)["device"], states(out)["database"]) == ("fail", "skip")
     _, out = doctor("--database-path", "DB", kind="", device=failed("two of them"))
-    assert "pass  database      fine" in out
+    assert states(out)["database"] == "pass"
 
 
 def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
     _, out = doctor(torch_npu=failed("would be wrong"))
-    assert "skip  npu_devices   nothing points to an Ascend NPU here" in out
-    assert "torch_npu" not in out
+    assert states(out)["npu_devices"] == "skip"
+    assert "torch_npu" not in states(out)
     _, out = doctor("--device", "npu", kind="", torch_npu=failed("no CANN"))
-    assert "fail  torch_npu     no CANN\n" in out
+    assert states(out)["torch_npu"] == "fail"
 
 
 def test_a_report_that_cannot_be_written(doctor, tmp_path, capsys):
@@ -329,7 +352,8 @@ def test_packages_that_do_not_fit(monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda name: requires)
     verdict = machine.packages(Target())
     assert verdict.state is State.FAIL
-    assert verdict.detail == f"torch {metadata.version('torch')} is not >=99; no-such-package is not installed"
+    assert re.findall(r"torch|ruff|pytest|no-such-package", verdict.detail) == ["torch", "no-such-package"]
+    assert metadata.version("torch") in verdict.detail
 
 
 def test_databases(tmp_path):
@@ -341,7 +365,6 @@ def test_databases(tmp_path):
     (database.path / "Add.csv").write_text("Input Shapes\n")
     verdict = surroundings.database(target)
     assert (verdict.state, verdict.facts["journals"]) == (State.PASS, [str(next(database.journal_dir.glob("*.jsonl")))])
-    assert "1 kernel types, writable, not in use; 1 journals of killed sessions" in verdict.detail
     (database.path / "Mul.csv").write_text("")
     assert "Mul.csv: an empty file" in surroundings.database(target).detail
     (tmp_path / "file").touch()
@@ -357,7 +380,7 @@ def test_a_database_in_use(tmp_path):
     finally:
         lock.release()
     assert verdict.state is State.FAIL
-    assert "is in use by session other" in verdict.detail
+    assert "session other" in verdict.detail
 
 
 def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
@@ -366,7 +389,9 @@ def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(surroundings.tempfile, "TemporaryFile", refuse)
     verdict = surroundings.database(Target(database=tmp_path / "a" / "b"))
-    assert "cannot be made (Permission denied) -> name another folder" in f"{verdict.detail} -> {verdict.remedy}"
+    assert verdict.state is State.FAIL
+    assert "Permission denied" in verdict.detail
+    assert "--database-path" in verdict.remedy
 
 
 def test_a_disk_without_room(tmp_path, monkeypatch):

@@ -140,7 +140,7 @@ def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> No
     build_library(library, "int call(void); int own(void) { return call(); }", f"-L{tmp_path}", "-lnnopbase")
     (other_cann,) = verdicts_of("custom_ops", **environment)
     assert other_cann.state is State.FAIL
-    assert "libnnopbase.so: cannot open" in other_cann.detail
+    assert "libnnopbase.so" in other_cann.detail
     library.unlink()
     (empty,) = verdicts_of("custom_ops", **environment)
     assert empty.state is State.FAIL
@@ -180,7 +180,7 @@ def test_atb_is_found_by_its_environment(verdicts_of, torch_npu) -> None:
     assert without.state is State.FAIL
     assert "ReshapeAndCacheNdKernel" in without.detail
     assert "set_env.sh" in without.detail
-    assert "libatb.so: cannot open shared object file" in without.facts["loader"]
+    assert "libatb.so" in without.facts["loader"]
     build_library(torch_npu[1] / "libatb.so", "int other(void) { return 1; }")
     (of_another_version,) = verdicts_of("atb", LD_LIBRARY_PATH=str(torch_npu[1]))
     assert of_another_version.state is State.FAIL

@@ -51,7 +51,7 @@ def test_a_device_that_cannot_be_opened_ends_the_session_and_marks_no_row(
     torch.write_text('raise ImportError("no such library")\n')
     done = sessions.run(*options, PYTHONPATH=os.pathsep.join((str(torch.parent), str(ROOT))))
     assert done.code != 0
-    assert "ImportError: no such library" in done
+    assert "no such library" in done
     assert "INTERNALERROR" not in done
     assert set(sessions.statuses("Toy").values()) == {""}
 
@@ -77,7 +77,8 @@ def test_two_replays_of_one_kernel_type_are_refused(sessions: Sessions) -> None:
     )
     done = sessions.run_in_process()
     assert done.code == pytest.ExitCode.INTERRUPTED
-    assert "Toy is replayed by test_toys.py::test_toy and by" in done
+    assert "test_toys.py::test_toy" in done
+    assert "test_rivals.test_rival" in done
     assert sessions.statuses("Toy") == {1: ""}
 
 

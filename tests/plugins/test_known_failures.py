@@ -41,7 +41,7 @@ def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: S
     strict = sessions.run_in_process("--strict")
     assert strict.code == pytest.ExitCode.TESTS_FAILED
     assert strict.ledger() == {"given up": 1, "measured": 1}
-    assert "--runxfail runs it again" in strict
+    assert "--runxfail" in strict
     assert not (sessions.folder / "body-11").exists()
     (cells, _) = sessions.read("Moody")
     assert {name: cells[name] for name in CRASHED_TWICE} == CRASHED_TWICE

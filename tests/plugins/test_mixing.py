@@ -14,6 +14,8 @@ import pytest
 from moods import Mood
 from sessions import Finished, Sessions, row
 
+from opatlas.model.location import UNNAMED_NPU
+
 AVERAGE = "Average Duration(us)"
 USAGE_ERROR = int(pytest.ExitCode.USAGE_ERROR)
 
@@ -117,7 +119,8 @@ def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
     assert run_ids[0] == run_ids[2] != theirs.stem
     (ours,) = set(manifests(measured)) - {theirs}
     assert json.loads(ours.read_text())["options"]["mixed"] is True
-    assert is_refused(measured.run_in_process()), "a mixed database stays one"
+    # A mixed database stays one.
+    assert is_refused(measured.run_in_process())
 
 
 @pytest.mark.parametrize("workers", [False, True])
@@ -216,7 +219,7 @@ def test_a_capture_that_is_replayed_elsewhere_is_told_and_kept(sessions: Session
     for _ in range(2):
         done = sessions.run_in_process()
         assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-        assert "captured on an unnamed NPU" in done
+        assert UNNAMED_NPU in done
         (stored,) = sessions.read("Toy")
         assert stored["Profiling Average Duration(us)"] == "7.5"
         assert stored[AVERAGE]

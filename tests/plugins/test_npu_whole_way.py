@@ -81,7 +81,8 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
     (gaps,) = (database / "reports").glob("duration_gap_*.csv")
     with open(gaps, newline="") as file:
         of_add = next(gap for gap in csv.DictReader(file) if gap["Kernel Type"] == "Add")
-    assert is_mean_us(float(of_add["Average Duration(us)"]), 40, SAMPLES), "as the capture has it: without the Cast"
+    # As the capture has it: without the Cast.
+    assert is_mean_us(float(of_add["Average Duration(us)"]), 40, SAMPLES)
     assert of_add["MicroBench Helper Kernels"] == "Cast 7.5000"
     assert "ran as MatMulV3" in rows(database, "MatMulV2")[0]["Status Reason"]
     (manifest,) = manifest_paths(Database(database))

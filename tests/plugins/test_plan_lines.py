@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,8 @@ SETTINGS = Settings(
 )
 
 
-def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
+def test_what_was_done_first_is_told_first_and_one_is_no_plural(golden: Callable[[str, str], None]) -> None:
+    """The wording, in golden/plan.txt."""
     table = TablePlan("Mul", Path("/data/Mul.csv"), 3, {"Input Shapes": ["1", "2", "3"]})
     table.cases, table.left_out, table.other_shards = {0: "Mul-1"}, ["Mul-2"], [2]
     everything: Any = SimpleNamespace(known_replays=dict)
@@ -50,14 +52,8 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
     plan = Plan(
         {"Mul": table}, prepared=PreparedDatabase(recovered=[recovered], starter_rows=1), taken_over="session run-1"
     )
-    assert plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything)) == [
-        "opatlas: session run-1 was killed; took the database over from it",
-        "opatlas: there was no database yet; made a starter of 1 theory row",
-        "opatlas: merged 1 record that session run-1 left behind (1 measured)",
-        "opatlas: 1 row to replay, database /data",
-        "opatlas: 1 row left out, with a duration already (--update-mode=missing-only)",
-        "opatlas: 1 row in other shards (--shard=1/2)",
-    ]
+    lines = plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything))
+    golden("plan.txt", "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(

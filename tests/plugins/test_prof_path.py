@@ -148,19 +148,21 @@ def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(be
         "measured",
         "",
     )
-    assert float(row["MicroBench aic_mac_ratio"]) == pytest.approx(0.6), "over the samples that have it"
+    # Over the samples that have it.
+    assert float(row["MicroBench aic_mac_ratio"]) == pytest.approx(0.6)
     assert not row.get("MicroBench Device Kernels")
     assert sibling["Status Reason"] == "ran as MatMulV3"
-    assert canonical["Status Reason"].startswith("ran as MatMulV3 on 16,48;48,64")
+    assert V3 in canonical["Status Reason"]
+    assert "16,48;48,64" in canonical["Status Reason"]
     assert (without["Status"], without["Status Reason"], without["mine"]) == (
         "skipped",
         "no sample in profiles",
         "kept",
     )
-    assert table(bench.database / "Add.csv")[0]["Status"] == "measured", "what crashed on a device can be looked up"
+    # What crashed on a device can be looked up.
+    assert table(bench.database / "Add.csv")[0]["Status"] == "measured"
     assert "SomebodysKernel 1" in done
     assert "3 (MatMulV3 2, Mul 1)" in done
-    assert "warm-up and set-up launches" in done
     properties = {
         (p.get("name"), p.get("value"))
         for case in ElementTree.parse(xml).iter("testcase")
@@ -204,9 +206,9 @@ def test_missing_only_reports_what_it_does_not_add(bench: Bench) -> None:
     assert done.code == 0, done.output
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000", "8,32;64,32->8,64": ""}
     assert not (bench.database / "Mul.csv").exists()
-    assert re.search(r"--update-mode=all.*: 2 \(MatMulV3 1, Mul 1\)", done.output)
+    assert "2 (MatMulV3 1, Mul 1)" in done
     (report,) = (bench.database / "reports").glob("replay_report_*.md")
-    assert "| missing (without a row, reported only) | 2 |" in report.read_text()
+    assert re.findall(r"^- (\w+) `", report.read_text(), re.MULTILINE) == [V3, "Mul"]
     again = bench.run("--update-mode=missing-only")
     assert again.code == 0
     assert "nothing to do: 2 rows" in again
@@ -227,7 +229,8 @@ def test_what_is_left_out_by_the_command_line_is_neither_filled_nor_added(bench:
     assert bench.durations(V3) == {"16,32;64,32->16,64": ""}
     assert not (bench.database / "Sub.csv").exists()
     bench.run("--ops=Mul", "--prune-empty-duration-rows")
-    assert list(bench.durations("Mul")) == ["9;9->9", "5;5->5", "6;6->6"], "a row without samples was not run"
+    # A row without samples was not run.
+    assert list(bench.durations("Mul")) == ["9;9->9", "5;5->5", "6;6->6"]
     assert bench.durations(V3) == {"16,32;64,32->16,64": ""}
     done = bench.run(f"--ops=Sub,{V3}")
     assert done.code == 0, done.output
@@ -240,7 +243,7 @@ def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Benc
     done = bench.run()
     assert done.code == 0, done.output
     assert "opatlas: 0 rows" in done
-    assert "written back: 0 updated, 1 added, 0 marked, 0 pruned" in done
+    assert done.numbers("written back: ") == [0, 1, 0, 0]
     assert f"database: {bench.database}\n" in done
     (report,) = (bench.database / "reports").glob("replay_report_*.md")
     assert f"report: {report}\n" in done
@@ -268,19 +271,19 @@ def test_what_could_not_be_read_makes_the_session_fail_and_the_rest_is_used(benc
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (("--database-path=DATABASE",), "no PROF_* folder and no op_summary*.csv"),
-        ((), "name the NPU that was profiled with --device"),
-        (("--device=cpu",), "--prof-path reads profiles of an NPU, and --device cpu is none"),
-        (("--database-path=DATABASE", "--repeat-count=3", "-n2"), "runs no row: leave out -n, --repeat-count"),
+        (("--database-path=DATABASE",), "op_summary*.csv"),
+        ((), "--device"),
+        (("--device=cpu",), "--device cpu"),
+        (("--database-path=DATABASE", "--repeat-count=3", "-n2"), "-n, --repeat-count"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_else(bench: Bench, options: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_is_told_before_anything_else(bench: Bench, options: tuple[str, ...], named: str) -> None:
     bench.profiles.mkdir()
     done = bench.run(*(option.replace("DATABASE", str(bench.database)) for option in options), database=False)
     assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
-    assert message in done
+    assert named in done
     assert not list(bench.database.glob("*.csv"))
 
 
@@ -290,13 +293,11 @@ def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(ben
         f"--device={DEFAULT_NPU_DEVICE}", "--versions=vllm0.18.0_torch2.9.0_cann8.5.0", "--collect-only", database=False
     )
     assert f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done
-    assert "as on this machine" not in done
+    assert "opatlas: torch " not in done
     torch_here = bench.run(
         f"--device={DEFAULT_NPU_DEVICE}", "--versions=vllm=0.18.0,cann=8.5.0", "--collect-only", database=False
     )
-    assert (
-        f"opatlas: torch {metadata.version('torch')} as on this machine: where others were profiled, give" in torch_here
-    )
+    assert f"opatlas: torch {metadata.version('torch')} " in torch_here
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no op_summary files beside the checkout")

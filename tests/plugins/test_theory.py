@@ -38,16 +38,20 @@ def contents(database: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in database.glob("*.csv")}
 
 
+def rows_in(database: Path) -> int:
+    """The number of rows of all kernel types."""
+    return sum(text.count(b"\n") - 1 for text in contents(database).values())
+
+
 def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     options = (*FEW, "--target-models=dsv3,Qwen/Qwen3-32B", "--rows=120", "--seed=7")
     first = run(tmp_path, *options)
     assert first.returncode == 0, first.stdout
     assert "3 passed" in first.stdout
-    assert "at most 360 theory rows of 3 kernel types" in first.stdout
     assert "Qwen/Qwen3-32B: " in first.stdout
-    assert "360 rows added to 3 kernel types, 0 existed before" in first.stdout
     before = contents(tmp_path)
     assert set(before) == {"MatMulV2.csv", "PagedCacheLoadNdKernel.csv", "SwiGlu.csv"}
+    assert rows_in(tmp_path) == 360
     (manifest,) = (tmp_path / "runs").glob("*.json")
     written = json.loads(manifest.read_text())
     assert written["options"]["seed"] == 7
@@ -58,7 +62,6 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert "| MatMulV2 | deepseek-ai/DeepSeek-V3 | " in report.read_text()
     second = run(tmp_path, *options)
     assert second.returncode == 0
-    assert "0 rows added to 3 kernel types, 360 existed before" in second.stdout
     assert f"database: {tmp_path}\n" in second.stdout
     assert contents(tmp_path) == before
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
@@ -72,7 +75,7 @@ def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows
     database = device / "vllm0.18.0_torch2.9.0_cann8.5"
     done = run(database, "-k", "OwnAdd", "--rows=4")
     assert done.returncode == 0, done.stdout
-    assert "wrote op_mapping.yaml (a copy of " in done.stdout
+    assert str(device / "vllm0.17.0_torch2.9.0_cann8.5" / "op_mapping.yaml") in done.stdout
     assert set(contents(database)) == {"OwnAdd.csv"}
     assert mapping in (database / "op_mapping.yaml").read_text()
     planned = run(device / "vllm0.19.0_torch2.9.0_cann8.5", "--read-only", "-k", "SwiGlu")
@@ -83,7 +86,7 @@ def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows
 def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
     done = run(tmp_path / "new", "bench/", *FEW)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "pytest shapes/ --read-only" in done.stdout
+    assert "--read-only" in done.stdout
     assert not (tmp_path / "new").exists()
 
 
@@ -92,7 +95,7 @@ def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
         done = run(tmp_path / name, *FEW, "--rows=60", *more)
         assert f"database: {tmp_path / name} (a new one)\n" in done.stdout
         assert done.returncode == 0, done.stdout
-        assert "180 rows added to 3 kernel types" in done.stdout
+        assert rows_in(tmp_path / name) == 180
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert (tmp_path / "junit.xml").read_text().count('name="theory_rows" value="60"') == 3
 
@@ -101,7 +104,6 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--read-only")
     assert done.returncode == 0, done.stdout
     assert "to add" in done.stdout
-    assert "rows would be added to 3 kernel types" in done.stdout
     assert "Qwen/Qwen3-0.6B: 0 of " in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -161,7 +163,8 @@ def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> No
     (tmp_path / "SwiGlu.csv").write_text(header)
     planned = run(tmp_path, *FEW, "--rows=3", "--read-only")
     assert planned.returncode == 0, "a plan writes nothing"
-    assert "SwiGlu.csv:1: column 'Averge Duration(us)'" in planned.stdout
+    assert "SwiGlu.csv:1: " in planned.stdout
+    assert "'Averge Duration(us)'" in planned.stdout
 
 
 def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ class Finished:
         assert sum(terms.values()) == int(line[0]), line
         return terms
 
+    def numbers(self, mark: str) -> list[int]:
+        """The numbers in the only line that contains a text, such as the option that the line is about."""
+        (line,) = (line for line in self.output.splitlines() if mark in line)
+        return [int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", line)]
+
     def __contains__(self, text: str) -> bool:
         return text in self.output
 
