@@ -101,5 +101,5 @@ def test_the_wording_of_sessions(sessions: Sessions, golden: Callable[[str, str]
     run("--where=status == failed", "-rs")
     run("-k", "nothing_of_this_name")
     run("--read-only", "--ops=Toy", "-vv")
-    golden("sessions.txt", replaced("\n".join(told), sessions))
+    golden("sessions.txt", "\n".join(replaced(text, sessions) for text in told))
     golden("report.md", replaced(report, sessions))
