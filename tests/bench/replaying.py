@@ -13,11 +13,13 @@ from opatlas.bench.implementations import torch as impl
 
 import opatlas.engine.runner
 from opatlas.devices.device import DeviceSpec
+from opatlas.engine.device_errors import outcome_from_error
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.errors import WrongResult
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -110,9 +112,17 @@ def assert_mistake_is_caught(
 
 def assert_wrong(kernel_type: str, row: str) -> None:
     """The check finds that a row's result is not what the formula says."""
-    outcome = replay_row(kernel_type, row)
+    errors: list[BaseException] = []
+
+    def recorded(error: BaseException) -> RowOutcome:
+        errors.append(error)
+        return outcome_from_error(error)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(opatlas.engine.runner, "outcome_from_error", recorded)
+        outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.FAILED, outcome
-    assert not outcome.detail, "an exception other than WrongResult has its traceback as its detail"
+    assert [type(error) for error in errors] == [WrongResult], outcome
 
 
 def time_instead(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
