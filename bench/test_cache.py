@@ -14,7 +14,7 @@ from .implementations import torch as impl
 
 @replays("ReshapeAndCacheNdKernel", npu="torch_npu._npu_reshape_and_cache")
 def test_reshape_and_cache(row, replay):
-    """Reads the slots key and value (tokens, heads, size), their caches (blocks, block size, heads, size), places."""
+    """Reads the slots key and value (tokens, heads, size), caches (blocks, block size, heads, size), positions."""
     row.expect_inputs(5)
     for new, cache in ((0, 2), (1, 3)):
         if len(row.shape(new)) != 3 or row.shape(cache)[2:] != row.shape(new)[1:] or len(row.shape(cache)) != 4:
@@ -27,8 +27,8 @@ def test_reshape_and_cache(row, replay):
     if not row.shape(0)[:1] == row.shape(1)[:1] == row.shape(4) or row.shape(2)[:2] != row.shape(3)[:2]:
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 (key), 1 (value) and 4 (places) must have the same number of tokens, and both "
-            "caches the same number of places",
+            "slots 0 (key), 1 (value) and 4 (positions) must have the same number of tokens, and both "
+            "caches the same number of positions",
             "correct the shape that does not fit",
         )
     blocks, block_size = row.shape(2)[:2]
@@ -43,7 +43,7 @@ def test_reshape_and_cache(row, replay):
 
 @replays("KvRmsNormRopeCache", npu="torch_npu.npu_kv_rmsnorm_rope_cache")
 def test_kv_rmsnorm_rope_cache(row, replay):
-    """Reads the slots kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, places, rotary cache, latent cache.
+    """Reads the slots kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, positions, rotary cache, latent cache.
 
     In prefill, outputs 2 and 3 return the written vectors for attention.
     """
@@ -67,20 +67,20 @@ def test_kv_rmsnorm_rope_cache(row, replay):
             f"slots 2 (cos) and 3 (sin) must have the shape {angles}, or 1 along an axis",
             "correct their shapes, or those of slots 0 and 1",
         )
-    places = row.shape(5)[:2]
-    if row.shape(5) != (*places, 1, rotary) or row.shape(6) != (*places, 1, gamma[0]):
+    blocks = row.shape(5)[:2]
+    if row.shape(5) != (*blocks, 1, rotary) or row.shape(6) != (*blocks, 1, gamma[0]):
         raise row.refuse(
             INPUT_SHAPES,
             f"slots 5 and 6 must be caches of the shapes (blocks, block size, 1, {rotary}) and (blocks, "
             f"block size, 1, {gamma[0]})",
             "correct their shapes",
         )
-    row.expect_shape(4, (batch * tokens,), what="a place for each token")
+    row.expect_shape(4, (batch * tokens,), what="a position for each token")
     is_output_kv = len(row.output_slots) > 2 and bool(row.output_slots[2].shape)
     replay(
         impl.kv_rmsnorm_rope_cache,
         *(row.tensor(slot) for slot in range(4)),
-        row.indices(4, places[0] * places[1], distinct=True),
+        row.indices(4, blocks[0] * blocks[1], distinct=True),
         row.tensor(5),
         row.tensor(6),
         epsilon=1e-5,
@@ -106,7 +106,7 @@ def test_paged_cache_load(row, replay):
     if any(len(cache) != 4 for cache in caches) or caches[0][:2] != caches[1][:2]:
         raise row.refuse(
             INPUT_SHAPES,
-            "slots 0 and 1 must be caches (blocks, block size, heads, size) with the same number of places",
+            "slots 0 and 1 must be caches (blocks, block size, heads, size) with the same number of positions",
             "correct one of the two shapes",
         )
     tokens = results[0][:1]

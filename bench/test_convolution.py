@@ -21,9 +21,9 @@ def test_conv2d(row, replay):
         raise row.refuse(INPUT_SHAPES, "slot 2 (the bias) must have one axis", "correct its shape")
     found = images.find_convolution(
         row,
-        images.input_place(row, 0),
-        images.input_place(row, 1),
-        images.output_place(row, like=0),
+        images.input_slot(row, 0),
+        images.input_slot(row, 1),
+        images.output_slot(row, like=0),
         channels=channels[0] if channels else None,
     )
     # As large as the sum of products, so that a missing bias shows.
@@ -49,8 +49,8 @@ def test_conv2d_backprop_filter(row, replay):
     """Reads the slots feature map, sizes of the weight, gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(1, 4, "the weight's sizes")
-    weight = images.output_place(row, like=0)
-    found = images.find_convolution(row, images.input_place(row, 0), weight, images.input_place(row, 2))
+    weight = images.output_slot(row, like=0)
+    found = images.find_convolution(row, images.input_slot(row, 0), weight, images.input_slot(row, 2))
     x, gradient = images.feature_map(row, 0, found.image), images.feature_map(row, 2, found.result)
     # The call reads the shape of this tensor only.
     unused = images.in_layout(row, weight.slot, x.new_zeros(found.weight))
@@ -62,8 +62,8 @@ def test_conv2d_backprop_input(row, replay):
     """Reads the slots sizes of the feature map, weight, gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(0, 4, "the feature map's sizes")
-    image = images.output_place(row, like=1)
-    found = images.find_convolution(row, image, images.input_place(row, 1), images.input_place(row, 2))
+    image = images.output_slot(row, like=1)
+    found = images.find_convolution(row, image, images.input_slot(row, 1), images.input_slot(row, 2))
     weight, gradient = images.feature_map(row, 1, found.weight), images.feature_map(row, 2, found.result)
     unused = images.in_layout(row, image.slot, weight.new_zeros(found.image))
     _backward(replay, found, gradient, unused, weight, [True, False, False], formulas.conv2d_image_gradient)

@@ -1,4 +1,4 @@
-"""Replays of kernels that change layouts, or select elements by their place."""
+"""Replays of kernels that change layouts, or select elements by their position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_trans_data(row, replay):
     On an NPU both tensors have the shape of the plain slot. On other devices a blocked tensor has its stored shape.
     """
     row.expect_inputs(1)
-    source, result = images.input_place(row, 0).slot, images.output_place(row, like=0).slot
+    source, result = images.input_slot(row, 0).slot, images.output_slot(row, like=0).slot
     packs = _blocked(source, result) == result.shape
     if not packs and _blocked(result, source) != source.shape:
         raise row.refuse(

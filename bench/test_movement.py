@@ -164,7 +164,7 @@ def test_tile(row, replay):
 
 @replays("PadV3", "PadV3AiCore", npu="torch.nn.functional.pad")
 def test_pad(row, replay):
-    """Assumes padding after the data, as for aligned rows; a capture does not record the place of the padding."""
+    """Assumes padding after the data, as for aligned rows; a capture does not record the position of the padding."""
     row.expect_inputs(1, 2, 3)
     x, padded = row.tensor(0), row.output_shape()
     row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")

@@ -13,13 +13,13 @@ from .implementations import torch as impl
 
 @replays("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices")
 def test_max_pool(row, replay):
-    """Finds the kernel size in output 1, a mask (N, C1, places of the kernel, blocks of 16 results plus one, 16).
+    """Finds the kernel size in output 1, a mask (N, C1, positions of the kernel, blocks of 16 results plus one, 16).
 
     torch returns indices in place of the mask. No formula exists for the mask, so it is not checked.
     """
     row.expect_inputs(1)
-    place, mask = images.output_place(row, like=0), row.output_shape(1)
-    source, result = images.map_shape(row, images.input_place(row, 0)), images.map_shape(row, place)
+    output, mask = images.output_slot(row, like=0), row.output_shape(1)
+    source, result = images.map_shape(row, images.input_slot(row, 0)), images.map_shape(row, output)
     windows = _windows(row, source, result, mask, OUTPUT_SHAPES, "output slot 1")
     replay(
         impl.max_pool2d,
@@ -40,8 +40,8 @@ def test_max_pool(row, replay):
 def test_max_pool_gradient(row, replay):
     """Reads the slots pooled feature map, gradient of the result, mask (see `test_max_pool`)."""
     row.expect_inputs(3)
-    source, result = (images.map_shape(row, images.input_place(row, slot)) for slot in (0, 1))
-    if images.map_shape(row, images.output_place(row, like=0)) != source:
+    source, result = (images.map_shape(row, images.input_slot(row, slot)) for slot in (0, 1))
+    if images.map_shape(row, images.output_slot(row, like=0)) != source:
         raise row.refuse(OUTPUT_SHAPES, "the gradient must have the shape of slot 0", "correct one of them")
     windows = _windows(row, source, result, row.shape(2), INPUT_SHAPES, "slot 2")
     x = images.distinct_map(row, 0, source)
@@ -68,7 +68,7 @@ def test_adaptive_average_pool(row, replay):
         raise row.refuse(
             OUTPUT_SHAPES, f"no pooling along three axes leads from {source} to the output", "correct one of the shapes"
         )
-    images.output_place(row, like=0)
+    images.output_slot(row, like=0)
     replay(
         impl.adaptive_average_pool3d,
         row.tensor(0).permute(0, 4, 1, 2, 3),
@@ -89,7 +89,7 @@ def test_adaptive_average_pool_gradient(row, replay):
             "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)",
             "correct one of them",
         )
-    images.output_place(row, like=0)
+    images.output_slot(row, like=0)
     if row.output_shape() != (*source[2:], gradient[3]):
         raise row.refuse(
             OUTPUT_SHAPES, f"the gradient of {source} must have the shape {(*source[2:], gradient[3])}", "correct one"
@@ -111,16 +111,16 @@ def _windows(row, source, result, mask, column, name):
     if result[:2] != (n, c) or mask[:1] != (n,) or mask[-2:] != (sixteens, 16):
         raise row.refuse(
             column,
-            f"the mask of a pooling from {source} to {result} has the shape (N, C1, places of the kernel, "
+            f"the mask of a pooling from {source} to {result} has the shape (N, C1, positions of the kernel, "
             f"{sixteens}, 16), but {name} is {mask}",
             "correct one of the three shapes",
         )
     windows = images.find_windows(size, result[2:], images.kernel_sizes(area))
     if windows is None:
         raise row.refuse(
-            column, f"no kernel of {area} places pools {source} to {result}", "correct one of the three shapes"
+            column, f"no kernel of {area} positions pools {source} to {result}", "correct one of the three shapes"
         )
     if max(windows.kernel) > images.DISTINCT:
-        raise Unsupported(f"kernels of more than {images.DISTINCT} places a side are not replayed")
+        raise Unsupported(f"kernels of more than {images.DISTINCT} positions a side are not replayed")
     windows.assume_in(row)
     return windows

@@ -61,7 +61,7 @@ def test_interleave_rope(row, replay):
 
 @replays("ApplyRotaryPosEmb", npu="torch_npu.npu_apply_rotary_pos_emb")
 def test_apply_rotary_pos_emb(row, replay):
-    """Works in place on query and key. The place of the axis of size 1 in the angles tells the layout."""
+    """Works in place on query and key. The position of the axis of size 1 in the angles tells the layout."""
     row.expect_inputs(4)
     _expect_angles(row, [0, 1], 2, 3)
     axes = len(row.shape(0))

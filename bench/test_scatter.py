@@ -1,4 +1,4 @@
-"""Replays of kernels that gather from or scatter to indexed places."""
+"""Replays of kernels that gather from or scatter to indexed positions."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_scatter_elements(row, replay):
 
 @replays("ScatterNdUpdate", "ScatterNdUpdateAiCore", npu="torch_npu.npu_scatter_nd_update_")
 def test_scatter_nd_update(row, replay):
-    """Reads the slots target, places (..., k) along its first k axes, updates (..., other axes)."""
+    """Reads the slots target, positions (..., k) along its first k axes, updates (..., other axes)."""
     row.expect_inputs(3)
-    target, places = row.shape(0), row.shape(1)
-    axes = places[-1] if places else 0
-    if not 1 <= axes <= len(target) or row.shape(2) != places[:-1] + target[axes:]:
+    target, positions = row.shape(0), row.shape(1)
+    axes = positions[-1] if positions else 0
+    if not 1 <= axes <= len(target) or row.shape(2) != positions[:-1] + target[axes:]:
         raise row.refuse(
             INPUT_SHAPES,
             f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)",
             "correct the shape that does not fit",
         )
-    coordinates = _distinct(row, [1] * axes, [places[:-1]] * axes, target[:axes])
+    coordinates = _distinct(row, [1] * axes, [positions[:-1]] * axes, target[:axes])
     replay(
         impl.scatter_nd_update,
         row.tensor(0),
@@ -88,10 +88,10 @@ def test_index_put(row, replay):
     target, axes = row.shape(0), indexed_axes(row, list_slot=2, first_slot=4)
     slots = range(4, 4 + len(axes))
     shapes = [row.shape(slot) for slot in slots]
-    place = operands.broadcast(shapes)
-    if place is None:
+    indexed = operands.broadcast(shapes)
+    if indexed is None:
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
-    written = target[: axes.start] + place + target[axes.stop :]
+    written = target[: axes.start] + indexed + target[axes.stop :]
     if operands.broadcast([row.shape(1), written]) != written:
         raise row.refuse(INPUT_SHAPES, f"slot 1 (values) does not broadcast to {written}", "correct one of the shapes")
     row.assume("values are put, not added")
@@ -125,9 +125,9 @@ def _axis(row, source, indices):
 
 
 def _distinct(row, slots, shapes, sizes):
-    """Returns coordinates of distinct places: an index tensor for each axis of these sizes."""
+    """Returns coordinates of distinct elements: an index tensor for each axis of these sizes."""
     if len(set(shapes)) > 1:
-        # Index tensors that broadcast to each other: if each is distinct along its axes, the places are distinct.
+        # Index tensors that broadcast to each other: if each is distinct along its axes, the elements are distinct.
         for shape, size in zip(shapes, sizes, strict=True):
             if prod(shape) > size:
                 raise Unsupported(_AMBIGUOUS)

@@ -28,7 +28,7 @@ def test_top_k(row, replay):
 
 @replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
 def test_apply_top_k_top_p(row, replay, custom_opp):
-    """Reads the slots sorted logits (B, V), their places before the sort, p (B), k (B); p or k may be absent.
+    """Reads the slots sorted logits (B, V), their positions before the sort, p (B), k (B); p or k may be absent.
 
     The call takes unsorted logits and sorts them in another kernel.
     """

@@ -91,17 +91,17 @@ def test_nll_loss_gradient(row, replay):
 
 @replays("EmbeddingDenseGradV2", npu="torch.ops.aten.embedding_dense_backward")
 def test_embedding_gradient(row, replay):
-    """Reads the slots gradient (..., D), sorted indices and their original places; the call takes unsorted indices."""
+    """Reads the slots gradient (..., D), sorted indices, their original positions; the call takes unsorted indices."""
     row.expect_inputs(3)
-    *places, width = row.shape(0) or (1, 0)
+    *counts, width = row.shape(0) or (1, 0)
     table = row.output_shape()
-    if row.shape(1) != (math.prod(places),) or row.shape(2) != row.shape(1):
-        raise row.refuse(INPUT_SHAPES, f"slots 1 and 2 must list {math.prod(places)} numbers", "correct one of them")
+    if row.shape(1) != (math.prod(counts),) or row.shape(2) != row.shape(1):
+        raise row.refuse(INPUT_SHAPES, f"slots 1 and 2 must list {math.prod(counts)} numbers", "correct one of them")
     if len(table) != 2 or table[1] != width:
         raise row.refuse(
             OUTPUT_SHAPES, f"the output must be a table with rows of {width} numbers", "correct one of the shapes"
         )
-    gradient, indices = row.tensor(0), row.indices(1, table[0]).reshape(places)
+    gradient, indices = row.tensor(0), row.indices(1, table[0]).reshape(counts)
     replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=formulas.embedding_backward)
 
 

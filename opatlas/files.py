@@ -236,7 +236,7 @@ def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: boo
         UsageError: the path is a file, is a path of Windows on another system, or does not exist.
     """
     named = f"{option} " if option else ""
-    drive = next((place for place, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
+    drive = next((index for index, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
     if drive is not None and os.name != "nt" and not path.is_dir():
         raise UsageError(
             f"{named}{Path(*path.parts[drive:])}: a path of Windows, which {platform.system()} does not have: name the "

@@ -225,7 +225,7 @@ class _RemovedOption(argparse.Action):
         raise argparse.ArgumentError(self, f"this option was removed: use {self.metavar}")
 
 
-def moved(name: str, successor: str) -> Option:
+def removed(name: str, successor: str) -> Option:
     """Returns a hidden option that is refused wherever it is given, with its successor as the remedy."""
     hidden = {"nargs": "?", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     return Option(name, Scope.ANY, {"action": _RemovedOption, "metavar": successor, **hidden})

@@ -94,9 +94,9 @@ def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> list
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        for place, columns in enumerate(_columns_of_lines(widths, width)):
+        for number, columns in enumerate(_columns_of_lines(widths, width)):
             text = "  ".join(row[column].ljust(widths[column]) for column in columns).rstrip()
-            if not place:
+            if not number:
                 lines.append(text)
             elif len(text) + _INDENT <= width:
                 lines += [" " * _INDENT + text] if text else []

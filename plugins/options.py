@@ -23,9 +23,9 @@ from opatlas.options import (
     at_least,
     declare,
     given,
-    moved,
     names,
     positive,
+    removed,
     reset,
     share,
     versions,
@@ -218,13 +218,13 @@ MEASURING = (
 )
 #: The original's name of -x.
 FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
-#: Options that have left, with their successors.
-MOVED = (
-    *(moved(f"--{each.field}-version", versions_option([each])) for each in (VLLM, TORCH, CANN)),
-    moved("--status", "--where 'status in (failed, oom)'; a row that was never run has the status none"),
-    moved("--retry-failed", "pytest's --runxfail"),
-    moved("--threads", "`taskset -c 0-3 opatlas bench`: torch has a thread for each core that the process may use"),
-    moved("--msprof-rows", "--where, --ops or --shard for fewer rows; a profiling session has up to 200"),
+#: Removed options, with their successors.
+REMOVED = (
+    *(removed(f"--{each.field}-version", versions_option([each])) for each in (VLLM, TORCH, CANN)),
+    removed("--status", "--where 'status in (failed, oom)'; a row that was never run has the status none"),
+    removed("--retry-failed", "pytest's --runxfail"),
+    removed("--threads", "`taskset -c 0-3 opatlas bench`: torch has a thread for each core that the process may use"),
+    removed("--msprof-rows", "--where, --ops or --shard for fewer rows; a profiling session has up to 200"),
 )
 #: All options of a session of replays, those of groups and of collectives included.
 OPTIONS = (*DATABASE, *ROWS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
@@ -255,7 +255,7 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *MOVED))
+    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *REMOVED))
     add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), ROWS)
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
     add_node_options(parser)

@@ -17,7 +17,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
-from opatlas.options import Scope, add_all, at_least, declare, moved, names, positive
+from opatlas.options import Scope, add_all, at_least, declare, names, positive, removed
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
@@ -110,14 +110,14 @@ OPTIONS = (
         "in 10^9 bytes (default: %(default)g)",
     ),
 )
-#: Options that have left, with their successors.
-MOVED = (moved("--plan-only", "--read-only"),)
+#: Removed options, with their successors.
+REMOVED = (removed("--plan-only", "--read-only"),)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(
         parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"),
-        (*OPTIONS, *MOVED),
+        (*OPTIONS, *REMOVED),
     )
 
 
@@ -249,12 +249,12 @@ class Theory:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._is_worker:
             return
-        for place, (name, value) in enumerate(report.user_properties):
+        for index, (name, value) in enumerate(report.user_properties):
             if name == _PROPERTY and isinstance(value, dict):
                 if report.when == "call":
                     self._results.append(KernelResult.read(value))
                 # The JUnit file gets the number of rows.
-                report.user_properties[place] = (name, value["added"])
+                report.user_properties[index] = (name, value["added"])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Writes a manifest of the added rows, and the report of the coverage of models."""

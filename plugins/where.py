@@ -68,10 +68,10 @@ class Where:
     def unknown(self, columns: Iterable[str]) -> str:
         """Returns what is wrong with the names; "" where each name is a variable or the slug of a column."""
         known = {*VARIABLES, *columns}
-        for name, place in self.names.items():
+        for name, column in self.names.items():
             if name not in known:
                 return (
-                    f"column {place}: there is no variable {name!r}{suggest(name, known)}; the variables are "
+                    f"column {column}: there is no variable {name!r}{suggest(name, known)}; the variables are "
                     f"{', '.join(VARIABLES)}, and the columns of the CSVs (average_duration_us); put a text with "
                     f"other characters than letters in quotes"
                 )

@@ -90,8 +90,8 @@ class _Numbered:
         self.size = max((space.size for space in self._filled), default=0) * len(self._filled)
 
     def row(self, number: int) -> TheoryRow:
-        place, which = divmod(number, len(self._filled))
-        return self._filled[which].row(place % self._filled[which].size)
+        index, which = divmod(number, len(self._filled))
+        return self._filled[which].row(index % self._filled[which].size)
 
 
 #: Drawing ends when a smaller share of a round's draws is new: the last rows of a small space would take as many

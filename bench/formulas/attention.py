@@ -53,14 +53,14 @@ def fused_infer_attention_score(
     """Computes attention; query i of S sees all T keys of its sequence, with sparse_mode 3 the first T - S + i + 1.
 
     Head n shares the keys of head n // (heads / key heads). In pages, key j of sequence b lies in
-    block table[b, j // block size], at place j % block size.
+    block table[b, j // block size], at offset j % block size.
     """
     tnd = input_layout == "TND"
     length = 0 if tnd else query.shape[2]
     tokens = query.shape[0] if tnd else query.shape[0] * length
 
     def sequence(token: int) -> tuple[int, int, int]:
-        """Returns the sequence of a query, the place of the query in it, and its number of queries."""
+        """Returns the sequence of a query, the position of the query in it, and its number of queries."""
         if not tnd or actual_seq_lengths is None:
             return token // length, token % length, length
         number = bisect_right(actual_seq_lengths, token)
@@ -73,11 +73,11 @@ def fused_infer_attention_score(
             start = actual_seq_lengths_kv[number - 1] if number else 0
             return cache[start : start + seen, head]
         j = torch.arange(seen, device=cache.device)
-        block, place = block_table[number][j // block_size].long(), j % block_size
+        block, offset = block_table[number][j // block_size].long(), j % block_size
         if cache.dim() == 4:
-            return cache[block, head, place]
+            return cache[block, head, offset]
         width = cache.shape[-1] // num_key_value_heads
-        return cache[block, place][:, head * width : (head + 1) * width]
+        return cache[block, offset][:, head * width : (head + 1) * width]
 
     longest = max(actual_seq_lengths_kv)
     rows, outs, sums = [], [], []
@@ -130,17 +130,17 @@ def ring_mla(
     L = ln(e^l + e^l'), O = e^(l - L) o + e^(l' - L) o' (Liu et al. 2023, ring attention).
     """
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
-    places: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     start = 0
     causal = mask_type == "mask_type_triu"
     for queries, kv in zip(lengths[0], lengths[-1], strict=True):
-        places += [(start, start + (kv - queries + i + 1 if causal else kv)) for i in range(queries)]
+        spans += [(start, start + (kv - queries + i + 1 if causal else kv)) for i in range(queries)]
         start += kv
     rows, outs, sums = [], [], []
     for row in draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1]):
         token, n = divmod(row, head_num)
         head = n // (head_num // kv_head_num)
-        own = slice(*places[token])
+        own = slice(*spans[token])
         q = torch.cat([q_nope[token, n], q_rope[token, n]])
         keys = torch.cat([k_nope[own, head], k_rope[own, head]], dim=-1)
         out, lse = attention_of(q, keys, value[own, head], qk_scale)
@@ -157,7 +157,7 @@ def ring_mla(
 
 
 def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Returns places of a tensor as an index tensor for each axis."""
+    """Returns elements of a tensor as an index tensor for each axis."""
     return tuple(torch.tensor(axis, device=device) for axis in zip(*rows, strict=True))
 
 

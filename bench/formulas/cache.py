@@ -1,4 +1,4 @@
-"""Formulas of paged caches, element by element: the token of a place, and the place of a token.
+"""Formulas of paged caches, element by element: the token of a position, and the position of a token.
 
 Sources: ATB's ReshapeAndCache and PagedCacheLoad (their documentation and checks of shapes),
 torch_npu.npu_kv_rmsnorm_rope_cache (op-plugin documentation; CANN's aclnnKvRmsNormRopeCache).
@@ -20,18 +20,18 @@ At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 
 
-def overwrite(at: At, target: Tensor, axes: int, places: Tensor, value_at: Callable[..., Tensor]) -> Tensor:
-    """Returns elements of `target` after writing `value_at(i, ...)` to places[i] of its first `axes` axes, flattened.
+def overwrite(at: At, target: Tensor, axes: int, positions: Tensor, value_at: Callable[..., Tensor]) -> Tensor:
+    """Returns elements of `target` after writing `value_at(i, ...)` to positions[i] of its first `axes` axes, flat.
 
-    `value_at` gets i and the coordinates along the other axes. The places are distinct.
+    `value_at` gets i and the coordinates along the other axes. The positions are distinct.
     """
     sizes = target.shape[:axes]
     writer = torch.full((prod(sizes),), -1, device=target.device)
-    writer[places.to(torch.int64)] = torch.arange(len(places), device=target.device)
-    place = torch.zeros_like(at[0])
+    writer[positions.to(torch.int64)] = torch.arange(len(positions), device=target.device)
+    position = torch.zeros_like(at[0])
     for index, size in zip(at, sizes, strict=False):
-        place = place * size + index
-    i = writer[place]
+        position = position * size + index
+    i = writer[position]
     hit = i >= 0
     new = value_at(i[hit], *(index[hit] for index in at[axes:]))
     result = target[at].to(new.dtype)
@@ -39,19 +39,21 @@ def overwrite(at: At, target: Tensor, axes: int, places: Tensor, value_at: Calla
     return result
 
 
-def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+def _block_and_offset(slots: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
     slots = slots.to(torch.int64)
     return slots // cache.shape[1], slots % cache.shape[1]
 
 
-@per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _places(slots, key_cache))
+@per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _block_and_offset(slots, key_cache))
 def _key_cache(at: At, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Tensor:
-    return overwrite(at, key_cache, 2, slots, lambda *place: key[place])
+    return overwrite(at, key_cache, 2, slots, lambda *source: key[source])
 
 
-@per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _places(slots, value_cache))
+@per_element(
+    exact=True, written=lambda key, value, key_cache, value_cache, slots: _block_and_offset(slots, value_cache)
+)
 def _value_cache(at: At, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Tensor:
-    return overwrite(at, value_cache, 2, slots, lambda *place: value[place])
+    return overwrite(at, value_cache, 2, slots, lambda *source: value[source])
 
 
 reshape_and_cache = each(_key_cache, _value_cache)
@@ -59,8 +61,8 @@ reshape_and_cache = each(_key_cache, _value_cache)
 
 def _rms_norm(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
     """Returns x / sqrt(mean(x^2) + epsilon) gamma; x is the first part of kv, as long as gamma."""
-    *place, j = at
-    x = to_float64(kv[tuple(place)][:, : len(gamma)])
+    *leading, j = at
+    x = to_float64(kv[tuple(leading)][:, : len(gamma)])
     own = x.gather(-1, j.unsqueeze(-1)).squeeze(-1)
     return own / ((x * x).sum(dim=-1) / len(gamma) + epsilon).sqrt() * to_float64(gamma[j])
 
@@ -79,14 +81,16 @@ def _width(kv: Tensor, gamma: Tensor, *_: Any, **__: Any) -> int:
     return len(gamma)
 
 
-@per_element(written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _places(index, k_cache))
+@per_element(written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _block_and_offset(index, k_cache))
 def _rope_cache(
     at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, *_: Any, **__: Any
 ) -> Tensor:
     return overwrite(at, k_cache, 2, index, lambda i, head, j: _rotate((*_token(i, kv), j), kv, gamma, cos, sin))
 
 
-@per_element(terms=_width, written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _places(index, k_cache))
+@per_element(
+    terms=_width, written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _block_and_offset(index, k_cache)
+)
 def _latent_cache(
     at: At,
     kv: Tensor,
@@ -126,8 +130,8 @@ def _load(
     first = torch.cat([ends.new_zeros(1), ends])[sequence]
     number = token - first + (0 if seq_starts is None else seq_starts[sequence].to(torch.int64))
     block = table[sequence, number // cache.shape[1]].to(torch.int64)
-    place = (block, number % cache.shape[1], *rest)
-    return cache[place]
+    source = (block, number % cache.shape[1], *rest)
+    return cache[source]
 
 
 @per_element(exact=True)

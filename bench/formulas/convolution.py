@@ -83,11 +83,11 @@ def conv2d_image_gradient(
     return (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
 
 
-def _places(gradient: torch.Tensor, *_: Any) -> int:
+def _terms(gradient: torch.Tensor, *_: Any) -> int:
     return gradient[:, 0].numel()
 
 
-@per_element(terms=_places)
+@per_element(terms=_terms)
 def conv2d_weight_gradient(
     at: At,
     gradient: torch.Tensor,
@@ -106,7 +106,7 @@ def conv2d_weight_gradient(
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     totals = []
     # In batches of weights: a weight needs a whole channel of all images.
-    for o, c, u, v in zip(*(index.split(max(1, _PIECE // _places(gradient))) for index in at), strict=True):
+    for o, c, u, v in zip(*(index.split(max(1, _PIECE // _terms(gradient))) for index in at), strict=True):
         h = _range(gradient.shape[2], x) * stride[0] - padding[0] + u[:, None]
         w = _range(gradient.shape[3], x) * stride[1] - padding[1] + v[:, None]
         # (weights, images, lines, columns): channels of weights stand for images, and images for channels.

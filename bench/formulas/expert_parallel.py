@@ -104,8 +104,8 @@ def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Ten
 def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
     """Computes y[i, j] = x[token, j] of the rank that sent token i."""
     i, j = at
-    rows, place = torch.unique(i, return_inverse=True)
-    return _sources(arrived[rows], tokens)[place, j]
+    rows, inverse = torch.unique(i, return_inverse=True)
+    return _sources(arrived[rows], tokens)[inverse, j]
 
 
 @per_row("arrived")

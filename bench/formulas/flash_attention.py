@@ -114,11 +114,11 @@ def flash_attention_grad(
         kv_rows.append((b, h, j))
         dk.append(of_key)
         dv.append(of_value)
-    places = _where(index_of(kv_rows, query.device), input_layout, width)
+    written = _where(index_of(kv_rows, query.device), input_layout, width)
     return (
         Part(_where(index_of(rows, query.device), input_layout, width), torch.stack(dq)),
-        Part(places, torch.stack(dk)),
-        Part(places, torch.stack(dv)),
+        Part(written, torch.stack(dk)),
+        Part(written, torch.stack(dv)),
     )
 
 

@@ -28,10 +28,10 @@ def index(at: At, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> to
     leading = sum(tensor is None for tensor in indices)
     tensors = [tensor for tensor in indices if tensor is not None]
     rank = max(tensor.dim() for tensor in tensors)
-    place = at[leading : leading + rank]
+    indexed = at[leading : leading + rank]
     chosen = []
     for tensor in tensors:
-        own = place[rank - tensor.dim() :]
+        own = indexed[rank - tensor.dim() :]
         within = tuple(i * (size != 1) for i, size in zip(own, tensor.shape, strict=True))
         chosen.append(tensor[within].to(torch.int64))
     source = (*at[:leading], *chosen, *at[leading + rank :])
@@ -56,7 +56,7 @@ def masked_fill(at: At, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
 
 @per_row("x")
 def sort(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, Picks]:
-    """Returns the sorted numbers of a row, and their places; equal numbers in any order."""
+    """Returns the sorted numbers of a row, and their positions; equal numbers in any order."""
     assert dim == -1
     ascending = torch.from_numpy(numpy.sort(x.cpu().numpy(), axis=-1)).to(x.device)
     values = ascending.flip(-1) if descending else ascending

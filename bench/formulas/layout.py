@@ -1,4 +1,4 @@
-"""Formulas of layouts and of selections by place, as arithmetic on coordinates.
+"""Formulas of layouts and of selections by position, as arithmetic on coordinates.
 
 Blocked layouts follow CANN's documentation of data formats; padding in the last block of an axis is 0.
 """
@@ -19,7 +19,7 @@ def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Ten
     """Converts between a plain and a blocked layout.
 
     NC1HWC0: channel c is c mod C0 in block c / C0. FRACTAL_NZ: column k likewise, line m is m mod 16, block m / 16.
-    FRACTAL_Z: output o is o mod 16 in block o / 16, place (c1, h, w) is (c1 H + h) W + w.
+    FRACTAL_Z: output o is o mod 16 in block o / 16, position (c1, h, w) is (c1 H + h) W + w.
     """
     if x.device.type == "npu":
         return x[at]  # Both show their logical shapes.
@@ -54,10 +54,10 @@ def upper_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
 def nonzero(at: At, x: torch.Tensor) -> torch.Tensor:
     """Returns in line k the coordinates of the k-th number that is not 0, in the order of the last axis first."""
     line, axis = at
-    place = torch.arange(x.numel(), device=x.device)[x.reshape(-1) != 0][line]
+    position = torch.arange(x.numel(), device=x.device)[x.reshape(-1) != 0][line]
     sizes = torch.tensor(x.shape, device=x.device)
     steps = torch.tensor([x[(0,) * (i + 1)].numel() for i in range(x.dim())], device=x.device)
-    return place // steps[axis] % sizes[axis]
+    return position // steps[axis] % sizes[axis]
 
 
 def _plain_place(at: At, plain: torch.Size, blocked: torch.Size) -> At:
@@ -68,9 +68,9 @@ def _plain_place(at: At, plain: torch.Size, blocked: torch.Size) -> At:
     if len(blocked) == len(plain) + 1:
         n, c1, h, w, c0 = at
         return n, c1 * blocked[-1] + c0, h, w
-    place, o1, o0, c0 = at
+    position, o1, o0, c0 = at
     height, width = plain[2:]
-    c1, h, w = place // (height * width), place // width % height, place % width
+    c1, h, w = position // (height * width), position // width % height, position % width
     return o1 * blocked[2] + o0, c1 * blocked[3] + c0, h, w
 
 
@@ -83,8 +83,8 @@ def _block_place(at: At, blocked: torch.Size, plain: torch.Size) -> At:
         n, c, h, w = at
         return n, c // blocked[-1], h, w, c % blocked[-1]
     o, c, h, w = at
-    place = (c // blocked[3] * plain[2] + h) * plain[3] + w
-    return place, o // blocked[2], o % blocked[2], c % blocked[3]
+    position = (c // blocked[3] * plain[2] + h) * plain[3] + w
+    return position, o // blocked[2], o % blocked[2], c % blocked[3]
 
 
 def _is_weight(plain: torch.Size, blocked: torch.Size) -> bool:

@@ -67,13 +67,13 @@ def _permute(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens
 
 
 @per_element(exact=True)
-def _places(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
+def _positions(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
     """Returns argsort(argsort(indices))."""
     return _order(_order(indices))[at[0]]
 
 
 #: Source: aclnnMoeTokenPermute.
-moe_token_permute = each(_permute, _places)
+moe_token_permute = each(_permute, _positions)
 
 
 def _order(indices: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def _copies(permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: 
 def moe_token_unpermute(
     at: At, permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Computes y[t, h] = sum over j of x[places[t k + j], h] probs[t, j]: aclnnMoeTokenUnpermute."""
+    """Computes y[t, h] = sum over j of x[positions[t k + j], h] probs[t, j]: aclnnMoeTokenUnpermute."""
     t, h = at
     k = _copies(permuted_tokens, sorted_indices, probs)
     total = torch.zeros(len(t), dtype=torch.float64, device=t.device)

@@ -102,8 +102,8 @@ def vector_norm(
     """Returns sqrt(sum of x^2) along `axes`."""
     assert order == 2
     kept = [axis for axis in range(x.dim()) if axis not in axes]
-    place = tuple(at[axis] for axis in kept) if keepdim else at
-    terms = x.permute([*kept, *axes])[place].reshape(at[0].numel() if at else 1, -1)
+    kept_at = tuple(at[axis] for axis in kept) if keepdim else at
+    terms = x.permute([*kept, *axes])[kept_at].reshape(at[0].numel() if at else 1, -1)
     squares = torch.zeros(len(terms), dtype=torch.float64, device=x.device)
     for piece in terms.split(max(1, _PIECE // max(1, len(terms))), dim=-1):
         squares += to_float64(piece).square().sum(dim=-1)

@@ -12,30 +12,30 @@ from opatlas.engine.formula import each, per_element, to_float64
 At = tuple[torch.Tensor, ...]
 
 
-def _places_of_kernel(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+def _kernel_size(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
     return kernel[0] * kernel[1]
 
 
-@per_element(exact=True, terms=_places_of_kernel)
+@per_element(exact=True, terms=_kernel_size)
 def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
     """Computes y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
     return _largest(at, x, *windows)[0].to(x.dtype)
 
 
-@per_element(exact=True, terms=_places_of_kernel)
-def max_pool2d_places(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
-    """Returns the place of the largest number in its plane, counted along the lines. Windows have distinct numbers."""
+@per_element(exact=True, terms=_kernel_size)
+def max_pool2d_positions(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+    """Returns the position of the largest number in its plane, counted along the lines; numbers of a window differ."""
     return _largest(at, x, *windows)[1]
 
 
-max_pool2d = each(max_pool2d_values, max_pool2d_places)
+max_pool2d = each(max_pool2d_values, max_pool2d_positions)
 
 
-def _pairs_of_places(gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+def _squared_kernel_size(gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
     return (kernel[0] * kernel[1]) ** 2
 
 
-@per_element(terms=_pairs_of_places)
+@per_element(terms=_squared_kernel_size)
 def max_pool2d_backward(
     at: At,
     gradient: torch.Tensor,
@@ -52,8 +52,8 @@ def max_pool2d_backward(
     exists = (steps_i % stride[0] == 0) & (i >= 0) & (i < gradient.shape[2])
     exists = exists & (steps_j % stride[1] == 0) & (j >= 0) & (j < gradient.shape[3])
     windows = torch.broadcast_tensors(n, c, i * exists, j * exists)
-    places = _largest(tuple(index.reshape(-1) for index in windows), x, kernel, stride, padding)[1]
-    chosen = exists & (places.reshape(exists.shape) == h * x.shape[3] + w)
+    positions = _largest(tuple(index.reshape(-1) for index in windows), x, kernel, stride, padding)[1]
+    chosen = exists & (positions.reshape(exists.shape) == h * x.shape[3] + w)
     return (to_float64(gradient[windows]) * chosen).sum(dim=(1, 2))
 
 
@@ -64,9 +64,9 @@ def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
 @per_element(terms=_volume)
 def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
     """Computes along each axis result i, the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
-    n, c, *place = at
+    n, c, *spatial = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
-    d, h, w = (mean[i] for mean, i in zip(means, place, strict=True))
+    d, h, w = (mean[i] for mean, i in zip(means, spatial, strict=True))
     return torch.einsum("sdhw,sd,sh,sw->s", to_float64(x[n, c]), d, h, w)
 
 
@@ -77,23 +77,23 @@ def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
 @per_element(terms=_volume_of_gradient)
 def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Computes dx = sum over the results of dy times the weight of x in the mean."""
-    n, c, *place = at
+    n, c, *spatial = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
-    d, h, w = (mean[:, i].T for mean, i in zip(means, place, strict=True))
+    d, h, w = (mean[:, i].T for mean, i in zip(means, spatial, strict=True))
     return torch.einsum("sdhw,sd,sh,sw->s", to_float64(gradient[n, c]), d, h, w)
 
 
 def _largest(
     at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the largest number of the windows at (n, c, i, j), and its place in its plane."""
+    """Returns the largest number of the windows at (n, c, i, j), and its position in its plane."""
     n, c, i, j = (index[:, None, None] for index in at)
     h = i * stride[0] - padding[0] + _lines(kernel, x)
     w = j * stride[1] - padding[1] + _columns(kernel, x)
     exists = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
     values = to_float64(x[n, c, h * exists, w * exists]).masked_fill(~exists, -torch.inf)
-    largest, place = values.flatten(1).max(dim=1)
-    return largest, (h * x.shape[3] + w).flatten(1).gather(1, place[:, None])[:, 0]
+    largest, position = values.flatten(1).max(dim=1)
+    return largest, (h * x.shape[3] + w).flatten(1).gather(1, position[:, None])[:, 0]
 
 
 def _lines(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,8 @@ def reduce_mean(
 
 def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
     kept = [axis for axis in range(x.dim()) if axis not in axes]
-    place = tuple(at[axis] for axis in kept) if keepdim else at
-    terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _terms(x, axes, keepdim))
+    kept_at = tuple(at[axis] for axis in kept) if keepdim else at
+    terms = x.permute(*kept, *axes)[kept_at].reshape(at[0].numel() if at else 1, _terms(x, axes, keepdim))
     width = min(terms.shape[-1], max(1, _PIECE // max(1, len(terms))))
     total = torch.zeros(len(terms), width, dtype=torch.float64, device=x.device)
     for piece in terms.split(max(1, width), dim=-1):

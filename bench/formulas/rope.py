@@ -33,25 +33,25 @@ def rotation(x: Callable[[Tensor], Tensor], j: Tensor, width: int, cos: Tensor, 
     return x(j) * cos + sign * x(k) * sin
 
 
-def _features(x: Tensor, place: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Returns a function of k that gives feature k of the vectors of x at a place."""
+def _features(x: Tensor, leading: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns a function of k that gives feature k of the vectors of x at the leading coordinates."""
 
     def feature(k: Tensor) -> Tensor:
-        at = (*place, k)
+        at = (*leading, k)
         return to_float64(x[at])
 
     return feature
 
 
 def at_angles(at: At, angles: Tensor) -> Tensor:
-    """Returns cos or sin, broadcast, at the place of an element."""
+    """Returns cos or sin, broadcast, at the coordinates of an element."""
     return to_float64(angles[tuple(i * (size != 1) for i, size in zip(at, angles.shape, strict=True))])
 
 
 def _rotate(at: At, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
-    *place, j = at
+    *leading, j = at
     angles = at_angles(at, cos), at_angles(at, sin)
-    return rotation(_features(x, place), j, x.shape[-1], *angles, mode)
+    return rotation(_features(x, leading), j, x.shape[-1], *angles, mode)
 
 
 @per_element()
@@ -66,17 +66,17 @@ def interleave_rope(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotate_interleaved_pairs(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns x with even features before odd ones, rotated by halves."""
-    *place, j = at
-    half, feature = x.shape[-1] // 2, _features(x, place)
+    *leading, j = at
+    half, feature = x.shape[-1] // 2, _features(x, leading)
     return rotation(lambda k: feature(2 * (k % half) + k // half), j, 2 * half, cos, sin, "half")
 
 
 @per_element()
 def _x_gradient(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     """Computes dx = dy cos - rotate(dy sin): the transpose of rotate is its negative."""
-    *place, j = at
+    *leading, j = at
     k, sign = partner(j, grad.shape[-1], rotary_mode)
-    opposite = (*place, k)
+    opposite = (*leading, k)
     return to_float64(grad[at]) * at_angles(at, cos) - sign * to_float64(grad[opposite]) * at_angles(opposite, sin)
 
 
@@ -93,9 +93,9 @@ def _cos_gradient(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rot
 @per_element(terms=_terms)
 def _sin_gradient(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     """Returns dsin, the sum of dy rotate(x) over the same axes."""
-    *place, j = at
+    *leading, j = at
     k, sign = partner(j, x.shape[-1], rotary_mode)
-    return sign * (_uses(at, grad, cos) * _uses((*place, k), x, cos)).sum(dim=-1)
+    return sign * (_uses(at, grad, cos) * _uses((*leading, k), x, cos)).sum(dim=-1)
 
 
 def _uses(at: At, x: Tensor, angles: Tensor) -> Tensor:
@@ -141,9 +141,9 @@ def _rotate_by_position(
 
 
 def _embed(at: At, x: Tensor, positions: Tensor, cos_sin_cache: Tensor, is_neox_style: bool) -> Tensor:
-    *place, j = at
+    *leading, j = at
     mode = "half" if is_neox_style else "interleave"
-    return _rotate_by_position(_features(x, place), at[0], j, positions, cos_sin_cache, mode)
+    return _rotate_by_position(_features(x, leading), at[0], j, positions, cos_sin_cache, mode)
 
 
 @per_element()

@@ -18,19 +18,19 @@ Tensor = torch.Tensor
 @per_element(exact=True)
 def index_select(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
     """Computes y[..., i, ...] = x[..., indices[i], ...]."""
-    place = (*at[:axis], indices[at[axis]].to(torch.int64), *at[axis + 1 :])
-    return x[place]
+    source = (*at[:axis], indices[at[axis]].to(torch.int64), *at[axis + 1 :])
+    return x[source]
 
 
 @per_element(exact=True)
 def gather_elements(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
     """Computes y[..., i, ...] = x[..., indices[..., i, ...], ...]."""
-    place = (*at[:axis], indices[at].to(torch.int64), *at[axis + 1 :])
-    return x[place]
+    source = (*at[:axis], indices[at].to(torch.int64), *at[axis + 1 :])
+    return x[source]
 
 
 def _element_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> At:
-    """Returns the coordinates of all written places, in the order of the indices."""
+    """Returns the coordinates of all written elements, in the order of the indices."""
     own = torch.unravel_index(torch.arange(indices.numel(), device=x.device), indices.shape)
     return (*own[:axis], indices.flatten().to(torch.int64), *own[axis + 1 :])
 
@@ -38,9 +38,9 @@ def _element_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor | flo
 @per_element(exact=True, written=_element_places)
 def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> Tensor:
     """Computes y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
-    places = _flat(_element_places(x, axis, indices, updates), x.shape)
+    positions = _flat(_element_places(x, axis, indices, updates), x.shape)
     values = torch.as_tensor(updates, dtype=x.dtype, device=x.device).expand(indices.shape)
-    return overwrite(at, x, x.dim(), places, lambda i: values[torch.unravel_index(i, indices.shape)])
+    return overwrite(at, x, x.dim(), positions, lambda i: values[torch.unravel_index(i, indices.shape)])
 
 
 def _row_places(x: Tensor, indices: Tensor, updates: Tensor) -> At:
@@ -52,11 +52,11 @@ def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Te
     """Computes y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
     axes = indices.shape[-1]
     rows = updates.reshape(-1, *x.shape[axes:])
-    return overwrite(at, x, axes, _flat(_row_places(x, indices, updates), x.shape), lambda *place: rows[place])
+    return overwrite(at, x, axes, _flat(_row_places(x, indices, updates), x.shape), lambda *source: rows[source])
 
 
 def _put_places(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
-    """Returns the indices of all written places; 0 along the axes before them, which are written whole."""
+    """Returns the indices of all written elements; 0 along the axes before them, which are written whole."""
     tensors = torch.broadcast_tensors(*(index for index in indices if index is not None))
     flat = [index.flatten().to(torch.int64) for index in tensors]
     return (*[torch.zeros_like(flat[0])] * (len(indices) - len(flat)), *flat)
@@ -71,20 +71,20 @@ def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tenso
     whole = values.expand(*x.shape[:first], *shape, *x.shape[first + count :])
 
     def value_at(p: Tensor, *rest: Tensor) -> Tensor:
-        place = (*rest[:first], *torch.unravel_index(p, shape), *rest[first:])
-        return whole[place]
+        source = (*rest[:first], *torch.unravel_index(p, shape), *rest[first:])
+        return whole[source]
 
     # `overwrite` takes the indexed axes first.
     order = [*range(first, first + count), *range(first), *range(first + count, x.dim())]
     moved = x.permute(order)
-    places = _flat(_put_places(x, indices, values)[first:], moved.shape)
-    return overwrite(tuple(at[axis] for axis in order), moved, count, places, value_at)
+    positions = _flat(_put_places(x, indices, values)[first:], moved.shape)
+    return overwrite(tuple(at[axis] for axis in order), moved, count, positions, value_at)
 
 
 def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:
-    """Returns the number of each place in the flattened axes of `coordinates`."""
+    """Returns the position of each element in the flattened axes of `coordinates`."""
     sizes = shape[: len(coordinates)]
-    places = torch.zeros_like(coordinates[0])
+    positions = torch.zeros_like(coordinates[0])
     for i, index in enumerate(coordinates):
-        places = places + index * prod(sizes[i + 1 :])
-    return places
+        positions = positions + index * prod(sizes[i + 1 :])
+    return positions

@@ -10,7 +10,7 @@ from opatlas.engine.result_check import Picks
 
 @per_row("x")
 def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
-    """Returns the k largest numbers of a row, descending, and their places; equal numbers in any order."""
+    """Returns the k largest numbers of a row, descending, and their positions; equal numbers in any order."""
     assert dim == -1
     values = x.sort(dim=-1, descending=True).values[:, :k]
     return values, Picks(x, values, distinct=True)

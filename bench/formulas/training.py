@@ -73,14 +73,14 @@ def nll_loss_backward(
 
 @per_element(written=lambda gradient, indices, *_: (indices.reshape(-1).long(),))
 def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Computes dw[v, d] = the sum of dy[i, d] over the places i whose index is v."""
+    """Computes dw[v, d] = the sum of dy[i, d] over the positions i whose index is v."""
     v, d = at
     lines = gradient.reshape(-1, gradient.shape[-1])
-    ordered, places = indices.reshape(-1).long().sort()
+    ordered, positions = indices.reshape(-1).long().sort()
     first, end = torch.searchsorted(ordered, v), torch.searchsorted(ordered, v, right=True)
     sample = torch.arange(len(v), device=v.device).repeat_interleave(end - first)
     rank = torch.arange(len(sample), device=v.device) - ((end - first).cumsum(0) - (end - first))[sample]
-    terms = to_float64(lines[places[first[sample] + rank], d[sample]])
+    terms = to_float64(lines[positions[first[sample] + rank], d[sample]])
     return torch.zeros(len(v), dtype=torch.float64, device=v.device).index_add(0, sample, terms)
 
 

@@ -85,9 +85,11 @@ class Bundle:
         root = root.resolve()
         above = root.parent if root.is_dir() else root.parent.parent
         capture = self.capture.resolve()
-        place = capture.relative_to(above) if capture.is_relative_to(above) else Path(capture.parent.name, capture.name)
+        relative = (
+            capture.relative_to(above) if capture.is_relative_to(above) else Path(capture.parent.name, capture.name)
+        )
         beside = [path.name for path in (self.operator_details, self.trace_view) if path is not None]
-        return " + ".join([printable(place.as_posix()), *beside])
+        return " + ".join([printable(relative.as_posix()), *beside])
 
 
 def runtime_cells(case: CaptureCase, root: Path) -> dict[str, str]:

@@ -116,8 +116,8 @@ class NearestKeys:
     def _table(self, kept: tuple[int, ...]) -> dict[tuple[object, ...], int]:
         if kept not in self._tables:
             table: dict[tuple[object, ...], int] = {}
-            for place, (key, _) in enumerate(self._keys):
-                table.setdefault(tuple([key[at] for at in kept]), place)
+            for index, (key, _) in enumerate(self._keys):
+                table.setdefault(tuple([key[at] for at in kept]), index)
             self._tables[kept] = table
         return self._tables[kept]
 

@@ -38,7 +38,7 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX
 from opatlas.text import add_counts
 
-#: The launches of a capture, and the number of a variant in it.
+#: The launches of a capture, and the number of a group in it.
 _LaunchGroup = tuple[CaptureLaunches, int]
 
 
@@ -121,9 +121,9 @@ class Aggregate:
         self.files[path] = launches.account
         add_counts(self.account, launches.account)
         self.problems += launches.problems
-        for number, variant in launches.accepted():
-            of_type = self._cases.setdefault(variant.kernel_type, {})
-            of_type.setdefault(variant.signature, []).append((launches, number))
+        for number, group in launches.accepted():
+            of_type = self._cases.setdefault(group.kernel_type, {})
+            of_type.setdefault(group.signature, []).append((launches, number))
 
     def cases(self) -> dict[str, CaptureCases]:
         """Returns all cases by kernel type, in the order in which they were first seen."""
@@ -270,13 +270,13 @@ class _CaseParts:
     """The launches of a signature in the ingests, from the newest to the oldest.
 
     Attributes:
-        place: position of the oldest ingest, and of the line in its file.
+        position: position of the oldest ingest, and of the line in its file.
         closed: whether an ingest hides the older ingests.
         replaced: see PooledCase.
     """
 
     parts: list[_IngestPart] = field(default_factory=list)
-    place: tuple[int, int] = (0, 0)
+    position: tuple[int, int] = (0, 0)
     closed: bool = False
     replaced: bool = False
 
@@ -343,7 +343,7 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
         if open_keys is not None and not open_keys:
             break
         seen = set()
-        for place, line, key in _lines(ingests[number], keys):
+        for position, line, key in _lines(ingests[number], keys):
             seen.add(key)
             parts = found.setdefault(key, _CaseParts())
             if parts.closed:
@@ -352,14 +352,14 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
                 parts.replaced = True
             else:
                 parts.parts.append(_IngestPart(ingests[number].manifest.run_id, line))
-                parts.place = number, place
+                parts.position = number, position
         if ingests[number].manifest.replace:
             for key in seen:
                 found[key].closed = True
             if open_keys is not None:
                 open_keys -= seen
     pooled: dict[str, PooledCases] = {}
-    for (kernel_type, text), parts in sorted(found.items(), key=lambda item: item[1].place):
+    for (kernel_type, text), parts in sorted(found.items(), key=lambda item: item[1].position):
         if parts.parts:
             pooled.setdefault(kernel_type, PooledCases(kernel_type)).put(text, parts)
     return dict(sorted(pooled.items()))
@@ -373,7 +373,7 @@ def case_keys(ingest: Ingest) -> set[CaseKey]:
 def _lines(ingest: Ingest, keys: Collection[CaseKey] | None) -> Iterator[tuple[int, SampleLine, CaseKey]]:
     if ingest.samples is None:
         return
-    for place, line in enumerate(read_samples(ingest.samples)):
+    for position, line in enumerate(read_samples(ingest.samples)):
         key = line.key
         if keys is None or key in keys:
-            yield place, line, key
+            yield position, line, key

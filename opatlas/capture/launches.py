@@ -74,7 +74,7 @@ class LaunchCounts:
 
 
 @dataclass(frozen=True)
-class Variant:
+class LaunchGroup:
     """The launches of a file with identical cells.
 
     Attributes:
@@ -98,10 +98,10 @@ class CaptureLaunches:
         self._header = capture.header
         self._problems: list[tuple[int, str]] = []
         self._bad_durations = 0
-        self._variants: list[Variant] = []
+        self._groups: list[LaunchGroup] = []
         self._sums = np.zeros((len(self._header.counters), 256))
         self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
-        # The variants by their cells, and each launch's variant and duration, until the file is read.
+        # The numbers of groups by their cells, and each launch's group and duration, until the file is read.
         self._numbers: dict[tuple[str, ...], int] = {}
         self._which: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
         self._durations: list[np.ndarray] = [np.empty(0)]
@@ -111,7 +111,7 @@ class CaptureLaunches:
         which = np.concatenate(self._which)
         order = np.argsort(which, kind="stable")
         self._durations_us = np.concatenate(self._durations)[order]
-        self._starts = np.searchsorted(which[order], np.arange(len(self._variants) + 1))
+        self._starts = np.searchsorted(which[order], np.arange(len(self._groups) + 1))
         self._numbers, self._which, self._durations = {}, [], []
 
     @property
@@ -121,26 +121,26 @@ class CaptureLaunches:
         more = self._bad_durations - _DURATIONS_NAMED
         return [*problems, f"{self.path}: {more:,} more invalid durations: left out"] if more > 0 else problems
 
-    def accepted(self) -> Iterator[tuple[int, Variant]]:
-        """Yields the variants with launches that count, each with its number."""
+    def accepted(self) -> Iterator[tuple[int, LaunchGroup]]:
+        """Yields the groups with launches that count, each with its number."""
         for number in np.flatnonzero(np.diff(self._starts)).tolist():
-            yield number, self._variants[number]
+            yield number, self._groups[number]
 
     def cells_of(self, number: int) -> Mapping[str, str]:
-        """Returns the base columns of a variant."""
-        return self._variants[number].cells
+        """Returns the base columns of a group."""
+        return self._groups[number].cells
 
     def durations_of(self, number: int) -> np.ndarray:
-        """Returns the durations of a variant's launches in microseconds, in the order launched."""
+        """Returns the durations of a group's launches in microseconds, in the order launched."""
         return self._durations_us[self._starts[number] : self._starts[number + 1]]
 
     def counters_of(self, number: int) -> Iterator[tuple[str, float, int]]:
-        """Yields name, sum and number of launches of each counter of a variant."""
+        """Yields name, sum and number of launches of each counter of a group."""
         return zip(self._header.counters, self._sums[:, number].tolist(), self._counts[:, number].tolist(), strict=True)
 
     def _add(self, chunk: Chunk) -> None:
         groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
-        numbers, left_out = self._variants_of(chunk, groups, first)
+        numbers, left_out = self._groups_of_chunk(chunk, groups, first)
         valid = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
         accepted = np.array([reason is None for reason in left_out], dtype=bool)[groups]
         self._add_invalid(chunk, accepted & ~valid)
@@ -166,10 +166,10 @@ class CaptureLaunches:
             elif not self.account.invalid_durations:
                 self.account.invalid_durations.append(f"{self.path}:{chunk.line_of(row)}: {text!r}")
 
-    def _variants_of(
+    def _groups_of_chunk(
         self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
     ) -> tuple[np.ndarray, list[SkipReason | None]]:
-        """Returns the number of each group's variant and why it is left out. Counts the rows left out."""
+        """Returns number and `left_out` of the LaunchGroup of each group of a chunk. Counts the rows left out."""
         sizes = np.bincount(groups, minlength=len(first)).tolist()
         columns = [_words_at(chunk.text.get(column), first) for column in _KEY]
         states = _words_at(chunk.text.get(OP_STATE), first)
@@ -178,10 +178,10 @@ class CaptureLaunches:
         for group, key in enumerate(zip(*columns, strict=True)):
             number = self._numbers.get(key)
             if number is None:
-                number = self._numbers[key] = len(self._variants)
-                self._variants.append(self._variant(key, states[group], chunk.line_of(int(first[group]))))
+                number = self._numbers[key] = len(self._groups)
+                self._groups.append(self._new_group(key, states[group], chunk.line_of(int(first[group]))))
             numbers[group] = number
-            reason = self._variants[number].left_out
+            reason = self._groups[number].left_out
             left_out.append(reason)
             if not any(key):
                 # A blank line is not a row of the capture.
@@ -189,11 +189,11 @@ class CaptureLaunches:
             self.account.rows += sizes[group]
             if reason is not None:
                 self.account.left_out[reason] += sizes[group]
-            for word in self._variants[number].unknown_dtypes:
+            for word in self._groups[number].unknown_dtypes:
                 self.account.unknown_dtypes[word] += sizes[group]
         return numbers, left_out
 
-    def _variant(self, key: tuple[str, ...], state: str, line: int) -> Variant:
+    def _new_group(self, key: tuple[str, ...], state: str, line: int) -> LaunchGroup:
         named = dict(zip(_KEY, key, strict=True))
         cells = {column: strip_quotes(state if column == OP_STATE else named[column]) for column in BASE}
         kernel_type = normalized_kernel_type(named[TYPE])
@@ -208,13 +208,13 @@ class CaptureLaunches:
                 reason = SkipReason.BAD_DIMENSION
                 self._report(line, str(error))
         if reason is not None:
-            return Variant(kernel_type, "", cells, reason, ())
-        return Variant(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
+            return LaunchGroup(kernel_type, "", cells, reason, ())
+        return LaunchGroup(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
 
     def _add_counters(
         self, chunk: Chunk, groups: np.ndarray, count: int, numbers: np.ndarray, accepted: np.ndarray
     ) -> None:
-        short = len(self._variants) - self._sums.shape[1]
+        short = len(self._groups) - self._sums.shape[1]
         if short > 0:
             grow = ((0, 0), (0, max(short, self._sums.shape[1])))
             self._sums, self._counts = np.pad(self._sums, grow), np.pad(self._counts, grow)

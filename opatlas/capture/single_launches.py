@@ -72,12 +72,12 @@ def read_launches(path: Path) -> Launches:
     start = next((name for name in _START if name in header.names), None)
     if start is None:
         raise TableError(path, f"no column {_START[0]!r}", "Take the profile again with --task-time=l1", line=1)
-    place = {name: index for index, name in enumerate(header.names)}
-    base = [(column, place[header.text[column]]) for column in BASE if column in header.text]
-    counters = [(name, place[name]) for name in header.counters]
-    kernel_type, duration = place[header.text[TYPE]], place[header.duration]
-    device = place.get(_DEVICE)
-    name = next((place[column] for column in _NAME if column in place), None)
+    position = {name: index for index, name in enumerate(header.names)}
+    base = [(column, position[header.text[column]]) for column in BASE if column in header.text]
+    counters = [(name, position[name]) for name in header.counters]
+    kernel_type, duration = position[header.text[TYPE]], position[header.duration]
+    device = position.get(_DEVICE)
+    name = next((position[column] for column in _NAME if column in position), None)
     launches: list[Launch] = []
     problems: list[str] = []
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -93,7 +93,7 @@ def read_launches(path: Path) -> Launches:
                 launches.append(
                     Launch(
                         device="" if device is None else cells[device].strip(),
-                        start_ns=_nanoseconds(cells[place[start]]),
+                        start_ns=_nanoseconds(cells[position[start]]),
                         duration_us=float(cells[duration]),
                         kernel_type=cells[kernel_type].strip(),
                         cells={column: strip_quotes(cells[index]) for column, index in base},

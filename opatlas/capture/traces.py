@@ -221,7 +221,7 @@ class TableWriter:
         self._text = io.TextIOWrapper(scratch, encoding="utf-8", errors=_ERRORS, newline="")
         self._writer = csv.writer(self._text, lineterminator="\n")
         #: The column of each arg, by the arg's name.
-        self._places: dict[str, int] = {}
+        self._arg_columns: dict[str, int] = {}
         self._more: int | None = None
         #: Positions in the scratch file, with the number of columns from there on.
         self._widths = [(0, len(COLUMNS))]
@@ -259,15 +259,15 @@ class TableWriter:
         cells += [""] * (len(self.account.columns) - len(COLUMNS))
         more = {}
         for key, value in args.items():
-            place = self._places.get(key)
-            if place is None and len(self.account.columns) >= MOST_COLUMNS:
+            column = self._arg_columns.get(key)
+            if column is None and len(self.account.columns) >= MOST_COLUMNS:
                 more[key] = value
                 continue
             text = _text(value)
-            if place is None:
-                place = self._places[key] = self._new_column(_column(key))
+            if column is None:
+                column = self._arg_columns[key] = self._new_column(_column(key))
                 cells.append("")
-            cells[place] = text
+            cells[column] = text
         if more:
             if self._more is None:
                 self._more = self._new_column(MORE_ARGS)
@@ -277,7 +277,7 @@ class TableWriter:
 
     def _new_column(self, name: str) -> int:
         self._text.flush()
-        place = len(self.account.columns)
+        column = len(self.account.columns)
         # Two args may differ only in characters that a header cannot have.
         while name in self.account.columns:
             name += "_"
@@ -285,8 +285,8 @@ class TableWriter:
         start = self._scratch.tell()
         if self._widths[-1][0] == start:
             self._widths.pop()
-        self._widths.append((start, place + 1))
-        return place
+        self._widths.append((start, column + 1))
+        return column
 
     def _reject(self, number: int, problem: str) -> None:
         self.account.malformed_count += 1

@@ -85,13 +85,13 @@ class Durations:
         source: "replay" or "capture".
         us: the median, or the average of a row without a median.
         std_us: the standard deviation of the samples; NaN if unknown.
-        how: cache state and instrument of each row; "" for captures.
+        conditions: cache state and instrument of each row; "" for captures.
     """
 
     source: str
     us: Floats
     std_us: Floats
-    how: Sequence[str]
+    conditions: Sequence[str]
 
     @cached_property
     def noise_us(self) -> Floats:
@@ -128,22 +128,22 @@ class CheckedTable:
         return signatures(self.kernel_type, self.frame)
 
     @cached_property
-    def first_places(self) -> Mapping[str, int]:
+    def first_indices(self) -> Mapping[str, int]:
         """The position of the first row of each signature, which is the row that replays and ingests fill."""
-        places: dict[str, int] = {}
-        for place, signature in enumerate(self.signatures):
-            places.setdefault(signature, place)
-        return places
+        indices: dict[str, int] = {}
+        for index, signature in enumerate(self.signatures):
+            indices.setdefault(signature, index)
+        return indices
 
     @cached_property
     def replayed(self) -> Durations:
         """The durations that replays measured."""
         average = self.numbers(duration_columns(self.kernel_type)[0])
-        how = [
+        conditions = [
             ", ".join(filter(None, pair)) for pair in zip(self.cells(CACHE_STATE), self.cells(INSTRUMENT), strict=True)
         ]
         median = average if is_communication(self.kernel_type) else self.numbers(MICROBENCH_MEDIAN)
-        return _durations("replay", median, average, self.numbers(MICROBENCH_STD), how)
+        return _durations("replay", median, average, self.numbers(MICROBENCH_STD), conditions)
 
     @cached_property
     def noise(self) -> Floats:
@@ -162,18 +162,18 @@ class CheckedTable:
         median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))
         return _durations("capture", median, average, std, [""] * len(self))
 
-    def row_name(self, place: int) -> str:
+    def row_name(self, index: int) -> str:
         """Returns the name of a row for people: its input shapes, or its message."""
-        row = self.frame.iloc[place]
+        row = self.frame.iloc[index]
         if is_communication(self.kernel_type):
             size, devices, dtype, tier = (row.get(c, "") for c in (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER))
             return f"{size} bytes, {devices} devices, {dtype}, tier {tier}"
         return strip_quotes(str(row.get(INPUT_SHAPES, "")))
 
-    def finding(self, place: int, value: str, reason: str, weight: float = 1.0) -> Finding:
+    def finding(self, index: int, value: str, reason: str, weight: float = 1.0) -> Finding:
         """Returns a finding of the row at a position, from 0."""
-        line = place + _FIRST_LINE
-        return Finding(str(self.path), line, self.kernel_type, self.row_name(place), value, reason, float(weight))
+        line = index + _FIRST_LINE
+        return Finding(str(self.path), line, self.kernel_type, self.row_name(index), value, reason, float(weight))
 
 
 class CheckedDatabase:
@@ -234,7 +234,7 @@ class CheckedDatabase:
         rows: Counter[str] = Counter()
         for table in self.tables():
             run_ids = table.cells(RUN_ID)
-            rows.update(run_ids[place].strip() for place in np.flatnonzero(~np.isnan(table.replayed.us)).tolist())
+            rows.update(run_ids[index].strip() for index in np.flatnonzero(~np.isnan(table.replayed.us)).tolist())
         return rows
 
     @cached_property
@@ -298,11 +298,11 @@ class CheckedDatabase:
         return PEAKS.get(self.device)
 
 
-def _durations(source: str, median: Floats, average: Floats, std: Floats, how: Sequence[str]) -> Durations:
+def _durations(source: str, median: Floats, average: Floats, std: Floats, conditions: Sequence[str]) -> Durations:
     us = np.where(np.isnan(median), average, median)
     us = np.where(np.isfinite(us) & (us > 0), us, np.nan)
     std = np.where(np.isfinite(std) & (std >= 0), std, np.nan)
-    return Durations(source, us, std, how)
+    return Durations(source, us, std, conditions)
 
 
 #: The kernel type of a check that looks at the whole database.

@@ -60,10 +60,10 @@ def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
     keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
     for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
-        for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
-            key, m = keyed[place]
+        for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
+            key, m = keyed[index]
             if m is not None:
-                of_key.setdefault((durations.how[place], *key), {}).setdefault(m, place)
+                of_key.setdefault((durations.conditions[index], *key), {}).setdefault(m, index)
         for rows in of_key.values():
             if len(rows) >= least:
                 yield _family(rows, durations)
@@ -123,17 +123,17 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     columns = {name: table.cells(name) for name in BASE}
     cache = table.cells(CACHE_STATE)
     replayed, captured = table.replayed.us, table.captured.us
-    for place in np.flatnonzero(~(np.isnan(replayed) & np.isnan(captured))).tolist():
-        work = row_work(table.kernel_type, {name: cells[place] for name, cells in columns.items()})
+    for index in np.flatnonzero(~(np.isnan(replayed) & np.isnan(captured))).tolist():
+        work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
         if work is None:
             continue
-        for us, cold in ((replayed[place], cache[place].strip() == _COLD), (captured[place], False)):
+        for us, cold in ((replayed[index], cache[index].strip() == _COLD), (captured[index], False)):
             least = bound_us(work, peak, cold=cold)
             if np.isnan(us) or least is None:
                 continue
             verdict = judge([us], bound_us=least)
             if verdict.quality is Quality.ABOVE_ROOFLINE:
-                found.append(table.finding(place, microseconds_text(us), verdict.reason, least / us))
+                found.append(table.finding(index, microseconds_text(us), verdict.reason, least / us))
     return found
 
 
@@ -190,8 +190,8 @@ def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
         allowed = np.maximum(family.high_us[:-2], family.high_us[2:])
         for i in (np.flatnonzero(family.low_us[1:-1] > ALLOWED_RATIO * allowed) + 1).tolist():
             # The neighbours are joined by a straight line on logarithmic axes.
-            place = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
-            between = family.us[i - 1] ** (1 - place) * family.us[i + 1] ** place
+            fraction = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
+            between = family.us[i - 1] ** (1 - fraction) * family.us[i + 1] ** fraction
             ratio = family.us[i] / between
             before, after = (
                 f"{microseconds_text(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
@@ -220,19 +220,19 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
     qualities = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
     reasons = table.cells(QUALITY_REASON)
     found = []
-    for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
-        quality = qualities[place]
-        value = microseconds_text(durations.us[place])
+    for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        quality = qualities[index]
+        value = microseconds_text(durations.us[index])
         # The check below-roofline finds these.
-        if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[place]):
+        if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[index]):
             continue
         if quality is not None:
-            reason = f"{quality}: {reasons[place]}".removesuffix(": ")
-            found.append(table.finding(place, value, reason, np.nan_to_num(share[place])))
+            reason = f"{quality}: {reasons[index]}".removesuffix(": ")
+            found.append(table.finding(index, value, reason, np.nan_to_num(share[index])))
         else:
-            std = microseconds_text(durations.std_us[place])
-            reason = f"the standard deviation is {share_text(share[place])} of the mean, {std}"
-            found.append(table.finding(place, value, reason, share[place]))
+            std = microseconds_text(durations.std_us[index])
+            reason = f"the standard deviation is {share_text(share[index])} of the mean, {std}"
+            found.append(table.finding(index, value, reason, share[index]))
     return found
 
 
@@ -255,11 +255,11 @@ def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Fi
         return []
     found = []
     for case in pooled:
-        place = table.first_places.get(case.signature)
+        index = table.first_indices.get(case.signature)
         verdict = judge(case.durations_us)
-        if place is not None and verdict.quality is Quality.BIMODAL:
+        if index is not None and verdict.quality is Quality.BIMODAL:
             value = microseconds_text(case.durations.median_us)
-            found.append(table.finding(place, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
+            found.append(table.finding(index, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.location import are_of_same_release, communication_reference, npu_place
+from opatlas.model.location import are_of_same_release, communication_reference, parse_npu_path
 from opatlas.model.versions import CANN
 from opatlas.store.op_mapping import (
     COMMUNICATION,
@@ -104,11 +104,11 @@ def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Findin
 
 
 def _check_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
-    place = npu_place(path)
+    parsed = parse_npu_path(path)
     given = mapping.settings.get(REFERENCE)
     line = mapping.lines.get(REFERENCE)
     finding = Finding(str(path / MAPPING), line, "", REFERENCE, str(given or ""), "")
-    wanted = communication_reference(path, place[1][CANN.name]) if place is not None else ""
+    wanted = communication_reference(path, parsed[1][CANN.name]) if parsed is not None else ""
     if given is not None and (not isinstance(given, str) or Path(given).is_absolute()):
         yield replace(finding, reason=f"must be a relative path, such as {wanted or '../../hccl/v8.5/'}")
     elif wanted and (given is None or not _leads_to(path / given, path / wanted)):

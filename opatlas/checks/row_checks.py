@@ -65,9 +65,9 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
     mean - min <= std (n - 1) / sqrt(n), where std is the sample standard deviation of n samples; one sample has none.
     """
     found = [
-        table.finding(place, f"{column} {cell}", "is not a number above zero")
+        table.finding(index, f"{column} {cell}", "is not a number above zero")
         for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
-        for place, cell in _no_numbers(table, column)
+        for index, cell in _no_numbers(table, column)
     ]
     for std, samples, mean, median, least in _statistics(table):
         deviation, count = table.numbers(std), table.numbers(samples)
@@ -93,9 +93,9 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
             ),
         ]
         for where, value, other, reason in wrong:
-            for place in np.flatnonzero(where).tolist():
-                cells = f"{value} {table.cells(value)[place]}, {other} {table.cells(other)[place]}"
-                found.append(table.finding(place, cells, reason))
+            for index in np.flatnonzero(where).tolist():
+                cells = f"{value} {table.cells(value)[index]}, {other} {table.cells(other)[index]}"
+                found.append(table.finding(index, cells, reason))
     return found
 
 
@@ -113,9 +113,9 @@ def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
     numbers = table.numbers(column)
     good = np.isfinite(numbers) & ((numbers >= 0) if column in _MAY_BE_ZERO else (numbers > 0))
     cells = table.cells(column)
-    for place in np.flatnonzero(~good).tolist():
-        if cells[place].strip():
-            yield place, cells[place].strip()[:_CELL_SHOWN]
+    for index in np.flatnonzero(~good).tolist():
+        if cells[index].strip():
+            yield index, cells[index].strip()[:_CELL_SHOWN]
 
 
 IMPOSSIBLE = Check(
@@ -129,19 +129,19 @@ IMPOSSIBLE = Check(
 def _repeated_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     """Finds rows whose signature an earlier row of the table has."""
     found = []
-    for place, signature in enumerate(table.signatures):
-        earlier = table.first_places[signature]
-        if earlier == place:
+    for index, signature in enumerate(table.signatures):
+        earlier = table.first_indices[signature]
+        if earlier == index:
             continue
-        ours, theirs = table.replayed.us[place], table.replayed.us[earlier]
+        ours, theirs = table.replayed.us[index], table.replayed.us[earlier]
         if np.isnan(ours) and np.isnan(theirs):
-            ours, theirs = table.captured.us[place], table.captured.us[earlier]
+            ours, theirs = table.captured.us[index], table.captured.us[earlier]
         if np.isnan(ours) or np.isnan(theirs):
             durations, ratio = "", 1.0
         else:
             durations, ratio = f", which took {microseconds_text(theirs)}", max(ours / theirs, theirs / ours)
         value = "no duration" if np.isnan(ours) else microseconds_text(ours)
-        found.append(table.finding(place, value, f"the same case as line {earlier + 2}{durations}", ratio))
+        found.append(table.finding(index, value, f"the same case as line {earlier + 2}{durations}", ratio))
     return found
 
 
@@ -158,7 +158,7 @@ def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Fin
     found = []
     without_duration = np.isnan(table.replayed.us)
     cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), without_duration.tolist(), strict=True)
-    for place, (cell, reason, empty) in enumerate(cells):
+    for index, (cell, reason, empty) in enumerate(cells):
         status = Status.from_cell(cell)
         problem = ""
         if cell.strip() and status is None:
@@ -168,7 +168,7 @@ def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Fin
         elif status not in (None, Status.MEASURED) and not reason.strip():
             problem = "without a Status Reason"
         if problem:
-            found.append(table.finding(place, cell.strip(), problem))
+            found.append(table.finding(index, cell.strip(), problem))
     return found
 
 
@@ -194,8 +194,8 @@ def _unknown_origins(database: CheckedDatabase, table: CheckedTable) -> list[Fin
 def _without_manifest(table: CheckedTable, durations: Durations, column: str, known: frozenset[str]) -> list[Finding]:
     cells = table.cells(column)
     found = []
-    for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
-        ids = [each.strip() for each in cells[place].split(_SEPARATOR) if each.strip()]
+    for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        ids = [each.strip() for each in cells[index].split(_SEPARATOR) if each.strip()]
         missing = [each for each in ids if each not in known]
         if missing:
             reason = f"runs/ has no manifest of {column} {missing[0]}, so device and software are unknown"
@@ -203,7 +203,7 @@ def _without_manifest(table: CheckedTable, durations: Durations, column: str, kn
             reason = f"its {column} is empty, so device and software are unknown"
         else:
             continue
-        found.append(table.finding(place, microseconds_text(durations.us[place]), reason))
+        found.append(table.finding(index, microseconds_text(durations.us[index]), reason))
     return found
 
 

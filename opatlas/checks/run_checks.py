@@ -58,16 +58,16 @@ def _unlike_runs(
 
 def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
     for column in (CACHE_STATE, INSTRUMENT):
-        places: dict[str, dict[str, list[int]]] = {}
+        indices: dict[str, dict[str, list[int]]] = {}
         for table in database.tables():
             cells = table.cells(column)
-            for place in np.flatnonzero(~np.isnan(table.replayed.us)).tolist():
-                if word := cells[place].strip():
-                    places.setdefault(word, {}).setdefault(table.kernel_type, []).append(place)
-        counts = Counter({word: sum(map(len, of_type.values())) for word, of_type in places.items()})
+            for index in np.flatnonzero(~np.isnan(table.replayed.us)).tolist():
+                if word := cells[index].strip():
+                    indices.setdefault(word, {}).setdefault(table.kernel_type, []).append(index)
+        counts = Counter({word: sum(map(len, of_type.values())) for word, of_type in indices.items()})
         for word, _ in counts.most_common()[1:]:
             (usual, most), *_ = counts.most_common()
-            for kernel_type, of_type in places[word].items():
+            for kernel_type, of_type in indices[word].items():
                 reason = f"{column} {word} of {pluralize(len(of_type), 'row')}, where {most:,} rows have {usual}"
                 yield database.table(kernel_type).finding(of_type[0], f"{column} {word}", reason, len(of_type))
 
@@ -115,13 +115,13 @@ def comparable(database: CheckedDatabase, other: CheckedDatabase, kernel_type: s
         return
     ours, theirs = database.table(kernel_type), other.table(kernel_type)
     our_runs, their_runs = ours.cells(RUN_ID), theirs.cells(RUN_ID)
-    for signature, place in ours.first_places.items():
-        twin = theirs.first_places.get(signature)
-        if twin is None or np.isnan(ours.replayed.us[place]) or np.isnan(theirs.replayed.us[twin]):
+    for signature, index in ours.first_indices.items():
+        twin = theirs.first_indices.get(signature)
+        if twin is None or np.isnan(ours.replayed.us[index]) or np.isnan(theirs.replayed.us[twin]):
             continue
-        same_origin = database.origin(our_runs[place]).is_compatible_with(other.origin(their_runs[twin]))
-        if same_origin and ours.replayed.how[place] == theirs.replayed.how[twin]:
-            yield place, twin
+        same_origin = database.origin(our_runs[index]).is_compatible_with(other.origin(their_runs[twin]))
+        if same_origin and ours.replayed.conditions[index] == theirs.replayed.conditions[twin]:
+            yield index, twin
 
 
 def compared_rows(database: CheckedDatabase, other: CheckedDatabase) -> int:
@@ -140,16 +140,16 @@ def _disagreeing_rows(database: CheckedDatabase, table: CheckedTable) -> list[Fi
     if other is None:
         return []
     found = []
-    for place, twin in comparable(database, other, table.kernel_type):
+    for index, twin in comparable(database, other, table.kernel_type):
         theirs = other.table(table.kernel_type)
-        us, twin_us = table.replayed.us[place], theirs.replayed.us[twin]
-        noise = float(np.hypot(table.replayed.noise_us[place], theirs.replayed.noise_us[twin]))
+        us, twin_us = table.replayed.us[index], theirs.replayed.us[twin]
+        noise = float(np.hypot(table.replayed.noise_us[index], theirs.replayed.noise_us[twin]))
         difference = abs(us - twin_us)
         if difference > NOISE_LIMIT * min(us, twin_us) and difference > noise:
             ratio = us / twin_us
             other_us, width = microseconds_text(twin_us), microseconds_text(noise)
             reason = f"{ratio:.2f} times the {other_us} of {theirs.path}:{twin + 2}, noise {width}"
-            found.append(table.finding(place, microseconds_text(us), reason, max(ratio, 1 / ratio)))
+            found.append(table.finding(index, microseconds_text(us), reason, max(ratio, 1 / ratio)))
     return found
 
 

@@ -21,7 +21,7 @@ from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, s
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
-from opatlas.options import moved
+from opatlas.options import removed
 from opatlas.progress import Progress, format_seconds
 from opatlas.text import printable, show
 
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce (default: off)",
     )
     for device in KINDS.values():
-        former = moved(f"--{device.backend}", "--group")
+        former = removed(f"--{device.backend}", "--group")
         parser.add_argument(former.name, **former.argparse_arguments)
 
 

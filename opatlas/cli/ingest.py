@@ -23,7 +23,7 @@ from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
-from opatlas.options import at_least, moved, versions
+from opatlas.options import at_least, removed, versions
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the installed ones)",
     )
     for component in (VLLM, TORCH, CANN):
-        former = moved(f"--{component.field}-version", versions_option([component]))
+        former = removed(f"--{component.field}-version", versions_option([component]))
         parser.add_argument(former.name, **former.argparse_arguments)
 
 

@@ -221,7 +221,8 @@ def _peak(device: str, given: Mapping[str, float]) -> Peak:
 
 def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
     """Returns the title of a plot with the device and the ways in which rows were timed, the most frequent first."""
-    ways = [way for way, _ in Counter(row.how for row in rows if row.microbench_us and row.how).most_common()]
+    conditions = Counter(row.conditions for row in rows if row.microbench_us and row.conditions)
+    ways = [way for way, _ in conditions.most_common()]
     shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
     captured = any(row.microbench_us is None for row in rows)
     if not shown:

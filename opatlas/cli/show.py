@@ -24,7 +24,7 @@ from opatlas.combine.provenance import run_origins
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.model.communication import COLLECTIVES
-from opatlas.model.location import ROOT, database_place, list_databases, shipped_note
+from opatlas.model.location import ROOT, list_databases, parse_path, shipped_note
 from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -130,7 +130,7 @@ def read_overview(database: Database) -> Overview:
         except (OpAtlasError, OSError) as error:
             problems.append(str(error))
     devices = Counter(origin for manifest in manifests for origin in set(map(str, run_origins(manifest))))
-    named = database_place(database.path)
+    named = parse_path(database.path)
     return Overview(
         str(database.path),
         tables,

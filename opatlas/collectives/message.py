@@ -71,13 +71,13 @@ class Message:
 
     def rank_values(self, rank: int, start: int, stop: int) -> torch.Tensor:
         """Returns the elements from `start` to `stop` that a rank sends, as int64."""
-        place = torch.arange(start, stop, dtype=torch.int64, device=self.device)
-        mixed = ((place + 1) * _HASH) ^ ((rank + 1) * _RANK_HASH)
+        position = torch.arange(start, stop, dtype=torch.int64, device=self.device)
+        mixed = ((position + 1) * _HASH) ^ ((rank + 1) * _RANK_HASH)
         mixed = (mixed ^ (mixed >> 29)) * _HASH
         numbers = (mixed >> 24) % (2 * _LARGEST + 1) - _LARGEST
         groups = -(-self.size // _MOST_SUMMANDS)
         # With more ranks, only some of them send another number than 0 to the same sum.
-        return numbers if groups == 1 else numbers * (place % groups == rank % groups)
+        return numbers if groups == 1 else numbers * (position % groups == rank % groups)
 
     def expected_sum(self, start: int, stop: int) -> torch.Tensor:
         """Returns the elements from `start` to `stop` of the sum over all ranks."""

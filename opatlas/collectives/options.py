@@ -33,8 +33,8 @@ from opatlas.options import (
     between,
     declare,
     items_of,
-    moved,
     one_of,
+    removed,
 )
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import suggest
@@ -115,13 +115,13 @@ OPTIONS = (
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
     ),
 )
-#: Options that have left, with their successors.
-MOVED = (
-    moved("--comm-ops", "--ops all_reduce,all_gather"),
-    moved("--comm-strict", "--strict"),
-    moved("--bench-mode", "--instrument: cuda-events or npu-events for 'event', none for 'kernel'"),
-    moved("--output-dir", "--database-path DIR"),
-    moved("--output-csv", "--database-path DIR, which holds a file for each collective"),
+#: Removed options, with their successors.
+REMOVED = (
+    removed("--comm-ops", "--ops all_reduce,all_gather"),
+    removed("--comm-strict", "--strict"),
+    removed("--bench-mode", "--instrument: cuda-events or npu-events for 'event', none for 'kernel'"),
+    removed("--output-dir", "--database-path DIR"),
+    removed("--output-csv", "--database-path DIR, which holds a file for each collective"),
 )
 
 
@@ -145,7 +145,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup(
         "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
     )
-    add_all(group, (*OPTIONS, *MOVED))
+    add_all(group, (*OPTIONS, *REMOVED))
 
 
 def are_named(config: pytest.Config) -> bool:

@@ -17,9 +17,9 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.location import (
     NPU_DEVICES,
     UNNAMED_NPU,
-    database_place,
     device_kind,
     is_chip,
+    parse_path,
     public_version,
     shipped_note,
 )
@@ -273,7 +273,7 @@ class Provenance:
 
 def folder_origin(database: Database) -> MeasurementOrigin | None:
     """Returns the origin that the path of a database names; None if the path has another form."""
-    named = database_place(database.path)
+    named = parse_path(database.path)
     if named is None:
         return None
     device, versions = named

@@ -124,7 +124,7 @@ def _first_by_cell(conflicts: Iterable[Conflict]) -> list[Conflict]:
     """Returns the first conflict of each cell."""
     first: dict[tuple[str, str, str], Conflict] = {}
     for conflict in conflicts:
-        first.setdefault(conflict.place, conflict)
+        first.setdefault(conflict.cell, conflict)
     return list(first.values())
 
 

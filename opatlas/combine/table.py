@@ -89,7 +89,7 @@ class Conflict:
         return kept_us / dropped_us
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def cell(self) -> tuple[str, str, str]:
         """Kernel type, signature and column of the cell."""
         return self.kernel_type, self.signature, self.what
 
@@ -106,13 +106,13 @@ def final_conflicts(conflicts: Sequence[Conflict]) -> list[Conflict]:
     Args:
         conflicts: in the order in which the sources were combined.
     """
-    kept = {conflict.place: (conflict.kept, conflict.kept_run) for conflict in conflicts}
+    kept = {conflict.cell: (conflict.kept, conflict.kept_run) for conflict in conflicts}
     found: dict[tuple[object, ...], Conflict] = {}
     for conflict in conflicts:
-        cell, run = kept[conflict.place]
-        key = (conflict.place, conflict.dropped, conflict.dropped_run)
+        content, run = kept[conflict.cell]
+        key = (conflict.cell, conflict.dropped, conflict.dropped_run)
         if key not in found:
-            found[key] = replace(conflict, kept=cell, kept_run=run)
+            found[key] = replace(conflict, kept=content, kept_run=run)
     return list(found.values())
 
 
@@ -363,7 +363,7 @@ class _Combination:
             ours = pa.array(self._target[name], type=_TEXT).take(at) if name in self._target.columns else ""
             other = pc.and_(pc.not_equal(ours, theirs), pc.not_equal(theirs, ""))
             differs |= other.to_numpy(zero_copy_only=False)
-        return [self._pairs[place] for place in np.flatnonzero(differs)]
+        return [self._pairs[index] for index in np.flatnonzero(differs)]
 
     def _move(self, names: Sequence[str], pairs: Sequence[Pair]) -> None:
         """Copies cells from the source to the target, by column."""

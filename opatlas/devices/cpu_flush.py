@@ -177,13 +177,13 @@ class CpuFlush:
             touched: all tensors that the row reads and writes; None if they are not known.
         """
         plan, evict = self._plan, evictor() if self._plan.by_line else None
-        places = _places(touched) if evict is not None and touched is not None else None
+        sizes = _sizes_by_address(touched) if evict is not None and touched is not None else None
         # The eviction of larger tensors line by line takes longer than one read that evicts everything.
-        if evict is None or places is None or sum(places.values()) > plan.whole_bytes:
+        if evict is None or sizes is None or sum(sizes.values()) > plan.whole_bytes:
             self._read(plan.whole_bytes)
             return
         self._read(plan.read_bytes)
-        for address, size in places.items():
+        for address, size in sizes.items():
             evict(address, size)
 
     def _read(self, size: int) -> None:
@@ -195,11 +195,11 @@ class CpuFlush:
         self._buffer[: size // 4].sum()
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
+def _sizes_by_address(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
     """Returns the sizes of the tensors' memory by address; None if a tensor, such as a sparse tensor, has no memory."""
     try:
         storages = [tensor.untyped_storage() for tensor in tensors]
-        places = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
     except RuntimeError:
         return None
-    return None if places.get(0) else places
+    return None if sizes.get(0) else sizes

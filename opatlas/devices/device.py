@@ -58,7 +58,7 @@ class DeviceSpec:
         opener: "module:name" of a callable that takes the spec and the settings and returns the opened device;
             "" for the kinds in `KINDS`.
         name: name of the device's database folder; "" if it is not known.
-        alone: whether the process sees this device only. Otherwise the process sees all devices and opens `index`.
+        sees_no_other: whether the process sees only this device. Otherwise it sees all devices and opens `index`.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class DeviceSpec:
     pinned: tuple[str, str] | None = None
     opener: str = ""
     name: str = ""
-    alone: bool = True
+    sees_no_other: bool = True
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index}"

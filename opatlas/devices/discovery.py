@@ -59,7 +59,7 @@ def device_environment(device: DeviceSpec) -> dict[str, str]:
     operators = operator_environment() if device.kind == "npu" else {}
     # Otherwise torch itself imports backends such as torch_npu, and fails if their libraries are missing. A device
     # imports its own backend, and its error names the remedy.
-    shown = [device.pinned] if device.pinned and device.alone else []
+    shown = [device.pinned] if device.pinned and device.sees_no_other else []
     return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **operators, **dict(shown)}
 
 

@@ -32,7 +32,7 @@ _FLUSH_FACTOR = 2
 
 
 class NpuDevice:
-    """The NPU of a spec; with `spec.alone` the only NPU that this process sees. Concurrent rows run one at a time."""
+    """The NPU of a spec. Concurrent rows run one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         """Opens the device.
@@ -46,7 +46,7 @@ class NpuDevice:
         _expect_visible(self._npu)
         # Weights keep the format FRACTAL_NZ, as in a loaded model.
         self._npu.config.allow_internal_format = True
-        self.torch_device = torch.device("npu", 0 if spec.alone else spec.index)
+        self.torch_device = torch.device("npu", 0 if spec.sees_no_other else spec.index)
         try:
             self._npu.set_device(self.torch_device)
             self._properties = self._npu.get_device_properties(self.torch_device)
@@ -59,8 +59,8 @@ class NpuDevice:
         self._l2_is_told = told >= _LEAST_L2_BYTES
         self._l2_bytes = told if self._l2_is_told else _ASSUMED_L2_BYTES
         self._flush_buffer: torch.Tensor | None = None
-        place = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
-        self._lock = device_lock(f"npu{place}")
+        number = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
+        self._lock = device_lock(f"npu{number}")
 
     def describe(self) -> DeviceDescription:
         said = npu_smi.query_chip(self._chip)
@@ -79,7 +79,7 @@ class NpuDevice:
             "memory_bytes": self._properties.total_memory,
             "l2_cache_bytes": self._l2_bytes,
             "l2_cache_bytes_are": "told by the device" if self._l2_is_told else "assumed",
-            "visible_as": "=".join(self._spec.pinned) if self._spec.pinned and self._spec.alone else None,
+            "visible_as": "=".join(self._spec.pinned) if self._spec.pinned and self._spec.sees_no_other else None,
             "custom_opp_path": os.environ.get(npu_operators.PATH_VARIABLE),
             "chip": self._chip.name if self._chip else None,
             "chip_place": f"{self._chip.npu}.{self._chip.chip} (davinci{self._chip.physical})" if self._chip else None,

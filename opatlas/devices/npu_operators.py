@@ -170,8 +170,8 @@ def remedy(environment: Mapping[str, str] = os.environ) -> str:
     """Returns the remedy for a missing operator of an OPP, in one line."""
     if is_environment_set(environment):
         return f"{PATH_VARIABLE} and {LIBRARY_VARIABLE} are set; is this vllm-ascend built for this torch and CANN?"
-    place = _place_of_vllm_ascend()
-    if place is None:
+    folder = _folder_of_vllm_ascend()
+    if folder is None:
         return (
             "pip install vllm-ascend, whose operators replays find by themselves, or name another operator package: "
             + _exports(Path("<package>", "vendors", "<name>"))
@@ -179,8 +179,8 @@ def remedy(environment: Mapping[str, str] = os.environ) -> str:
     packages = _operator_packages()
     if not packages:
         return (
-            f"the installed vllm-ascend has no operator package ({place / _VENDORS} is missing or empty): install 0.12 "
-            f"or later, built with its kernels (COMPILE_CUSTOM_KERNELS=1)"
+            f"the installed vllm-ascend has no operator package ({folder / _VENDORS} is missing or empty): install "
+            f"0.12 or later, built with its kernels (COMPILE_CUSTOM_KERNELS=1)"
         )
     return f"start the process with {_exports(*packages)}"
 
@@ -195,14 +195,14 @@ def _exports(*packages: Path) -> str:
 
 def _operator_packages() -> list[Path]:
     """Returns the OPPs of the installed vllm-ascend."""
-    place = _place_of_vllm_ascend()
-    return [path for path in sorted((place / _VENDORS).glob("*")) if path.is_dir()] if place is not None else []
+    folder = _folder_of_vllm_ascend()
+    return [path for path in sorted((folder / _VENDORS).glob("*")) if path.is_dir()] if folder is not None else []
 
 
-def _place_of_vllm_ascend() -> Path | None:
+def _folder_of_vllm_ascend() -> Path | None:
     package = find_spec("vllm_ascend")
-    places: Sequence[str] = list(package.submodule_search_locations or ()) if package is not None else []
-    return Path(places[0]) if places else None
+    folders: Sequence[str] = list(package.submodule_search_locations or ()) if package is not None else []
+    return Path(folders[0]) if folders else None
 
 
 def _entries(environment: Mapping[str, str], variable: str) -> list[Path]:
@@ -212,7 +212,7 @@ def _entries(environment: Mapping[str, str], variable: str) -> list[Path]:
 @cache
 def _register_extension() -> tuple[str, str]:
     """Registers the operators of vllm-ascend's extension; returns the failure ("" for success) and the remedy."""
-    if _place_of_vllm_ascend() is None:
+    if _folder_of_vllm_ascend() is None:
         return "vllm-ascend is not installed", remedy()
     enabling = _call_error("vllm_ascend.utils", "enable_custom_op")
     # enable_custom_op ignores errors of this import, and cannot be called without vLLM.

@@ -150,7 +150,7 @@ def group(target: Target) -> Verdict:
         )
     told: list[str] = []
     facts: dict[str, Fact] = {}
-    alone: object = None
+    unmet: object = None
     # The first run has no profiler, so that a failure is one of the communication library.
     for instrument in dict.fromkeys((EVENTS.get(kind), None)):
         outcome, description = _all_reduce(devices, spec, instrument)
@@ -171,9 +171,9 @@ def group(target: Target) -> Verdict:
             f"{bandwidth_gbps(_BYTES, mean_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
         )
         facts[f"{taken.instrument} us"] = mean_us
-        alone = description.facts.get("all_devices_visible")
-    if alone:
-        told.append(f"each rank sees all devices, because ranks that see one device each did not meet: {alone}")
+        unmet = description.facts.get("all_devices_visible")
+    if unmet:
+        told.append(f"each rank sees all devices, because ranks that see one device each did not meet: {unmet}")
     return passed("; ".join(told), **facts)
 
 

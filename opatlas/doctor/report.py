@@ -103,5 +103,5 @@ def _database_files(path: Path) -> Iterator[tuple[str, Path]]:
 
 def _files_below(folder: Path) -> list[Path]:
     """Returns the regular files at any depth, sorted; links are not followed."""
-    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.is_file() and not path.is_symlink())

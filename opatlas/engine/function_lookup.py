@@ -36,11 +36,11 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
             raise AttributeError(f"{package}.{name} is a module, not a function: rename the function")
         holders = [module for module in modules() if name in vars(module)]
         if len({id(vars(module)[name]) for module in holders}) > 1:
-            places = " and ".join(module.__name__ for module in holders)
-            raise AttributeError(f"{package}.{name} is defined twice: in {places}")
-        for place in [*holders, *map(pkgutil.resolve_name, fallbacks)]:
-            if hasattr(place, name):
-                return getattr(place, name)
+            names = " and ".join(module.__name__ for module in holders)
+            raise AttributeError(f"{package}.{name} is defined twice: in {names}")
+        for module in [*holders, *map(pkgutil.resolve_name, fallbacks)]:
+            if hasattr(module, name):
+                return getattr(module, name)
         raise AttributeError(f"{package} has no function {name!r}: none of its modules defines {name}")
 
     return find

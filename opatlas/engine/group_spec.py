@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from opatlas.options import Scope, add_all, at_least, between, declare, moved
+from opatlas.options import Scope, add_all, at_least, between, declare, removed
 
 if TYPE_CHECKING:
     import pytest
@@ -152,12 +152,12 @@ NODE_OPTIONS = (
     ),
 )
 #: Removed options, with their successors.
-MOVED = (moved("--join-timeout", "--case-timeout SECONDS: a group may take as long to start"),)
+REMOVED = (removed("--join-timeout", "--case-timeout SECONDS: a group may take as long to start"),)
 
 
 def add_node_options(parser: pytest.Parser) -> None:
     """Adds NODE_OPTIONS to the help of pytest."""
-    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), (*NODE_OPTIONS, *MOVED))
+    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), (*NODE_OPTIONS, *REMOVED))
 
 
 def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:

@@ -297,12 +297,12 @@ class NotReady:
     Attributes:
         reason: reason in words.
         unhealthy: whether the device exists, but fails its probe.
-        alone: False if the device works, but its rank did not meet the other ranks of its group.
+        did_not_meet: whether the device works, but its rank did not meet the other ranks of its group.
     """
 
     reason: str
     unhealthy: bool
-    alone: bool = True
+    did_not_meet: bool = False
 
 
 @dataclass(frozen=True)

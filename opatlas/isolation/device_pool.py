@@ -51,17 +51,17 @@ class DevicePool:
     """
 
     def __init__(
-        self, specs: Sequence[DeviceSpec], executor_of: Callable[[DeviceSpec], Executor], left_out: ExcludedDevices
+        self, specs: Sequence[DeviceSpec], executor_of: Callable[[DeviceSpec], Executor], excluded: ExcludedDevices
     ) -> None:
         """
         Args:
             specs: the devices; the first one is preferred.
             executor_of: creates the executor of a device, which opens the device on first use.
-            left_out: the excluded devices, shared by all pools of the session.
+            excluded: the excluded devices, shared by all pools of the session.
         """
         self._specs = specs
         self._executor_of = executor_of
-        self._left_out = left_out
+        self._excluded = excluded
         self._current: tuple[DeviceSpec, Executor] | None = None
 
     def describe(self) -> DeviceDescription:
@@ -95,14 +95,14 @@ class DevicePool:
             try:
                 return use(executor)
             except DeviceGone as error:
-                self._left_out.add(spec, str(error))
+                self._excluded.add(spec, str(error))
                 self.close()
 
     def _device(self) -> tuple[DeviceSpec, Executor]:
         if self._current is None:
-            spec = next((spec for spec in self._specs if self._left_out.reason(spec) is None), None)
+            spec = next((spec for spec in self._specs if self._excluded.reason(spec) is None), None)
             if spec is None:
-                reasons = dict.fromkeys(self._left_out.reason(spec) or "" for spec in self._specs)
+                reasons = dict.fromkeys(self._excluded.reason(spec) or "" for spec in self._specs)
                 raise DeviceGone(("no device is left: " if len(self._specs) > 1 else "") + "; ".join(reasons))
             self._current = spec, self._executor_of(spec)
         return self._current

@@ -35,7 +35,7 @@ from opatlas.text import shorten, suggest
 
 Kind = Literal["npu", "cuda", "cpu"]
 #: A device, and the versions by the name of the software.
-Place = tuple[str, Mapping[str, str]]
+ParsedPath = tuple[str, Mapping[str, str]]
 
 ROOT = databases_root()
 
@@ -98,7 +98,7 @@ def is_chip(device: str) -> bool:
     return device.lower().startswith("ascend") and device.lower() != "ascend"
 
 
-def database_place(path: Path) -> Place | None:
+def parse_path(path: Path) -> ParsedPath | None:
     """Returns the device and the versions that the path of a database names.
 
     Returns:
@@ -118,12 +118,12 @@ def database_place(path: Path) -> Place | None:
 
 def list_databases(root: Path = ROOT) -> list[Path]:
     """Returns the folders below `root` whose paths have the form `{device}/{stack}/{versions}`, sorted."""
-    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and database_place(path) is not None)
+    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and parse_path(path) is not None)
 
 
-def npu_place(path: Path) -> Place | None:
-    """Returns `database_place` of a compute database of an NPU; None for any other folder."""
-    return database_place(path) if path.resolve().parent.name == _STACK["npu"] else None
+def parse_npu_path(path: Path) -> ParsedPath | None:
+    """Returns `parse_path` of a compute database of an NPU; None for any other folder."""
+    return parse_path(path) if path.resolve().parent.name == _STACK["npu"] else None
 
 
 def communication_reference(database: Path, cann: str) -> str:
@@ -133,15 +133,17 @@ def communication_reference(database: Path, cann: str) -> str:
     """
     name = communication_path(DEFAULT_NPU_DEVICE, cann).name
     folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
-    places = [(path, database_place(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
-    versions = {place[1][CANN.name]: path.name for path, place in places if place is not None and path.is_dir()}
+    parsed_paths = [(path, parse_path(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
+    versions = {
+        parsed[1][CANN.name]: path.name for path, parsed in parsed_paths if parsed is not None and path.is_dir()
+    }
     others = [version for version in versions if same_release(version, cann)]
     return f"../../{folder.name}/{versions[max(others, key=version_key)] if others else name}/"
 
 
 def are_of_same_release(one: Path, other: Path) -> bool:
     """Returns whether the paths of two databases name the same device and the same releases of the software."""
-    ours, theirs = database_place(one), database_place(other)
+    ours, theirs = parse_path(one), parse_path(other)
     if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
         return False
     return all(same_release(version, theirs[1][name]) for name, version in ours[1].items())

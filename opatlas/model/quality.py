@@ -222,8 +222,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
         end = begin
         while end < len(order) and values[order[end]] == values[order[begin]]:
             end += 1
-        for place in order[begin:end]:
-            ranks[place] = (begin + 1 + end) / 2
+        for index in order[begin:end]:
+            ranks[index] = (begin + 1 + end) / 2
         begin = end
     return ranks
 
@@ -255,8 +255,8 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
     sizes = np.arange(least, count - least + 1)
     below, total = sums[sizes - 1], sums[-1]
     between = sizes * (count - sizes) * (below / sizes - (total - below) / (count - sizes)) ** 2
-    place = int(sizes[between.argmax()])
-    low, high = ordered[:place], ordered[place:]
+    split = int(sizes[between.argmax()])
+    low, high = ordered[:split], ordered[split:]
     distance = float(high.mean() - low.mean())
     if distance <= _TELLING * float(np.median(ordered)):
         return None

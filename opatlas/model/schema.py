@@ -317,9 +317,9 @@ def insert_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
     """Returns `existing` in its order, with each missing column of `wanted` inserted at its group."""
     columns = list(existing)
     order = ordered_columns([*existing, *wanted])
-    for place, name in enumerate(order):
+    for number, name in enumerate(order):
         if name not in columns:
-            before = set(order[:place])
+            before = set(order[:number])
             columns.insert(max((i + 1 for i, other in enumerate(columns) if other in before), default=0), name)
     return columns
 

@@ -18,7 +18,7 @@ from typing import Any
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.model.communication import is_communication
-from opatlas.model.location import Place, communication_reference, npu_place
+from opatlas.model.location import ParsedPath, communication_reference, parse_npu_path
 from opatlas.model.versions import CANN, TORCH, VLLM
 from opatlas.store.csv_files import write_text
 from opatlas.yaml_file import YamlError, key_lines, parse_yaml
@@ -195,11 +195,11 @@ def write_default_mapping(
         OpAtlasError: the file cannot be written.
     """
     path = database / MAPPING
-    place = npu_place(database)
-    candidates = [*(source / MAPPING for source in sources), *(_neighbours(database) if place else ())]
+    parsed = parse_npu_path(database)
+    candidates = [*(source / MAPPING for source in sources), *(_neighbours(database) if parsed else ())]
     candidates = [candidate for candidate in candidates if candidate.is_file()]
     has_mapping = path.exists() or path.is_symlink()
-    if has_mapping or not (place or is_npu or any(source / MAPPING in candidates for source in sources)):
+    if has_mapping or not (parsed or is_npu or any(source / MAPPING in candidates for source in sources)):
         return None
     settings = _settings(database)
     for source in candidates:
@@ -214,10 +214,10 @@ def write_default_mapping(
 
 def _settings(database: Path) -> Mapping[str, str]:
     """Returns the settings that the path of a database implies, by top-level key."""
-    place = npu_place(database)
-    if place is None:
+    parsed = parse_npu_path(database)
+    if parsed is None:
         return {}
-    device, versions = place
+    device, versions = parsed
     return {
         **{key: versions[component.name] for key, component in _VERSION_KEYS.items()},
         "device": device,
@@ -231,16 +231,16 @@ def _neighbours(database: Path) -> Iterator[Path]:
     stack = here.parent
     found = []
     for path in stack.parent.parent.glob(f"*/{stack.name}/*/{MAPPING}"):
-        place = npu_place(path.parent)
-        if place is not None and path.parent != here:
-            found.append((place[0] != stack.parent.name, _distance(npu_place(here), place), path))
+        parsed = parse_npu_path(path.parent)
+        if parsed is not None and path.parent != here:
+            found.append((parsed[0] != stack.parent.name, _distance(parse_npu_path(here), parsed), path))
     for _, _, path in sorted(found):
         yield path
 
 
-def _distance(one: Place | None, other: Place | None) -> Sequence[Sequence[int]]:
+def _distance(one: ParsedPath | None, other: ParsedPath | None) -> Sequence[Sequence[int]]:
     """Returns the differences of version numbers between two places, a list for each piece of software."""
-    ours, theirs = (place[1] if place is not None else {} for place in (one, other))
+    ours, theirs = (parsed[1] if parsed is not None else {} for parsed in (one, other))
     pairs = [(_numbers(ours.get(each.name, "")), _numbers(theirs.get(each.name, ""))) for each in _NEARNESS]
     return [[abs(a - b) for a, b in zip_longest(*pair, fillvalue=0)] for pair in pairs]
 

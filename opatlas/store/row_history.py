@@ -90,7 +90,7 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
             of_row = runs.setdefault(row, [])
             now = replace(_run_from_cells(kernel_type, cells, "csv"), current=True)
             if now.duration_us is not None:
-                same = [place for place, other in enumerate(of_row) if _is_same(now, other)]
+                same = [index for index, other in enumerate(of_row) if _is_same(now, other)]
                 if same:
                     of_row[same[-1]] = replace(of_row[same[-1]], current=True)
                 else:

@@ -91,8 +91,8 @@ def write_back(
             try:
                 _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
             except Exception as error:
-                place = database.path / f"{kernel_type}.csv"
-                result.problems.append(describe_error(error, place, "not merged; report this error with the file"))
+                path = database.path / f"{kernel_type}.csv"
+                result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
     return result
 
 

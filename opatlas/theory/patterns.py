@@ -121,8 +121,8 @@ def parse_tree(text: str, longest: int) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        place = f", column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
-        raise ExpressionError(f"it is not an expression ({getattr(error, 'msg', error)}{place})") from None
+        column = f", column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        raise ExpressionError(f"it is not an expression ({getattr(error, 'msg', error)}{column})") from None
 
 
 def _walk(node: ast.expr, names: set[str]) -> _Value:

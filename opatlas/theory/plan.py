@@ -192,8 +192,8 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
             if entry is not None and entry[0] not in captured and len(chosen) < request.rows:
                 chosen.setdefault(entry[0], entry[1:])
     for part in {id(part): part for part, _ in chosen.values()}.values():
-        places = [i for s, (other, i) in chosen.items() if other is part]
-        yield _PlannedRows(part.frame.iloc[places], part.bytes[places], [part.signatures[i] for i in places])
+        indices = [i for s, (other, i) in chosen.items() if other is part]
+        yield _PlannedRows(part.frame.iloc[indices], part.bytes[indices], [part.signatures[i] for i in indices])
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
         return
@@ -210,7 +210,7 @@ def _required(space: Space) -> Iterator[tuple[str, _PlannedRows, int]]:
     order = np.argsort(positions, kind="stable")
     parts = [_batch_rows(batch) for batch in space.batches(positions[order])]
     entries = [(part.signatures[i], part, i) for part in parts for i in range(len(part.signatures))]
-    by_position = {int(positions[place]): entry for place, entry in zip(order, entries, strict=True)}
+    by_position = {int(positions[index]): entry for index, entry in zip(order, entries, strict=True)}
     return (by_position[int(position)] for position in positions)
 
 

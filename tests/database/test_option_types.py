@@ -12,9 +12,9 @@ from opatlas.options import (
     at_least,
     between,
     items_of,
-    moved,
     one_of,
     positive,
+    removed,
     versions,
 )
 
@@ -100,7 +100,7 @@ def test_what_is_no_version_is_refused_with_the_right_spelling(text: str, named:
 
 def test_an_option_that_has_left_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    former = moved("--former", "--latter VALUE")
+    former = removed("--former", "--latter VALUE")
     parser.add_argument(former.name, **former.argparse_arguments)
     assert vars(parser.parse_args([])) == {}
     assert "--former" not in parser.format_help()

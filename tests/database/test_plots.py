@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 def test_rows_with_a_duration_and_how_they_were_timed(folder: Path) -> None:
     read = read_timed_rows(folder)
     assert (read.device, read.problems) == ("NVIDIA_H200", [])
-    found = [(row.kernel_type, row.microbench_us, row.profiling_us, row.how) for row in read.rows]
+    found = [(row.kernel_type, row.microbench_us, row.profiling_us, row.conditions) for row in read.rows]
     assert found == [
         ("Add", 2.5, 2.0, "cold, cupti"),
         ("Add", 4.0, 4.4, "cold, cupti"),

@@ -43,7 +43,7 @@ def found(device, call):
 
 def main() -> None:
     try:
-        spec = replace(SPEC, index=1, alone=False) if sys.argv[1:] else SPEC
+        spec = replace(SPEC, index=1, sees_no_other=False) if sys.argv[1:] else SPEC
         device = open_device(spec, MeasureSettings(instrument="npu-events"))
     except OpAtlasError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}))

@@ -45,7 +45,7 @@ without_lock = WithoutLock
 
 def meets_where_all_are_visible(spec, settings):
     """Stands in for HCCL where it does not start in processes that see one NPU each."""
-    if spec.alone or "ASCEND_RT_VISIBLE_DEVICES" in os.environ:
+    if spec.sees_no_other or "ASCEND_RT_VISIBLE_DEVICES" in os.environ:
         distributed.init_process_group = _not_initialized
     return WithoutLock(spec, settings)
 

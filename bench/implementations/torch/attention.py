@@ -56,8 +56,8 @@ def fused_infer_attention_score(
             table = block_table[members, : math.ceil(kv_length / block_size)].long()
             stored = partial(pages, table=table, length=kv_length, heads=num_key_value_heads)
         else:
-            places = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
-            stored = partial(_pack, places=places)
+            positions = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
+            stored = partial(_pack, positions=positions)
         k = stored(key) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
         # In absorbed latent attention the values are the first numbers of the keys.
         v = k if value is key else stored(value)
@@ -241,9 +241,9 @@ def differences(ends: Sequence[int]) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _pack(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _pack(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Maps (T, heads, D) to (sequences, heads, length, D)."""
-    return tokens[places].transpose(1, 2)
+    return tokens[positions].transpose(1, 2)
 
 
 def length_batches(

@@ -1,4 +1,4 @@
-"""Paged caches (blocks, block size, heads, size): place p is number p % block size of block p // block size."""
+"""Paged caches (blocks, block size, heads, size): position p is number p % block size of block p // block size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def reshape_and_cache(
     value_cache: torch.Tensor,
     slot_indices: torch.Tensor,
 ) -> None:
-    """Writes the key and value of each token (T, heads, size) to its place in the caches."""
+    """Writes the key and value of each token (T, heads, size) to its position in the caches."""
     key_cache.flatten(0, 1)[slot_indices] = key
     value_cache.flatten(0, 1)[slot_indices] = value
 
@@ -69,8 +69,8 @@ def paged_cache_load(
         firsts = firsts - seq_starts
     tokens, block_size = key.shape[0], key_cache.shape[1]
     sequence = torch.repeat_interleave(lengths, output_size=tokens)
-    place = torch.arange(tokens, device=key.device) - firsts[sequence]
-    slots = block_table[sequence, place // block_size] * block_size + place % block_size
+    position = torch.arange(tokens, device=key.device) - firsts[sequence]
+    slots = block_table[sequence, position // block_size] * block_size + position % block_size
     torch.index_select(key_cache.flatten(0, 1), 0, slots, out=key)
     torch.index_select(value_cache.flatten(0, 1), 0, slots, out=value)
     return key, value

@@ -52,14 +52,14 @@ def dispatch_ffn_combine(
     if x_active_mask is not None:
         active = x_active_mask.nonzero().squeeze(1)
         x, expert_idx, probs = x[active], expert_idx[active], probs[active]
-    copies, place = moe_token_permute(x, expert_idx)
+    copies, position = moe_token_permute(x, expert_idx)
     if group:
         computed = _compute_on_owners(copies, expert_idx, own, expert_token_nums)
     else:
         counts = torch.bincount(expert_idx.flatten(), minlength=len(own.up))
         expert_token_nums.copy_(counts)
         computed = own.compute(copies, counts)
-    combined = moe_token_unpermute(computed, place, probs)
+    combined = moe_token_unpermute(computed, position, probs)
     if x_active_mask is None:
         out.copy_(combined)
     else:
@@ -167,7 +167,7 @@ def moe_distribute_dispatch(
         global_bs: the most tokens of all ranks together; 0: R BS.
 
     Returns:
-        Arriving tokens (A, H), A = global_bs min(E, k), by expert, rank and place, then zeros; their scales (A), zeros
+        Arriving tokens (A, H), A = global_bs min(E, k), by expert, rank, position, then zeros; their scales (A), zeros
         without quantization; number of earlier copies for the same expert (BS k); tokens of each expert (E), INT64; end
         of the tokens of each expert and rank (E R); zeros (tp_world_size); arriving weights (A), or (0).
     """
@@ -236,9 +236,9 @@ def moe_distribute_combine(
     sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     returned = sent.send_back(expand_x, ep_send_counts)
     start = sent.expert_counts.cumsum(0) - sent.expert_counts
-    place = start[expert_ids.flatten()] + expand_idx[: expert_ids.numel()]
+    position = start[expert_ids.flatten()] + expand_idx[: expert_ids.numel()]
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
-    copies[sent.copies] = returned[place[sent.copies]]
+    copies[sent.copies] = returned[position[sent.copies]]
     return _weighted_sum(copies, expert_scales)
 
 
@@ -278,9 +278,9 @@ def expert_factors(experts: int, device: torch.device) -> torch.Tensor:
 
 def scale_by_experts(tokens: torch.Tensor, factors: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Multiplies dispatched tokens (A, H), `counts` (E) for each expert, by the factors (E) of the experts."""
-    place = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+    position = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
     # Padding may have any value.
-    expert = (place >= counts.cumsum(0)).sum(1).clamp(max=len(factors) - 1)
+    expert = (position >= counts.cumsum(0)).sum(1).clamp(max=len(factors) - 1)
     return tokens * factors[expert].unsqueeze(1).to(tokens.dtype)
 
 
@@ -310,7 +310,7 @@ class _TokenCopies:
     def sender_to_experts(self) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Returns the number of copies for each expert from each rank, (E, R), and a function that sends their rows.
 
-        The rows arrive by expert, rank and place.
+        The rows arrive by expert, rank and position.
         """
         sent = self.expert_counts.reshape(self._ranks, self.experts)
         received = self._exchange(sent, [1] * self._ranks, [1] * self._ranks)
@@ -323,7 +323,7 @@ class _TokenCopies:
         """Sends rows back and returns those of this rank's copies, in their order.
 
         Args:
-            rows: by expert, rank and place; padding at the end does not count.
+            rows: by expert, rank and position; padding at the end does not count.
             ends: end of the rows of each expert and rank, (E R) and perhaps more.
         """
         ends = ends[: self.experts * self._ranks].long()

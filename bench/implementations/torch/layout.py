@@ -50,14 +50,14 @@ def _from_nc1hwc0(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def _is_fractal_z(stored: torch.Size, plain: torch.Size) -> bool:
     o, c, h, w = plain
-    places, o1, o0, c0 = stored
-    return (places, o1, o0) == (-(-c // c0) * h * w, -(-o // 16), 16)
+    positions, o1, o0, c0 = stored
+    return (positions, o1, o0) == (-(-c // c0) * h * w, -(-o // 16), 16)
 
 
 def _to_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     o, c, h, w = x.shape
-    places, o1, o0, c0 = shape
-    c1 = places // (h * w)
+    positions, o1, o0, c0 = shape
+    c1 = positions // (h * w)
     padded = _pad(x, (0, 0, 0, 0, 0, c1 * c0 - c, 0, o1 * o0 - o))
     return padded.reshape(o1, o0, c1, c0, h, w).permute(2, 4, 5, 0, 1, 3).reshape(shape).contiguous()
 

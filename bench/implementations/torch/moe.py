@@ -46,12 +46,12 @@ def moe_gating_top_k(
 def moe_token_permute(
     tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies tokens (T, H) for each of their experts (T, k) or (T), by expert; returns also the place of each copy."""
+    """Copies tokens (T, H) for each of their experts (T, k) or (T), by expert; also returns each copy's position."""
     experts = indices.flatten()
     order = experts.argsort(stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    position = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     copies = max(len(order) // max(len(tokens), 1), 1)
-    return tokens.index_select(0, order[:num_out_tokens] // copies), place.to(torch.int32)
+    return tokens.index_select(0, order[:num_out_tokens] // copies), position.to(torch.int32)
 
 
 def moe_token_unpermute(

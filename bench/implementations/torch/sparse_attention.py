@@ -101,8 +101,8 @@ def sparse_flash_attention(
         seen = chosen >= 0
         chosen = chosen.clamp_(min=0)
         block = block_table[of_token[own]].gather(1, chosen // block_size).long()
-        place = chosen % block_size
-        keys = torch.cat([key[block, place], key_rope[block, place]], dim=-1).transpose(1, 2)
+        offset = chosen % block_size
+        keys = torch.cat([key[block, offset], key_rope[block, offset]], dim=-1).transpose(1, 2)
         # Heads share the keys, so they count as queries of one head.
         result = functional.scaled_dot_product_attention(
             everything[own, None], keys, keys, attn_mask=seen[:, None, None], scale=scale_value

@@ -32,7 +32,7 @@ DISTINCT = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnSlot:
     """A slot of a row, and the column of its shape, for errors."""
 
     slot: Slot
@@ -65,21 +65,21 @@ class Convolution:
     groups: int
 
 
-def input_place(row: ReplayRow, slot: int) -> Place:
-    """Returns the place of an input slot. Raises InvalidRow for an absent slot."""
+def input_slot(row: ReplayRow, slot: int) -> ColumnSlot:
+    """Returns an input slot and its column. Raises InvalidRow for an absent slot."""
     row.shape(slot)
-    return Place(row.input_slots[slot], INPUT_SHAPES)
+    return ColumnSlot(row.input_slots[slot], INPUT_SHAPES)
 
 
-def output_place(row: ReplayRow, like: int) -> Place:
-    """Returns the place of output slot 0. Raises InvalidRow for another dtype than that of input slot `like`."""
+def output_slot(row: ReplayRow, like: int) -> ColumnSlot:
+    """Returns output slot 0 and its column. Raises InvalidRow for another dtype than that of input slot `like`."""
     row.output_shape()
     dtype = row.input_dtype(like)
     if row.output_dtype() != dtype:
         raise row.refuse(
             OUTPUT_DTYPES, f"output 0 of {row.kernel_type} is {dtype} for these inputs", "correct one of the dtypes"
         )
-    return Place(row.output_slots[0], OUTPUT_SHAPES)
+    return ColumnSlot(row.output_slots[0], OUTPUT_SHAPES)
 
 
 def layout(slot: Slot) -> str:
@@ -92,16 +92,16 @@ def block_count(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def map_shape(row: ReplayRow, place: Place) -> Shape:
+def map_shape(row: ReplayRow, named: ColumnSlot) -> Shape:
     """Returns the shape (N, C, H, W) of a feature map. Raises InvalidRow."""
-    slot = place.slot
+    slot = named.slot
     if len(slot.shape) == 5 and layout(slot) in ("", "NC1HWC0"):
         n, c1, h, w, c0 = slot.shape
         return n, c1 * c0, h, w
     if len(slot.shape) == 4 and layout(slot) in ("", "ND", "NCHW"):
         return slot.shape
     raise row.refuse(
-        place.column,
+        named.column,
         f"{slot.shape} in the format {slot.format or '(none)'} is not a feature map, which has 4 axes in NCHW or 5 in "
         "NC1HWC0",
         "correct the shape or the format",
@@ -109,7 +109,7 @@ def map_shape(row: ReplayRow, place: Place) -> Shape:
 
 
 def find_convolution(
-    row: ReplayRow, image: Place, weight: Place, result: Place, channels: int | None = None
+    row: ReplayRow, image: ColumnSlot, weight: ColumnSlot, result: ColumnSlot, channels: int | None = None
 ) -> Convolution:
     """Returns the convolution, without dilation, that fits three slots.
 
@@ -163,7 +163,7 @@ def find_windows(source: Sequence[int], result: Sequence[int], kernels: Iterable
 
 
 def kernel_sizes(area: int) -> list[Pair]:
-    """Returns the kernels (height, width) of `area` places, the kernel with the most similar sides first."""
+    """Returns the kernels (height, width) of `area` positions, the kernel with the most similar sides first."""
     pairs = [(side, area // side) for side in range(1, area + 1) if area % side == 0]
     return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
@@ -198,9 +198,9 @@ def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:
         own_o, own_c, *kernel = weight.shape
         groups = c // own_c if own_c and c % own_c == 0 else 0
         return ([(kernel[0], kernel[1])] if own_o == o and groups and o % groups == 0 else []), groups or 1
-    places, o1, o0, c0 = weight.shape
+    positions, o1, o0, c0 = weight.shape
     c1 = block_count(c, c0) if c0 else 0
-    return (kernel_sizes(places // c1) if c1 and places % c1 == 0 and o0 and o1 == block_count(o, o0) else []), 1
+    return (kernel_sizes(positions // c1) if c1 and positions % c1 == 0 and o0 and o1 == block_count(o, o0) else []), 1
 
 
 def _slides(source: int, result: int, kernel: int) -> dict[Pair, int]:

@@ -84,9 +84,9 @@ def spread_positions(row: ReplayRow, shape: tuple[int, ...], seen: Sequence[int]
     count = shape[-1]
     drawn = torch.rand((*shape[:-1], 1), dtype=torch.float64, generator=torch.Generator().manual_seed(row.seed))
     visible = torch.tensor(seen, dtype=torch.int64).reshape(-1, *[1] * (len(shape) - 1))
-    place = torch.arange(count)
-    spread = ((place + drawn) * visible / count).floor().to(torch.int64)
-    few = torch.where(place < visible, place, -1)
+    position = torch.arange(count)
+    spread = ((position + drawn) * visible / count).floor().to(torch.int64)
+    few = torch.where(position < visible, position, -1)
     return torch.where(visible > count, spread.minimum(visible - 1), few).to(torch.int32).to(row.device)
 
 

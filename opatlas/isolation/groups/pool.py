@@ -59,18 +59,18 @@ class GroupPool:
         self,
         devices: Sequence[DeviceSpec],
         settings: MeasureSettings,
-        left_out: ExcludedDevices,
+        excluded: ExcludedDevices,
         executor_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Executor] = GroupProcess,
     ) -> None:
         """
         Args:
             devices: of this node.
-            left_out: devices that the session does not use.
+            excluded: devices that the session does not use.
             executor_of: makes the executor of a group.
         """
         self._devices = devices
         self._settings = settings
-        self._left_out = left_out
+        self._excluded = excluded
         self._executor_of = executor_of
         self._current: tuple[GroupSpec, Executor] | None = None
         self._description: DeviceDescription | None = None
@@ -157,7 +157,7 @@ class GroupPool:
         if spec.members is not None:
             of_node = node_devices(self._devices)
             return [of_node[member] for member in spec.local_members(len(of_node))]
-        devices = [device for device in self._devices if self._left_out.reason(device) is None]
+        devices = [device for device in self._devices if self._excluded.reason(device) is None]
         if devices and ranks_share(devices[0].kind):
             return devices[:1] * (spec.nproc_per_node or _CPU_RANKS)
         return devices[: spec.nproc_per_node]

@@ -223,7 +223,7 @@ class GroupProcess(ChildExecutor):
                 return running
             failure = answer
             self._kill()
-            if not answer.alone and not self._all_visible and self._make_all_visible(answer.reason):
+            if answer.did_not_meet and not self._all_visible and self._make_all_visible(answer.reason):
                 continue
             if not answer.unhealthy and self._device is None:
                 # The device was never available: another try is useless.
@@ -241,7 +241,7 @@ class GroupProcess(ChildExecutor):
         if any(spec.kind not in KINDS or KINDS[spec.kind].backend != "hccl" or not spec.pinned for spec in specs):
             return False
         self._all_visible = reason
-        self._starts = [replace(each, spec=replace(each.spec, alone=False)) for each in self._starts]
+        self._starts = [replace(each, spec=replace(each.spec, sees_no_other=False)) for each in self._starts]
         self._waits.tell(
             f"the {self.spec} did not meet: {reason}; it is tried again with all devices visible to its ranks"
         )

@@ -100,7 +100,7 @@ def main(address: str, *, under_launcher: bool) -> None:
             runner.join(group)
             channel.send(RankJoined(runner.describe()))
         except Exception as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, alone=False))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, did_not_meet=True))
             return
         locks_device = not ranks_share(start.spec.kind) or _is_first_of_host(group)
         _serve(channel, answers, runner, group, locks_device=locks_device, max_noise=start.settings.max_noise)

@@ -218,10 +218,10 @@ def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[P
     types = [name for name, _ in numbers.most_common()]
     color = color_map(types[:_TYPES_SHOWN])
     figure, (axis,) = new_figure(*_COMPARISON_INCHES)
-    for place, name in enumerate(types):
+    for number, name in enumerate(types):
         shown = [row for row in rows if row.kernel_type == name]
-        label = f"{escape_formulas(name)} ({numbers[name]:,})" if place < _TYPES_SHOWN else ""
-        if place == _TYPES_SHOWN:
+        label = f"{escape_formulas(name)} ({numbers[name]:,})" if number < _TYPES_SHOWN else ""
+        if number == _TYPES_SHOWN:
             label = f"{len(types) - _TYPES_SHOWN} others"
         axis.scatter(
             [row.profiling_us for row in shown],

@@ -40,7 +40,7 @@ class TimedRow:
 
     Attributes:
         microbench_us, profiling_us: the averages of the replay and of the capture; None if missing.
-        how: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
+        conditions: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
         device: the device of the replay, by the manifest of the run; "" if unknown.
         noisy: whether the samples of the replay are noisy, by quality or relative standard deviation.
         is_stand_in: whether the replay timed a stand-in for the kernel (column Stand-In).
@@ -51,7 +51,7 @@ class TimedRow:
     outputs: tuple[Slot, ...]
     microbench_us: float | None
     profiling_us: float | None
-    how: str
+    conditions: str
     device: str = ""
     noisy: bool = False
     is_stand_in: bool = False
@@ -117,7 +117,7 @@ def on_device(row: TimedRow, device: str) -> TimedRow | None:
     return (
         None
         if row.profiling_us is None
-        else replace(row, microbench_us=None, how="", device="", noisy=False, is_stand_in=False)
+        else replace(row, microbench_us=None, conditions="", device="", noisy=False, is_stand_in=False)
     )
 
 
@@ -201,7 +201,7 @@ def _read_rows(
         except CellError as error:
             unread, example = unread + 1, example or str(error)
             continue
-        how = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
+        conditions = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
         device, noisy = (devices.get(run_id, ""), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
         yield TimedRow(
             kernel_type,
@@ -209,7 +209,7 @@ def _read_rows(
             outputs,
             microbench_us,
             profiling_us,
-            how,
+            conditions,
             device,
             noisy,
             bool(microbench_us and stand_in),
