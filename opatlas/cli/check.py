@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
-from opatlas.options import moved
+from opatlas.options import removed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write all findings into FILE (default: not written)"
     )
-    former = moved("--all", "pytest's -vv")
+    former = removed("--all", "pytest's -vv")
     parser.add_argument(former.name, **former.argparse_arguments)
 
 

@@ -22,7 +22,7 @@ from opatlas.errors import UsageError
 from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
-from opatlas.options import moved
+from opatlas.options import removed
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.pruned import unprune
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --restore csvs: print what would change, and write nothing (default: the CSVs change)",
     )
     for name, successor in (("--rebuild", "--restore csvs"), ("--unprune", "--restore pruned")):
-        former = moved(name, successor)
+        former = removed(name, successor)
         parser.add_argument(former.name, **former.argparse_arguments)
 
 

@@ -16,7 +16,7 @@ from opatlas.model.communication import COLLECTIVES
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import STAND_IN
 from opatlas.model.slots import known_dtype
-from opatlas.options import moved, positive
+from opatlas.options import positive, removed
 from opatlas.progress import Progress
 from opatlas.report.plots.communication import COMMUNICATION, communication_plots
 from opatlas.report.plots.durations import (
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "BF16:353.9 (default: from its data sheet, if known)",
     )
     for name, successor in (("--peak-gbps", "--peaks memory:G"), ("--peak-tops", "--peaks DTYPE:T")):
-        former = moved(name, successor)
+        former = removed(name, successor)
         parser.add_argument(former.name, **former.argparse_arguments)
 
 

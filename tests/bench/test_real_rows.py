@@ -43,7 +43,7 @@ EXPECTED_REFUSALS = (
     ),
     (
         "_triton_rope",
-        "captures hold meaningless dtypes there",
+        "captures of this Triton kernel hold meaningless dtypes there",
         "the key has the dtype of the query, and the same launches are on record with numbers in its place",
     ),
 )
