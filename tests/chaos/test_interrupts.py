@@ -8,10 +8,8 @@ import pytest
 from moods import Mood
 from sessions import Sessions, row
 
-DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
 
-
-@DEVICES
+@pytest.mark.parametrize("devices", ["1", "2"])
 def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices: str) -> None:
     sessions.write(
         "Moody", [row(1), row(Mood.WAIT_FOR_GO), row(Mood.WAIT_FOR_GO_TOO), *[row(n) for n in range(101, 141)]]
@@ -27,8 +25,7 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
     ledger = done.ledger()
     assert set(ledger) == {"measured", "not run"}
     assert ledger["measured"] >= 2
-    not_run = f"{ledger['not run']} rows not run: the same command with --update-mode=unreplayed goes on with them"
-    assert not_run in done
+    assert done.tells(f"{ledger['not run']} rows not run", "--update-mode=unreplayed")
     assert "stopped: Ctrl-C" not in done, "pytest says so"
     statuses = sessions.statuses("Moody")
     assert statuses[40] == "measured"
@@ -37,7 +34,7 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
     assert sessions.left_behind() == []
 
 
-@DEVICES
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Sessions, devices: str) -> None:
     sessions.write("Moody", [row(1), row(Mood.SLEEP), row(2)])
     running = sessions.start("--case-timeout=3000", SIMULATED_DEVICES=devices)
@@ -52,13 +49,12 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     assert done.code == pytest.ExitCode.INTERRUPTED
     # The other device may have measured its row by then.
     kept = "1 record stays" if sessions.records() == 1 else "2 records stay"
-    assert f"stopped at once: {kept} in {sessions.database}/journal" in done
+    assert done.tells("stopped at once", kept, f"{sessions.database}/journal")
     assert "3 rows collected = " in done
     assert "--full-trace" not in done
     (banner,) = [line for line in done.output.splitlines() if line.startswith("!!!")]
-    assert "." not in banner.split(":")[0], "the name of a Python class"
+    assert "." not in banner.split(":")[0], "it names a Python class"
     assert set(sessions.statuses("Moody").values()) == {""}
     assert sessions.left_behind() == []
-    again = sessions.run("-k", "Moody-2_2", SIMULATED_DEVICES=devices)
-    assert "opatlas: merged" in again
+    sessions.run_in_process("-k", "Moody-2_2", SIMULATED_DEVICES=devices)
     assert sessions.statuses("Moody") == {1: "measured", Mood.SLEEP: "", 2: "measured"}

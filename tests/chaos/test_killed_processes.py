@@ -45,21 +45,40 @@ def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: S
     assert sessions.left_behind() == []
 
 
-@pytest.mark.parametrize("role", [Role.KEEPER, Role.DEVICE, Role.WORKER])
-def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions, role: Role) -> None:
+def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(Mood.WAIT_FOR_GO_TOO), row(3)])
+    running = sessions.start()
+    for mood, role in ((Mood.WAIT_FOR_GO, Role.KEEPER), (Mood.WAIT_FOR_GO_TOO, Role.DEVICE)):
+        running.wait_for_body(mood)
+        (process,) = in_role(running.process.pid, role)
+        kill(process)
+    done = running.wait()
+    assert (done.code, done.ledger()) == (1, {"measured": 3, "crashed": 2})
+    assert sessions.statuses("Moody") == {
+        **dict.fromkeys((1, 2, 3), "measured"),
+        **dict.fromkeys((Mood.WAIT_FOR_GO, Mood.WAIT_FOR_GO_TOO), "crashed"),
+    }
+    assert sessions.left_behind() == []
+    expect_measured_again(sessions, 2)
+
+
+def test_a_worker_that_is_killed_in_a_row_costs_that_row(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(3)])
-    running = sessions.start(*(("-n", "1") if role is Role.WORKER else ()))
+    running = sessions.start("-n", "1")
     running.wait_for_body(Mood.WAIT_FOR_GO)
-    (process,) = in_role(running.process.pid, role)
+    (process,) = in_role(running.process.pid, Role.WORKER)
     kill(process)
     done = running.wait()
-    cost = "not run" if role is Role.WORKER else "crashed"
-    assert (done.code, done.ledger()) == (1, {"measured": 3, cost: 1})
-    assert sessions.statuses("Moody")[40] == ("" if role is Role.WORKER else "crashed")
+    assert (done.code, done.ledger()) == (1, {"measured": 3, "not run": 1})
+    assert sessions.statuses("Moody")[Mood.WAIT_FOR_GO] == ""
     assert sessions.left_behind() == []
+    expect_measured_again(sessions, 1)
+
+
+def expect_measured_again(sessions: Sessions, rows: int) -> None:
     sessions.go()
-    done = sessions.run("--update-mode=missing-only")
-    assert (done.code, done.ledger()) == (0, {"measured": 1})
+    done = sessions.run_in_process("--update-mode=missing-only")
+    assert (done.code, done.ledger()) == (0, {"measured": rows})
 
 
 def test_the_worker_that_replaces_a_killed_one_takes_its_device(sessions: Sessions) -> None:

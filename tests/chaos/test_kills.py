@@ -111,7 +111,7 @@ def check_survived(order: Kill, killed: Killed, sessions: Sessions, done: Finish
         if order.role is Role.WORKER:
             assert cells.get(STATUS, "") == ""
         else:
-            assert cells[STATUS_REASON] == "the device process died: SIGKILL (signal 9)"
+            assert "SIGKILL" in cells[STATUS_REASON]
     bad = set(statuses) != {"measured"} or "crashed while running" in done
     assert done.code == bad
 

@@ -21,7 +21,7 @@ from opatlas.model.schema import Status
 
 ODD = int(odd_device.ODD)
 #: Of a row whose answer never comes; of all others.
-TIMEOUT_S = 5.0
+TIMEOUT_S = 1.0
 PATIENT_S = 300.0
 
 
@@ -106,7 +106,7 @@ def test_an_interrupted_wait_is_not_answered_to_the_next_row(devices: list[Devic
     assert sample(device.run(job(1))) == 1
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        threading.Timer(2, os.kill, (os.getpid(), signal.SIGALRM)).start()
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGALRM)).start()
         with pytest.raises(Interrupted):
             device.run(job(ODD))
     finally:

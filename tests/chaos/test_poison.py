@@ -19,7 +19,7 @@ def test_a_poisoned_context_costs_its_row(sessions: Sessions) -> None:
     assert sessions.statuses("Moody") == expected
     for cells in sessions.read("Moody"):
         if cells["Status"] == "device-error":
-            assert cells["Status Reason"].startswith("CUDA error 700 (an illegal memory access was encountered)")
+            assert cells["Status Reason"].startswith("CUDA error 700")
 
 
 @pytest.mark.parametrize(("at", "not_run"), [(2, 2), (4, 0)])
@@ -34,7 +34,7 @@ def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(
     ledger = {"measured": 4 - not_run, "device-error": 1, "not run": not_run}
     assert done.ledger() == {name: count for name, count in ledger.items() if count}
     if not_run:
-        assert "simulated 0 failed its probe 3 times" in done
+        assert done.tells("simulated 0", "3 times")
         (report,) = (sessions.database / "reports").glob("*.md")
         assert report.read_text().count("- `Moody-") == not_run
     assert list(sessions.statuses("Moody").values()).count("") == not_run
@@ -46,7 +46,7 @@ def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions)
     done = sessions.run(SIMULATED_DEVICES="1")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert done.ledger() == {"not run": 2}
-    assert "failed its probe 3 times" in done
+    assert done.tells("simulated 0", "3 times")
     assert set(sessions.statuses("Moody").values()) == {""}
 
 

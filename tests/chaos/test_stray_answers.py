@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from moods import Mood
 from sessions import Sessions, row
 
@@ -92,8 +91,8 @@ def hang():
 
 
 DEEDS = {
-    101: write, 102: write_a_length, 103: close, 104: put_a_file_in_place, 105: fork_and_return, 106: fork_and_raise,
-    107: fork_and_exit, 108: fork_unseen, 109: close_stdout, 110: leave,
+    101: write, 102: write_a_length, 103: put_a_file_in_place, 104: fork_and_return, 105: fork_and_raise,
+    106: fork_and_exit, 107: fork_unseen, 108: close_stdout, 109: leave, 110: close,
     600: hang,
 }
 
@@ -110,6 +109,13 @@ def test_rogue(row, replay):
     replay(slowly, *row.inputs(), expected=formulas.add)
 """
 NEIGHBOURS = (200, 400, 300, 500)
+LEAVES, CLOSES = 109, 110
+#: What becomes of the rows that do something else than to close all files.
+STATUSES = {
+    **dict.fromkeys((101, 102, 103), "crashed"),
+    **dict.fromkeys((104, 105, 106, 107, 108), "measured"),
+    LEAVES: "crashed",
+}
 
 
 def rogues(sessions: Sessions, *sizes: int) -> None:
@@ -128,35 +134,30 @@ def statuses_and_own_durations(sessions: Sessions) -> dict[int, str]:
     return sessions.statuses("Rogue")
 
 
-@pytest.mark.parametrize(
-    ("size", "status"),
-    [
-        pytest.param(101, "crashed", id="writes"),
-        pytest.param(102, "crashed", id="writes a length"),
-        pytest.param(103, "crashed", id="closes"),
-        pytest.param(104, "crashed", id="puts a file in place"),
-        pytest.param(105, "measured", id="forks, the child returns"),
-        pytest.param(106, "measured", id="forks, the child raises"),
-        pytest.param(107, "measured", id="forks, the child exits"),
-        pytest.param(108, "measured", id="forks unseen by Python"),
-        pytest.param(109, "measured", id="closes stdout"),
-    ],
-)
-def test_what_a_kernel_does_to_the_connection_costs_its_row_at_most(sessions: Sessions, size: int, status: str) -> None:
-    rogues(sessions, size)
-    done = sessions.run("--case-timeout=300", END_TIMEOUT_S="5" if size == 103 else "120")
-    assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), size: status}, done.output
+def test_what_a_kernel_does_to_the_connection_costs_its_row_at_most(sessions: Sessions) -> None:
+    (sessions.folder / "test_rogue.py").write_text(ROGUE_REPLAY)
+    (sessions.folder / "victim").write_text("precious")
+    # Each is between two neighbours.
+    neighbours = range(200, 201 + len(STATUSES))
+    sizes = [size for pair in zip(neighbours, STATUSES, strict=False) for size in pair]
+    sessions.write("Rogue", [row(size) for size in (*sizes, neighbours[-1])])
+    done = sessions.run("--case-timeout=300")
+    expected = {**dict.fromkeys(neighbours, "measured"), **STATUSES}
+    assert statuses_and_own_durations(sessions) == expected, done.output
+    reasons = {cells["Input Shapes"]: cells["Status Reason"] for cells in sessions.read("Rogue")}
+    assert reasons[f"{LEAVES};{LEAVES}"].endswith("exit code 1")
     assert (sessions.folder / "victim").read_text() == "precious"
     assert "Traceback" not in done
     assert sessions.left_behind() == []
 
 
-def test_how_a_process_ended_by_itself_is_told(sessions: Sessions) -> None:
-    rogues(sessions, 110)
-    sessions.run()
-    assert statuses_and_own_durations(sessions)[110] == "crashed"
-    (reason,) = (cells["Status Reason"] for cells in sessions.read("Rogue") if cells["Status"] == "crashed")
-    assert reason == "the device process died: exit code 1"
+def test_a_kernel_that_closes_the_connection_costs_its_row(sessions: Sessions) -> None:
+    rogues(sessions, CLOSES)
+    done = sessions.run("--case-timeout=300", END_TIMEOUT_S="2")
+    expected = {**dict.fromkeys(NEIGHBOURS, "measured"), CLOSES: "crashed"}
+    assert statuses_and_own_durations(sessions) == expected, done.output
+    assert "Traceback" not in done
+    assert sessions.left_behind() == []
 
 
 LATE = 600
@@ -191,7 +192,7 @@ class TestPytestTimeout:
         done = sessions.run()
         assert done.code == 1
         assert sessions.left_behind() == []
-        done = sessions.run("-k", " or ".join(f"{size}_{size}" for size in NEIGHBOURS))
+        done = sessions.run_in_process("-k", " or ".join(f"{size}_{size}" for size in NEIGHBOURS))
         assert done.ledger() == {"measured": 4}
         assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), LATE: ""}
 

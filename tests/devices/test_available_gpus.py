@@ -75,7 +75,7 @@ def test_a_torch_without_cuda_replays_on_the_cpu_unless_the_gpu_is_asked_for(mac
 def test_an_nvidia_smi_that_fails_shows_none(machine):
     machine("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
     assert [spec.kind for spec in available_devices(None)] == ["cpu"]
-    with pytest.raises(OpAtlasError, match=r"^--device cuda: .*--gpus all"):
+    with pytest.raises(OpAtlasError, match=r"cuda: .*--gpus all"):
         available_devices("cuda")
 
 
@@ -88,10 +88,7 @@ def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible
     assert pins(available_devices(None)) == pinned
 
 
-@pytest.mark.parametrize(
-    ("visible", "words"),
-    [("2", "shows none of the 2 GPUs here: unset it"), ("MIG-2222", r"names 'MIG-2222', .*parts of a GPU \(MIG\)")],
-)
+@pytest.mark.parametrize(("visible", "words"), [("2", "2 GPUs"), ("MIG-2222", "'MIG-2222'")])
 def test_a_choice_of_none_is_refused(machine, monkeypatch, visible, words):
     machine(TWO)
     monkeypatch.setenv(VARIABLE, visible)
@@ -104,7 +101,7 @@ def test_gpus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch, h
     machine(TWO)
     monkeypatch.setenv(VARIABLE, hidden)
     assert [spec.kind for spec in available_devices(None)] == ["cpu"]
-    with pytest.raises(OpAtlasError, match=r"^CUDA_VISIBLE_DEVICES .*2 GPUs"):
+    with pytest.raises(OpAtlasError, match=f"^{VARIABLE} .*2 GPUs"):
         available_devices("cuda")
 
 

@@ -126,7 +126,7 @@ def test_a_name_must_fit_the_chip(machine, answers, fitting):
 def test_without_npu_smi_a_name_is_believed_and_none_is_asked_for(machine):
     machine(nodes=2)
     assert {spec.name for spec in available_devices(A3_752T)} == {A3_752T}
-    with pytest.raises(OpAtlasError, match=r"npu-smi is not on PATH.*--device"):
+    with pytest.raises(OpAtlasError, match=r"npu-smi .*--device"):
         database_name(available_devices(None))
 
 

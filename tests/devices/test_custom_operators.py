@@ -116,7 +116,7 @@ def test_without_vllm_ascend_nothing_can_register_them(monkeypatch):
     monkeypatch.setattr(npu_operators, "find_spec", lambda name: None)
     _forget()
     assert "vllm-ascend" in registration_obstacle()
-    with pytest.raises(MissingPrecondition, match=r"pip install vllm-ascend.*export ASCEND_CUSTOM_OPP_PATH=<package>/"):
+    with pytest.raises(MissingPrecondition, match="ASCEND_CUSTOM_OPP_PATH"):
         load_npu_call(CALL)
     _forget()
     assert operator_environment({"PATH": "/usr/bin"}) == {}
@@ -218,11 +218,11 @@ def test_what_fails_in_registering_is_told(vllm_ascend, monkeypatch):
     package, opp = vllm_ascend
     (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text("raise ImportError('libcust_opapi.so: cannot open shared object file')\n")
-    with pytest.raises(MissingPrecondition, match=rf"libcust_opapi\.so: cannot open.*export \w+PATH={opp}"):
+    with pytest.raises(MissingPrecondition, match=rf"libcust_opapi\.so: .*PATH={opp}"):
         load_npu_call(CALL)
     _forget()
     set_up(monkeypatch, opp)
-    with pytest.raises(MissingPrecondition, match=r"ASCEND_CUSTOM_OPP_PATH.*torch and CANN"):
+    with pytest.raises(MissingPrecondition, match="ASCEND_CUSTOM_OPP_PATH"):
         load_npu_call(CALL)
 
 
@@ -243,7 +243,7 @@ def test_a_triton_that_does_not_tell_the_number_of_cores_is_told(place):
         TRITON_UTILS.replace("    cores = 48", "    raise RuntimeError('no driver of Triton')")
     )
     (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR.replace("of_the", "of_no"))
-    with pytest.raises(MissingPrecondition, match=r"no driver of Triton.*triton-ascend"):
+    with pytest.raises(MissingPrecondition, match="triton-ascend"):
         load_npu_call("torch.ops.vllm.qkv_rmsnorm_rope_of_no_tests")
 
 

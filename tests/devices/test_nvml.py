@@ -110,7 +110,7 @@ def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch
     without = open_nvml(UUID)
     assert (without.facts(), without.state(), without.throttles()) == ({"nvml": "Not Supported"}, {}, ())
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pip install 'opatlas[cuda]'" in open_nvml(UUID).facts()["nvml"]
+    assert "opatlas[cuda]" in open_nvml(UUID).facts()["nvml"]
 
 
 @pytest.mark.parametrize("name", ["1", UUID[:12], UUID])
@@ -139,5 +139,5 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
 def test_a_torch_without_cuda_says_what_to_do():
-    with pytest.raises(OpAtlasError, match=r"without CUDA.*--device cpu"):
+    with pytest.raises(OpAtlasError, match=r"--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())

@@ -73,7 +73,7 @@ def test_a_noisy_row_is_measured_again_and_says_so(run):
     outcome, _ = run([NOISY, QUIET])
     assert outcome.status is Status.MEASURED
     assert outcome.measurement.samples_us == QUIET
-    assert "33.3 % in 3 samples, median 15 us" in outcome.reason
+    assert "33.3 %" in outcome.reason
 
 
 def test_a_row_that_stays_noisy_fails_and_tells_what_was_measured(run):
@@ -81,7 +81,7 @@ def test_a_row_that_stays_noisy_fails_and_tells_what_was_measured(run):
     assert outcome.status is Status.NOISY
     assert outcome.measurement is None
     assert len(left) == 1
-    assert outcome.reason.count("33.3 % in 3 samples, median 15 us") == ATTEMPTS
+    assert outcome.reason.count("33.3 %") == ATTEMPTS
     assert "--max-noise 5 %" in outcome.reason
 
 

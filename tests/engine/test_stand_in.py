@@ -83,7 +83,7 @@ def test_one_device_kernel_is_no_composition():
     assert describe_stand_in(["mul", "add"], 1) == ""
     assert describe_stand_in(["sort"], 21) == ""
     assert describe_stand_in([], 2) == ""
-    assert describe_stand_in(["mul", "add", "mul"], 3).startswith("composition of 3 torch operators (mul, add)")
+    assert "3 torch operators" in describe_stand_in(["mul", "add", "mul"], 3)
     assert "11 device kernels" in describe_stand_in(["mul", "add"], 11)
 
 
@@ -99,7 +99,7 @@ def test_a_call_that_cannot_be_counted_is_made_all_the_same():
     operators = count_operators(call, call)
     assert operators == ["ones", REST]
     assert len(made) == 2
-    assert describe_stand_in(operators, None).startswith("composition of at least 2 ")
+    assert "at least 2 " in describe_stand_in(operators, None)
 
 
 def test_what_a_kernel_raises_comes_through():

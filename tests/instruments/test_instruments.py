@@ -42,13 +42,13 @@ def test_the_first_one_is_taken_by_default():
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
     offered = ", ".join(INSTRUMENTS["cpu"])
-    with pytest.raises(OpAtlasError, match=rf"--instrument sundial: devices of kind cpu offer {offered}$"):
+    with pytest.raises(OpAtlasError, match=rf"sundial: .* {offered}$"):
         open_instrument("cpu", MeasureSettings(instrument="sundial"))
 
 
 def test_a_device_that_does_not_heed_the_choice_is_not_opened(monkeypatch):
     monkeypatch.setattr(CpuDevice, "instrument", lambda device: WallClock())
-    with pytest.raises(OpAtlasError, match=r"^--instrument sundial: cpu 0 measures with wall-clock"):
+    with pytest.raises(OpAtlasError, match=r"sundial: .*wall-clock"):
         Runner(DeviceSpec("cpu"), MeasureSettings(instrument="sundial"))
 
 

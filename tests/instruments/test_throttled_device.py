@@ -46,13 +46,14 @@ def test_it_waits_until_throttling_has_ended():
 def test_samples_taken_while_throttled_are_dropped_and_taken_again():
     samples, pauses = sample([(), HOT, (), ()])
     assert samples.durations_us == (2.0,)
-    assert samples.notes == ("1 sample was dropped: the device was throttled",)
+    (note,) = samples.notes
+    assert note.startswith("1 sample ")
     assert pauses == [0.1]
 
 
 def test_where_it_does_not_end_samples_are_kept_and_say_so():
     samples, pauses = sample([()] + [HOT] * 8)
-    assert "hardware thermal slowdown" in samples.throttled
+    assert HOT[0] in samples.throttled
     assert pauses == [0.1, 0.4]
 
 
@@ -61,7 +62,7 @@ def test_the_rows_time_limit_counts_over_all_tries():
     samples, _ = sample([(), HOT], rule=StopRule(repeat_count=None, time_limit_s=5, clock=lambda: next(now)))
     assert samples.durations_us == (1.0,)
     assert samples.notes == ()
-    assert "hardware thermal slowdown" in samples.throttled
+    assert HOT[0] in samples.throttled
 
 
 @pytest.mark.parametrize("said", [[(), HOT]])

@@ -112,7 +112,8 @@ def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch)
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
     instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
     samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
-    assert samples.profiled == NoSamples("torch_npu.profiler wrote 0 files kernel_details.csv: see its messages")
+    assert isinstance(samples.profiled, NoSamples)
+    assert "kernel_details.csv" in samples.profiled.reason
 
 
 @pytest.fixture
@@ -151,5 +152,5 @@ def test_the_doctor_tells_of_a_profiler_that_writes_nothing(probe, monkeypatch):
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
     verdict = probe()
     assert verdict.state is State.FAIL
-    assert "0 files kernel_details.csv" in verdict.detail
+    assert "kernel_details.csv" in verdict.detail
     assert "npu-events" in verdict.remedy

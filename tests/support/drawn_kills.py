@@ -78,14 +78,10 @@ def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
     )
 
 
-#: Kills that every `make test` tries; the others are slow.
+#: Kills that every `make test` tries, besides those of tests/chaos/test_killed_processes.py; the others are slow.
 _FAST: tuple[tuple[tuple[Role, Phase], ...], ...] = (
-    ((Role.PYTEST, Phase.PLANNING),),
     ((Role.PYTEST, Phase.RUNNING),),
     ((Role.PYTEST, Phase.MERGING),),
-    ((Role.PYTEST, Phase.LEAVING),),
-    ((Role.KEEPER, Phase.RUNNING),),
-    ((Role.DEVICE, Phase.RUNNING),),
     # The second kill finds the database taken over, and the journals of the first being merged.
     ((Role.PYTEST, Phase.RUNNING), (Role.PYTEST, Phase.PLANNING)),
 )

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_python import warm_python
+from warm_python import Fork, warm_python
 
 ROOT = Path(__file__).parents[2]
 #: Marks the processes of a test's sessions.
@@ -59,6 +58,8 @@ from opatlas.isolation.msprof import command
 # Exit codes are told only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
 command.SESSION_ROWS = int(os.environ.get("SESSION_ROWS", command.SESSION_ROWS))
+# No driver resets a simulated device.
+device_process.PAUSES_S = (0.1, 0.1)
 pytest_plugins = ("opatlas.plugins",)
 
 
@@ -125,6 +126,10 @@ class Finished:
     def __contains__(self, text: str) -> bool:
         return text in self.output
 
+    def tells(self, *words: object) -> bool:
+        """Whether a line of the output has all these words."""
+        return any(all(str(word) in line for word in words) for line in self.output.splitlines())
+
 
 class Sessions:
     """A folder with toy replays and a database, and a way to run pytest on them."""
@@ -142,6 +147,7 @@ class Sessions:
             shutil.copy(Path(__file__).with_name(name), folder)
         (folder / "test_toys.py").write_text(TOY_REPLAYS)
         self._started = 0
+        self._forks: list[Fork] = []
 
     def write(self, kernel_type: str, rows: list[dict[str, str]]) -> Path:
         return write_table(self.database / f"{kernel_type}.csv", rows)
@@ -162,37 +168,28 @@ class Sessions:
         Args:
             file_limit: bytes beyond which the system lets no file grow.
         """
-        return self.start(*options, measure=measure, file_limit=file_limit, **environment).wait()
+        return self._fork(options, measure, environment, torch=False, file_limit=file_limit).wait()
 
     def run_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
         """The same with `--in-process`, and several times faster, for what the device process has no part in."""
-        return self.run_without_device("--in-process", *options, measure=measure, **environment)
+        return self.start_in_process(*options, measure=measure, **environment).wait()
 
     def run_without_device(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
-        """The same, several times faster, for a session that starts no device process and no group."""
-        output = self._new_output()
-        code = warm_python().pytest(
-            [*self._arguments(measure), *options],
-            folder=self.folder,
-            environment=self._environment(environment),
-            output=output,
-        )
-        return Finished(code, output.read_text())
+        """The same without `--in-process`, for a session that starts no device process and no group."""
+        return self._fork(options, measure, environment, torch=True).wait()
+
+    def start_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Running:
+        """The same as `run_in_process`, left to run."""
+        return self._fork(("--in-process", *options), measure, environment, torch=True)
 
     def start(
         self,
         *options: str,
         measure: Sequence[str] = QUICKLY,
-        file_limit: int | None = None,
         terminal: int | None = None,
         **environment: str,
     ) -> Running:
-        """The same as `run`, left to run; `terminal` is a descriptor that takes its output."""
-
-        def limit_files() -> None:
-            if file_limit is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-
+        """The same as `run`, left to run, in a Python of its own; `terminal` is a descriptor that takes its output."""
         output = self._new_output()
         with open(output, "w") as file:
             process = subprocess.Popen(
@@ -202,8 +199,27 @@ class Sessions:
                 stdin=subprocess.DEVNULL,
                 stdout=file if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
-                preexec_fn=limit_files,
             )
+        return Running(self, process, output)
+
+    def _fork(
+        self,
+        options: Sequence[str],
+        measure: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        torch: bool,
+        file_limit: int | None = None,
+    ) -> Running:
+        output = self._new_output()
+        process = warm_python(torch=torch).start(
+            [*self._arguments(measure), *options],
+            folder=self.folder,
+            environment=self._environment(environment),
+            output=output,
+            file_limit=file_limit,
+        )
+        self._forks.append(process)
         return Running(self, process, output)
 
     def _arguments(self, measure: Sequence[str]) -> list[str]:
@@ -222,7 +238,9 @@ class Sessions:
 
     def _new_output(self) -> Path:
         self._started += 1
-        return self.folder / f"output-{self._started}.txt"
+        output = self.folder / f"output-{self._started}.txt"
+        output.touch()
+        return output
 
     def go(self) -> None:
         """Lets the rows end that wait for it."""
@@ -244,6 +262,8 @@ class Sessions:
 
     def end(self) -> None:
         """Kills whatever a failed test has left running, and removes temporary files."""
+        for fork in self._forks:
+            fork.kill()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -258,7 +278,7 @@ class Sessions:
 class Running:
     """A session that was started."""
 
-    def __init__(self, sessions: Sessions, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(self, sessions: Sessions, process: subprocess.Popen[bytes] | Fork, output: Path) -> None:
         self._sessions = sessions
         self.process = process
         self.output = output

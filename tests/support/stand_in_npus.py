@@ -9,6 +9,7 @@ from sessions import Finished, Running, Sessions
 from stand_in_msprof import FAULTS
 
 SAMPLES = 4
+MEASURE = (f"--repeat-count={SAMPLES}", "--cache=cold")
 
 
 def is_mean_us(mean_us: float, size: int, samples: int = SAMPLES) -> bool:
@@ -35,19 +36,14 @@ class StandInNpus:
         Args:
             faults: how msprof fails, by the number of the profile; see stand_in_msprof.py.
         """
-        return self.start(*options, faults=faults, npus=npus, **environment).wait()
+        environment = self._environment(faults, npus, environment)
+        return self._sessions.run(*options, measure=MEASURE, **environment)
 
     def start(self, *options: str, faults: dict[str, str] | None = None, npus: int = 1, **environment: str) -> Running:
-        return self._sessions.start(
-            *options,
-            measure=(f"--repeat-count={SAMPLES}", "--cache=cold"),
-            **{
-                **self.environment,
-                "STAND_IN_NPUS": str(npus),
-                FAULTS: json.dumps(faults or {}),
-                **environment,
-            },
-        )
+        return self._sessions.start(*options, measure=MEASURE, **self._environment(faults, npus, environment))
+
+    def _environment(self, faults: dict[str, str] | None, npus: int, more: dict[str, str]) -> dict[str, str]:
+        return {**self.environment, "STAND_IN_NPUS": str(npus), FAULTS: json.dumps(faults or {}), **more}
 
 
 def measured_right(sessions: Sessions, kernel_type: str = "Toy") -> set[int]:
