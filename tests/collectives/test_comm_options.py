@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def test_defaults_of_a_cpu() -> None:
 def test_defaults_of_an_a3() -> None:
     found = messages(parsed(), NPUS)
     assert (found[0], found[-1]) == ((1024, 16, "DT_BF16", 1), (512 << 20, 16, "DT_BF16", 1))
-    assert options.collective_plan(parsed(), NPUS).about == ["grid 48 x 8 x 2: that of an ATLAS_800_A3"]
+    assert options.collective_plan(parsed(), NPUS).options.grid_shape == [48, 8, 2]
 
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +115,8 @@ def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
     wanted = options.collective_plan(option, CPU)
     found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
     assert found == [(12, "DT_FLOAT"), (3, "DT_INT8"), (6, "DT_INT8"), (9, "DT_INT8")]
-    assert "all_to_all of 3 float32: bytes rounded up: 1 -> 12, 5 -> 12, 7 -> 12" in wanted.about
+    (rounded,) = (line for line in wanted.about if "1 -> 12, 5 -> 12" in line)
+    assert all(word in rounded.split() for word in (ALL_TO_ALL.name, "float32:"))
     assert messages(option, CPU)[:2] == [(4, 3, "DT_FLOAT", 1), (8, 3, "DT_FLOAT", 1)]
 
 
@@ -130,13 +132,13 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
     # The grid that is told is that of the machine, and not one that would hold the group.
-    about = options.collective_plan(parsed("--num-devices", "2", "16"), CPU).about
-    assert about == ["grid 1 x 8: one node, at most 4 ranks on each of 2 cores"]
+    (about,) = options.collective_plan(parsed("--num-devices", "2", "16"), CPU).about
+    assert about.startswith("grid 1 x 8:")
     spec = of_group(option, CPU, "16", "1")
-    assert spec.placement_problem(8) == "needs 16 devices, 8 are there"
-    assert placement_problem(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
+    assert re.findall(r"\d+", spec.placement_problem(8)) == ["16", "8"]
+    assert re.findall(r"\d+", placement_problem(spec, CPU)) == ["16", "2", "8", "4"]
     option.strict = True
-    with pytest.raises(pytest.UsageError, match="--strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
+    with pytest.raises(pytest.UsageError, match="--num-devices 16"):
         options.collective_plan(option, CPU)
 
 
@@ -148,7 +150,7 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
     assert (spec.members, spec.local_members(8), spec.placement_problem(8), spec.rank_of(0)) == ((0, 8), (0,), "", 1)
     option = parsed(*nodes, "--num-devices", "3")
     uneven = of_group(option, CPU, "3", "0")
-    assert uneven.placement_problem(8).startswith("takes 2 + 1 devices of the 2 nodes")
+    assert "2 + 1 devices" in uneven.placement_problem(8)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +172,9 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     assert options.named_collectives(()) == list(BY_NAME.values())
     assert options.named_collectives(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
     assert list(options.collective_plan(parsed(ops=("all_reduce",)), CPU).rows) == [ALL_REDUCE.kernel_type]
-    with pytest.raises(pytest.UsageError, match=r"--ops allreduce: no such collective \(did you mean all_reduce"):
+    with pytest.raises(pytest.UsageError, match="did you mean all_reduce"):
         options.collective_plan(parsed(ops=("allreduce",)), CPU)
-    with pytest.raises(pytest.UsageError, match="--ops Add: no such collective"):
+    with pytest.raises(pytest.UsageError, match="--ops Add: "):
         options.collective_plan(parsed(ops=("all_reduce", "Add")), CPU)
 
 
@@ -207,7 +209,8 @@ def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
-    assert "environment: GLOO_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0" in options.collective_plan(parsed(), CPU).about
+    _, told = options.collective_plan(parsed(), CPU).about
+    assert told.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 
 def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ def test_collectives_are_named_alone() -> None:
         return options.are_named(SimpleNamespace(args=list(arguments)))  # type: ignore[arg-type]
 
     assert not asked("bench/")
-    assert asked("bench/test_collectives.py")
-    assert asked("bench/test_collectives.py::test_all_reduce")
-    with pytest.raises(pytest.UsageError, match=r"test_collectives.py has a database of its own: name it alone"):
-        asked("bench/", "bench/test_collectives.py")
+    assert asked(f"bench/{options.MODULE}")
+    assert asked(f"bench/{options.MODULE}::test_all_reduce")
+    with pytest.raises(pytest.UsageError, match=options.MODULE):
+        asked("bench/", f"bench/{options.MODULE}")

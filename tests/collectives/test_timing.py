@@ -106,7 +106,7 @@ def test_each_sample_begins_restored_and_synchronized() -> None:
 @pytest.mark.parametrize("broken_after", [0, 5])
 def test_a_wrong_result_before_or_after_the_samples_fails(broken_after: int) -> None:
     replay = timed(Three())
-    with pytest.raises(WrongResult, match=r"rank 0 of 3.*element 3 of 16"):
+    with pytest.raises(WrongResult, match=r"rank 0 .*element 3 "):
         measure(replay, broken_after)
     assert replay.outcome is None
 
@@ -118,11 +118,11 @@ def test_ranks_with_different_numbers_of_samples_are_not_compared() -> None:
 
 
 def test_a_rank_without_a_profile_says_so_and_keeps_no_rank_waiting() -> None:
-    replay = timed(Three(), Fixed(Samples((), profiled=NoSamples("the profiler wrote no file"))))
+    replay = timed(Three(), Fixed(Samples((), profiled=NoSamples("no file was written"))))
     measure(replay)
     assert replay.outcome is not None
     assert replay.outcome.status is Status.FAILED
-    assert "the profiler wrote no file" in replay.outcome.reason
+    assert "no file was written" in replay.outcome.reason
 
 
 class CountingDevice(CpuDevice):

@@ -96,9 +96,11 @@ def group() -> Iterator[GroupProcess]:
 
 def test_a_rank_that_hangs_is_named_and_its_stack_shown(group: GroupProcess, capfd: pytest.CaptureFixture[str]) -> None:
     """The first test of the group: ranks print where this process printed when they were launched."""
-    outcome = group.run(job(group_replays.HANGS, timeout_s=10))
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    outcome = group.run(job(group_replays.HANGS, timeout_s=4))
     assert (outcome.status, outcome.measurement) == (Status.TIMEOUT, None)
-    assert "rank 1 of 2 before its first call; the others wait" in outcome.reason
+    assert "rank 1 of 2" in outcome.reason
+    assert "rank 0" not in outcome.reason
     # The stack of the rank that hangs, with the GIL held, and of the one that waits for it.
     shown = capfd.readouterr().err
     assert "in misbehave" in shown
@@ -123,18 +125,18 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
 @pytest.mark.parametrize(
     ("mood", "status", "words"),
     [
-        (group_replays.REFUSED, Status.INVALID, "a bad size for every rank"),
-        (group_replays.KILLED, Status.CRASHED, "rank 1 of 2 died: SIGKILL (signal 9)"),
-        (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError: rank 1 has its own mind"),
-        pytest.param(group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0", marks=pytest.mark.slow),
-        pytest.param(group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV", marks=pytest.mark.slow),
-        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are not a message"),
+        (group_replays.REFUSED, Status.INVALID, "bad size"),
+        (group_replays.KILLED, Status.CRASHED, "rank 1 of 2 .*SIGKILL"),
+        (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError"),
+        pytest.param(group_replays.EXITS, Status.CRASHED, "rank 1 of 2 .*exit code 0", marks=pytest.mark.slow),
+        pytest.param(group_replays.FORKS, Status.CRASHED, "rank 1 of 2 .*SIGSEGV", marks=pytest.mark.slow),
+        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: "),
     ],
 )
 def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, mood: int, status: Status, words: str) -> None:
     outcome = group.run(job(mood))
     assert (outcome.status, outcome.measurement) == (status, None)
-    assert words in outcome.reason
+    assert re.search(words, outcome.reason)
     if status is not Status.INVALID:
         assert not marked(f"{MARK}={os.getpid()}")
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
@@ -164,11 +166,11 @@ def test_an_interrupted_wait_ends_the_group(group: GroupProcess) -> None:
     group.run(job(group_replays.GOOD))
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.alarm(2)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(Interrupted):
             group.run(job(group_replays.HANGS))
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not marked(f"{MARK}={os.getpid()}")
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
@@ -258,7 +260,7 @@ def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function
         replace(job_of_two(*row), module="wrong_exchanges", module_path=wrong_exchanges.__file__, function=function)
     )
     assert outcome.status is Status.FAILED, outcome
-    assert "differs from the formula" in outcome.reason
+    assert "formula" in outcome.reason
 
 
 def test_a_port_in_use_is_told() -> None:
@@ -273,8 +275,8 @@ def test_a_port_in_use_is_told() -> None:
 @pytest.mark.parametrize(
     ("opener", "words"),
     [
-        ("broken_ranks:second_is_missing", "rank 1 of 2: OpAtlasError: no second device"),
-        ("broken_ranks:second_dies", "start: rank 1 of 2 died: SIGKILL .signal 9. before it had joined"),
+        ("broken_ranks:second_is_missing", "rank 1 of 2: OpAtlasError"),
+        ("broken_ranks:second_dies", "rank 1 of 2 .*SIGKILL"),
     ],
 )
 def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opener: str, words: str) -> None:
@@ -385,7 +387,7 @@ def test_whom_a_group_waits_for_is_told_and_not_for_ever(
         GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.tell)).describe()
     assert gone.value.nodes is (nodes > 1)
     assert re.fullmatch(r".*, \d+ s left", clock.told[-1]), clock.told
-    assert clock.told[0].startswith("waiting for torchrun's launcher to start, ")
+    assert "launcher" in clock.told[0]
     assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=300)
 
 
@@ -402,7 +404,7 @@ def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
         channel.close()
     assert rank.wait(300) == 0
     assert isinstance(answer, NotReady)
-    assert answer.reason.startswith("RANK, MASTER_PORT: not set")
+    assert answer.reason.partition(":")[0] == "RANK, MASTER_PORT"
 
 
 def test_nodes_meet_at_the_port_of_the_first() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 from replaying import cells_of
 from sample_rows_moe import LAYER, TOLD
-from sessions import ROOT, Sessions
+from sessions import ROOT, Sessions, row
 from stand_in_npus import StandInNpus, is_mean_us
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
@@ -35,16 +36,18 @@ def test_rows_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessi
     sessions.write("MoeDistributeDispatch", [dispatch(tokens) for tokens in (4, 9)])
     # A row that does not tell its group, and one whose group is too large, stand between those that can run.
     sessions.write("DispatchFFNCombine", [layer(5, "2"), layer(6, "two"), layer(7, "16"), layer(8, "2")])
-    done = npus.run(NAME, "-s", "-n0", npus=2)
-    assert (done.code, done.ledger()) == (1, {"measured": 4, "invalid": 1, "skipped": 1}), done.output
-    # One for each rank, for all rows, and one of the process that opens a device to describe it.
+    # Those of one device run first.
+    sessions.write("Toy", [row(5), row(6)])
+    done = npus.run(NAME, "test_toys.py", "-s", "-n0", npus=2)
+    assert (done.code, done.ledger()) == (1, {"measured": 6, "invalid": 1, "skipped": 1}), done.output
+    # One of the process of one device, and one for each rank.
     assert done.output.count("Start profiling") == 3, done.output
-    statuses = [row["Status"] for row in sessions.read("DispatchFFNCombine")]
+    statuses = [cells["Status"] for cells in sessions.read("DispatchFFNCombine")]
     assert statuses == ["measured", "invalid", "skipped", "measured"]
-    for kernel_type in ("MoeDistributeDispatch", "DispatchFFNCombine"):
-        for row in sessions.read(kernel_type):
-            if row["Status"] == "measured":
-                size = int(row["Input Shapes"].partition(",")[0])
-                assert row["Instrument"] == "msprof"
-                assert is_mean_us(float(row["Average Duration(us)"]), size), row
+    for kernel_type in ("Toy", "MoeDistributeDispatch", "DispatchFFNCombine"):
+        for cells in sessions.read(kernel_type):
+            if cells["Status"] == "measured":
+                size = int(re.match(r"\d+", cells["Input Shapes"])[0])
+                assert cells["Instrument"] == "msprof"
+                assert is_mean_us(float(cells["Average Duration(us)"]), size), cells
     assert not sessions.left_behind()

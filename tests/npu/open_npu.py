@@ -36,9 +36,9 @@ CALLS = (
 def found(device, call):
     """What the name of an NPU call comes to."""
     try:
-        return repr(device.kernel(lambda: None, call))
+        return {"status": "found", "text": repr(device.kernel(lambda: None, call))}
     except ReplayError as error:
-        return f"{error.status}: {error}"
+        return {"status": error.status, "text": str(error)}
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
 from opatlas.devices.torch_npu import TorchNpuMissing, import_torch_npu
 from opatlas.isolation.msprof.command import METRICS
+from opatlas.model.schema import Status
 
 HERE = Path(__file__).parent
 
@@ -97,32 +98,32 @@ def test_events_measure_what_lies_between_them(an_npu):
 
 def test_calls_are_found_by_their_names(an_npu):
     kernels = an_npu["kernels"]
-    assert kernels["None"].startswith("unsupported: ")
-    assert "add" in kernels["torch.add"]
-    assert "npu_swiglu" in kernels["torch_npu.npu_swiglu"]
-    assert kernels["torch_npu.npu_swiglu_of_tomorrow"].startswith("unsupported: torch_npu.npu_swiglu_of_tomorrow")
+    unknown = "torch_npu.npu_swiglu_of_tomorrow"
+    assert kernels["None"]["status"] == kernels[unknown]["status"] == Status.UNSUPPORTED
+    assert unknown in kernels[unknown]["text"]
+    assert "add" in kernels["torch.add"]["text"]
+    assert "npu_swiglu" in kernels["torch_npu.npu_swiglu"]["text"]
 
 
 def test_a_custom_operator_that_nothing_registers_is_skipped_with_the_exports(an_npu):
     said = an_npu["kernels"]["torch.ops._C_ascend.npu_add_rms_norm_bias"]
-    assert said.startswith("skipped: torch.ops._C_ascend.npu_add_rms_norm_bias is not registered")
-    assert "export ASCEND_CUSTOM_OPP_PATH=" in said
-    assert "vllm-ascend, which brings them, is not installed" in an_npu["description"]["no_custom_operators"]
+    assert said["status"] == Status.SKIPPED
+    assert "ASCEND_CUSTOM_OPP_PATH=" in said["text"]
+    assert "vllm-ascend" in an_npu["description"]["no_custom_operators"]
 
 
 def test_without_a_device(npu_python):
     said = opened(npu_python, NPU_STUB_DEVICES="0")
     assert said["error"] == "OpAtlasError"
-    assert "there is no NPU here (no /dev/davinci0)" in said["message"]
+    assert "/dev/davinci0" in said["message"]
 
 
 def test_a_device_that_cannot_be_set(npu_python, tmp_path):
     # CANN counts a device, and fails to set it: the driver's own words say why.
     said = opened(npu_python, NPU_STUB_DEVICES="1", NPU_STUB_FAILS="1")
     assert said["error"] == "DeviceUnhealthy"
-    assert "npu 3 cannot be opened: " in said["message"]
-    assert "error code is 507899" in said["message"]
-    assert "An internal error occurs in the Driver module" in said["message"]
+    assert "npu 3 " in said["message"]
+    assert "507899" in said["message"]
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +141,13 @@ def without_cann(npu_python):
 def test_without_cann(npu_python, without_cann):
     said = opened(npu_python, without_cann)
     assert said["error"] == "TorchNpuMissing"
-    assert said["message"].startswith("CANN is missing (lib")
-    assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in said["message"]
+    assert "ascend-toolkit/set_env.sh" in said["message"]
 
 
 def test_cann_that_is_installed_and_not_set_up(npu_python, without_cann, tmp_path):
     (tmp_path / "set_env.sh").touch()
     said = opened(npu_python, without_cann, ASCEND_TOOLKIT_HOME=str(tmp_path))
-    assert f"though CANN is installed: run: source {tmp_path}/set_env.sh" in said["message"]
+    assert f"source {tmp_path}/set_env.sh" in said["message"]
 
 
 @pytest.mark.skipif(find_spec("torch_npu") is not None, reason="torch_npu is installed in this Python")

@@ -30,14 +30,14 @@ def verdict_of(npu_python, tmp_path):
 def test_torch_npu_without_a_device(verdict_of):
     verdict = verdict_of("torch_npu", ASCEND_RT_VISIBLE_DEVICES="")
     assert verdict["state"] == "fail"
-    assert verdict["detail"] == "2.13.0 is imported and sees no device (ASCEND_RT_VISIBLE_DEVICES is '')"
+    assert "VISIBLE_DEVICES is ''" in verdict["detail"]
     assert verdict["facts"]["version"] == "2.13.0"
 
 
 def test_an_npu_that_is_not_there(verdict_of):
     verdict = verdict_of("npu")
     assert verdict["state"] == "fail"
-    assert verdict["detail"].startswith("--device npu: there is no NPU here (/dev/davinci0 is missing")
+    assert "/dev/davinci0" in verdict["detail"]
 
 
 def test_torch_npu_with_a_device(verdict_of):
@@ -60,4 +60,4 @@ def test_torch_npu_finds_atb(verdict_of):
 def test_without_vllm_ascend(verdict_of):
     verdict = verdict_of("triton")
     assert verdict["state"] == "skip"
-    assert "rows of _triton_rope, split_qkv_rmsnorm_rope_kernel are skipped" in verdict["detail"]
+    assert "_triton_rope, split_qkv" in verdict["detail"]

@@ -11,7 +11,7 @@ from npu_environment import Unavailable, environment_variables, python_with_torc
 
 def test_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="built with gcc, nm, readelf, not found here"):
+    with pytest.raises(Unavailable, match="gcc, nm, readelf"):
         python_with_torch_npu(tmp_path)
 
 
@@ -24,7 +24,7 @@ def test_on_another_machine(monkeypatch, tmp_path):
 def test_without_the_wheel(monkeypatch, tmp_path):
     # Also how it is where no package index can be reached.
     monkeypatch.setattr(npu_environment, "TORCH_NPU", "0.0.1")
-    with pytest.raises(Unavailable, match=r"pip cannot install torch_npu 0\.0\.1: .*torch_npu"):
+    with pytest.raises(Unavailable, match=r"torch_npu 0\.0\.1"):
         python_with_torch_npu(tmp_path)
 
 

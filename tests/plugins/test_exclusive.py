@@ -28,30 +28,23 @@ def of_group(size: int, ranks: str = "") -> dict[str, str]:
     return {**row(size), "EP Size": ranks}
 
 
-def test_one_process_runs_them_last(with_groups: Sessions) -> None:
-    with_groups.write("Sum", [of_group(group_replays.GOOD), of_group(group_replays.OTHER_GOOD, "16")])
+def test_one_process_runs_them_last_and_a_dead_rank_is_one_row(with_groups: Sessions) -> None:
+    moods = {group_replays.GOOD: "measured", group_replays.KILLED: "crashed", group_replays.OTHER_GOOD: "measured"}
+    with_groups.write("Sum", [*map(of_group, moods), of_group(group_replays.HOT, "16")])
     with_groups.write("Moody", [row(1), row(2)])
     done = with_groups.run("-vv")
-    assert (done.code, done.ledger()) == (0, {"measured": 3, "skipped": 1}), done.output
+    assert (done.code, done.ledger()) == (1, {"measured": 4, "crashed": 1, "skipped": 1}), done.output
     # A group that comes together slowly says so behind the name of its row.
     ran = re.findall(r"^\S+::test_(\w+)", done.output, re.MULTILINE)
-    assert ran == ["moody", "moody", "sum", "sum"]
-    assert with_groups.statuses("Sum") == {group_replays.GOOD: "measured", group_replays.OTHER_GOOD: "skipped"}
+    assert ran == ["moody", "moody", "sum", "sum", "sum", "sum"]
+    assert with_groups.statuses("Sum") == {**moods, group_replays.HOT: "skipped"}
     (skipped,) = (r for r in with_groups.read("Sum") if r["EP Size"])
     assert re.findall(r"\d+", skipped["Status Reason"]) == ["16", "2"]
-    (manifest,) = (with_groups.database / "runs").glob("*.json")
-    assert json.loads(manifest.read_text())["other_devices"][0]["facts"]["ranks"] == 2
-    assert not with_groups.left_behind()
-
-
-def test_a_dead_rank_is_one_row_of_the_session(with_groups: Sessions) -> None:
-    moods = [group_replays.GOOD, group_replays.KILLED, group_replays.OTHER_GOOD]
-    with_groups.write("Sum", [of_group(mood) for mood in moods])
-    done = with_groups.run()
-    assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
     (dead,) = (r for r in with_groups.read("Sum") if r["Status"] == "crashed")
     assert "rank 1 of 2" in dead["Status Reason"]
     assert "SIGKILL" in dead["Status Reason"]
+    (manifest,) = (with_groups.database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["other_devices"][0]["facts"]["ranks"] == 2
     assert not with_groups.left_behind()
 
 
@@ -64,6 +57,7 @@ def test_workers_have_ended_before_they_run(with_groups: Sessions) -> None:
     assert not with_groups.left_behind()
 
 
+@pytest.mark.slow
 def test_nothing_but_such_rows(with_groups: Sessions) -> None:
     with_groups.write("Sum", [of_group(group_replays.GOOD)])
     done = with_groups.run(SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="0,1")

@@ -41,7 +41,7 @@ def test_a_debugger_stops_where_a_row_or_its_result_was_refused(
     assert sessions.statuses("Moody") == {mood: status}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_a_device_that_cannot_be_opened_ends_the_session_and_marks_no_row(
     sessions: Sessions, options: tuple[str, ...]
 ) -> None:
@@ -133,7 +133,7 @@ def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_t
         "    return whole(self, kernel_type)\n"
         "Database.read = read\n"
     )
-    done = sessions.run("--in-process")
+    done = sessions.run_in_process()
     assert (done.code, done.outcomes()) == (1, {"passed": 1})
     assert f"{broken}: RecursionError: deep" in done
     assert "Traceback" not in done
@@ -148,7 +148,7 @@ def test_an_error_that_nobody_has_foreseen_in_making_the_plan_is_told_once(sessi
         "opatlas.plugins.planner.make_plan = broken\n"
     )
     (sessions.folder / "test_more.py").write_text((sessions.folder / "test_toys.py").read_text())
-    done = sessions.run("--in-process")
+    done = sessions.run_in_process()
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert done.output.count("ZeroDivisionError: no plan\n") == 1
     assert sessions.statuses("Toy") == {1: ""}

@@ -37,7 +37,7 @@ def test_deselected_rows_are_not_in_the_collection(sessions: Sessions) -> None:
     assert sessions.run_in_process("-k", "Toy-2_2").ledger() == {"measured": 1}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, options: tuple[str, ...]) -> None:
     sessions.write("Moody", [row(Mood.RAISE), *[row(n) for n in range(101, 131)]])
     done = sessions.run("-x", *options)

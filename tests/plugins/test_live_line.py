@@ -51,7 +51,7 @@ class OnTerminal:
         return bool(data)
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1", "test_toys.py")], ids=["one process", "xdist"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1", "test_toys.py"), marks=pytest.mark.slow)])
 def test_a_row_that_runs_for_long_is_named_on_one_line(sessions: Sessions, options: tuple[str, ...]) -> None:
     sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2)])
     terminal = OnTerminal(sessions, *options)

@@ -123,7 +123,7 @@ def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
     assert is_refused(measured.run_in_process())
 
 
-@pytest.mark.parametrize("workers", [False, True])
+@pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_warm_durations_do_not_take_the_place_of_cold_ones(measured: Sessions, workers: bool) -> None:
     before = contents(measured.database, without=".lock")
     cold = ("--repeat-count=2", "--cache=cold")
@@ -234,7 +234,7 @@ def closed(folder: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
 
 
-@pytest.mark.parametrize("options", [("--in-process",), (), ("-n2",)])
+@pytest.mark.parametrize("options", [("--in-process",), (), pytest.param(("-n2",), marks=pytest.mark.slow)])
 def test_read_only_compares_and_writes_nothing(measured: Sessions, options: tuple[str, ...]) -> None:
     of_another_device(measured)
     measured.write("Toy", measured.read("Toy"))

@@ -58,7 +58,7 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
 @pytest.mark.parametrize("option", ["-x", "--fail-fast"])
 def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions, option: str) -> None:
     sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
-    done = sessions.run(option)
+    done = sessions.run_in_process(option)
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert sessions.statuses("Moody") == {1: "measured", Mood.RAISE: "failed", 2: ""}
 
@@ -155,7 +155,7 @@ def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> N
         (("--device", "NVIDIA_H200"), "GPU"),
     ):
         # Without nvidia-smi and npu-smi, whatever machine this is.
-        done = sessions.run(*options, PATH=str(sessions.folder))
+        done = sessions.run_without_device(*options, PATH=str(sessions.folder))
         assert done.code != 0
         assert message in done
         assert "Traceback" not in done

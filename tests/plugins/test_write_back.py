@@ -161,7 +161,7 @@ def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessio
         assert (done.code, done.outcomes()) == (1, {"failed": 7, "passed": 3, "skipped": 1})
 
 
-@pytest.mark.parametrize("options", [(), ("--in-process",), ("-n", "2")])
+@pytest.mark.parametrize("options", [(), ("--in-process",), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions, options: tuple[str, ...]) -> None:
     sessions.write("Moody", [row(Mood.RAISE)])
     assert sessions.run(*options).code == 1
