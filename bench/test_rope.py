@@ -24,7 +24,7 @@ def test_rotary_mul(row, replay):
     row.expect_inputs(3)
     _expect_angles(row, [0], 1, 2)
     row.assume(_HALVES)
-    replay(impl.rotary_mul, *row.inputs(), expected=formulas.rotary_mul)
+    replay(impl.rotary_mul, row.tensor(0), *_angles(row, 1, 2), expected=formulas.rotary_mul)
 
 
 @replays("RotaryPositionEmbeddingGrad", npu="torch_npu.npu_rotary_mul_backward")
@@ -56,7 +56,7 @@ def test_rotary_mul_backward(row, replay):
 def test_interleave_rope(row, replay):
     row.expect_inputs(3)
     _expect_angles(row, [0], 1, 2)
-    replay(impl.interleave_rope, *row.inputs(), expected=formulas.interleave_rope)
+    replay(impl.interleave_rope, row.tensor(0), *_angles(row, 1, 2), expected=formulas.interleave_rope)
 
 
 @replays("ApplyRotaryPosEmb", npu="torch_npu.npu_apply_rotary_pos_emb")
@@ -71,7 +71,9 @@ def test_apply_rotary_pos_emb(row, replay):
     layout = "TND" if axes == 3 else "BSND" if row.shape(2)[2] == 1 else "BNSD"
     replay(
         impl.apply_rotary_pos_emb,
-        *row.inputs(),
+        row.tensor(0),
+        row.tensor(1),
+        *_angles(row, 2, 3),
         layout=layout,
         mutates=[0, 1],
         expected=formulas.apply_rotary_pos_emb,
@@ -178,6 +180,18 @@ def _expect_angles(row, turned, cos, sin):
             )
     if row.shape(sin) != row.shape(cos):
         raise row.refuse(INPUT_SHAPES, f"slots {cos} (cos) and {sin} (sin) must have one shape", "correct one of them")
+
+
+def _angles(row, *slots):
+    """Returns cos and sin as models have them: both features of a pair have one angle, so the halves are equal.
+
+    Libraries for CUDA read one half only.
+    """
+    tensors = [row.tensor(slot) for slot in slots]
+    for tensor in tensors:
+        first, second = tensor.chunk(2, -1)
+        second.copy_(first)
+    return tensors
 
 
 def _expect_table(row, slot, head_size):

@@ -1,0 +1,44 @@
+"""Refusals of rows that FlashInfer cannot run, and the workspace of its wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from opatlas import Unsupported
+
+HALF = (torch.bfloat16, torch.float16)
+#: Head sizes that the kernels of positions and caches are compiled for.
+HEAD_SIZES = (64, 128, 256, 512)
+#: Bytes of the results of pieces of sequences, until they are merged. FlashInfer's guide has 128 MiB; a plan for many
+#: short sequences needs more.
+_WORKSPACE_BYTES = 512 << 20
+
+
+def expect(holds: bool, found: str, supported: str) -> None:
+    """Refuses a row: `found` is the value of the row, `supported` what FlashInfer has."""
+    if not holds:
+        raise Unsupported(f"{found}: FlashInfer has {supported}")
+
+
+def expect_dtype(supported: Sequence[torch.dtype], **tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *supported)]
+        expect(tensor.dtype in supported, f"{name} in {dtypes[0]}", words(dtypes[1:]))
+
+
+def words(values: Sequence[object]) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def int32(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int32, device=device)
+
+
+@cache
+def workspace(device: torch.device) -> torch.Tensor:
+    """Returns the memory that all wrappers use, which the first one must find zeroed."""
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -1,0 +1,138 @@
+"""Rotary position embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flashinfer
+import torch
+
+from opatlas import Prepared, Unsupported, implements
+
+from .common import HALF, HEAD_SIZES, expect, expect_dtype, words
+
+
+@implements("ApplyRotaryPosEmb")
+def apply_rotary_pos_emb(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
+) -> Prepared:
+    heads = {"TND": 1, "BSND": 2, "BNSD": 1}[layout]
+    q, k = (_tokens_by_heads(x, heads) for x in (query, key))
+    table, positions = _angles(query, cos, sin, heads)
+    return _rotated(positions, q, k, table, converted=("cos and sin to a table in FLOAT",))
+
+
+@implements("RotaryPositionEmbedding")
+def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
+    """Works in place; the last head stands for the key, which the kernel requires."""
+    heads = _axis_of_heads(x, cos)
+    tokens = _tokens_by_heads(x, heads)
+    expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
+    table, positions = _angles(x, cos, sin, heads)
+    converted = ("cos and sin to a table in FLOAT",)
+    return _rotated(positions, tokens[:, :-1], tokens[:, -1:], table, changed=x, converted=converted)
+
+
+@implements("InterleaveRope")
+def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
+    """Works in place as `rotary_mul`. The features of a pair stay side by side; the row has them half a head apart."""
+    heads = _axis_of_heads(x, cos)
+    tokens = _tokens_by_heads(x, heads)
+    expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
+    table, positions = _angles(x, cos, sin, heads)
+    return _rotated(
+        positions,
+        tokens[:, :-1],
+        tokens[:, -1:],
+        table,
+        changed=x,
+        adjacent=True,
+        converted=("cos and sin to a table in FLOAT", "pairs of the result to halves of a head"),
+    )
+
+
+@implements("_triton_rope")
+def rotary_embedding(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    head_size: int,
+    rotary_dim: int,
+    is_neox_style: bool,
+) -> Prepared:
+    """The table has the row's dtype on an NPU, and FLOAT here: twice as many bytes are read for an angle."""
+    converted = () if cos_sin_cache.dtype == torch.float32 else ("table of cos and sin to FLOAT",)
+    q, k = (x.view(len(positions), -1, head_size) for x in (query, key))
+    return _rotated(
+        positions.contiguous(), q, k, cos_sin_cache.float(), adjacent=not is_neox_style, converted=converted
+    )
+
+
+def _rotated(
+    positions: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    table: torch.Tensor,
+    *,
+    changed: torch.Tensor | None = None,
+    adjacent: bool = False,
+    converted: Sequence[str],
+) -> Prepared:
+    """Returns the call that rotates queries and keys (tokens, heads, D) in place, by `table` (positions, width).
+
+    Args:
+        changed: the tensor that both are views of, and that is the result; None: the two tensors that the replay
+            declares as changed.
+        adjacent: whether the features of a pair are side by side.
+    """
+    head_size, width = q.shape[-1], table.shape[-1]
+    expect_dtype(HALF, query=q)
+    expect_dtype((q.dtype,), key=k)
+    expect(head_size in HEAD_SIZES, f"head size {head_size}", words(HEAD_SIZES))
+    least = 2 * max(8, head_size // 32)
+    expect(width % least == 0, f"{width} rotated features of {head_size}", f"multiples of {least}")
+
+    def call() -> Any:
+        flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_size, table, not adjacent)
+        return changed
+
+    def in_halves(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+
+    return Prepared(
+        call,
+        changes=() if changed is None else (changed,),
+        results=in_halves if adjacent and changed is not None else None,
+        converted=converted,
+    )
+
+
+def _axis_of_heads(x: torch.Tensor, cos: torch.Tensor) -> int:
+    """Returns the axis of x along which cos has size 1: that before the features, or the one before that."""
+    for axis in range(x.dim() - 2, 0, -1):
+        if cos.shape[axis] == 1 and x.shape[axis] > 1:
+            return axis
+    raise Unsupported(f"angles {tuple(cos.shape)} for {tuple(x.shape)}: FlashInfer has angles for all heads of a token")
+
+
+def _tokens_by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Returns a view (tokens, heads, D) of x."""
+    by_heads = x.movedim(heads, -2)
+    try:
+        return by_heads.view(-1, *by_heads.shape[-2:])
+    except RuntimeError:
+        raise Unsupported(
+            f"shape {tuple(x.shape)}, heads before tokens: FlashInfer has one stride between tokens"
+        ) from None
+
+
+def _angles(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a float32 table (rows, D) of cosines and sines of the pairs, and the row of each token of x."""
+    expect(cos.shape[heads] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
+    pairs = cos.shape[-1] // 2
+    table = torch.cat([angles[..., :pairs].reshape(-1, pairs).float() for angles in (cos, sin)], dim=-1)
+    rows = torch.arange(len(table), dtype=torch.int32, device=x.device).view(cos.shape[:-1])
+    tokens = [1 if axis == heads else size for axis, size in enumerate(x.shape[:-1])]
+    return table, rows.expand(tokens).reshape(-1)
