@@ -18,7 +18,7 @@ from opatlas.combine.provenance import (
 )
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import INSTRUMENTS, choose_group_instrument, choose_instrument
+from opatlas.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
 from opatlas.model.location import UNNAMED_NPU
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize, printable
@@ -37,7 +37,7 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
         OpAtlasError: the durations would be mixed, without --mixed or --read-only.
     """
     try:
-        provenance.expect(settings.origin)
+        provenance.check_origin(settings.origin)
     except MixedDatabase as error:
         if settings.read_only:
             return [printable(f"{error}: the two do not compare")]
@@ -127,7 +127,9 @@ def _planned_duration(settings: Settings, *, in_group: bool) -> PlannedDuration:
     if settings.prof_path is not None:
         return PlannedDuration(settings.origin, CACHE_UNKNOWN, "msprof", None)
     kind, name = settings.devices[0].kind, settings.measure.instrument
-    chosen = (choose_group_instrument if in_group else choose_instrument)(kind, name) if kind in INSTRUMENTS else ""
+    chosen = (
+        (preferred_group_instrument if in_group else preferred_instrument)(kind, name) if kind in INSTRUMENTS else ""
+    )
     return PlannedDuration(settings.origin, settings.measure.cache, chosen, settings.measure.repeat_count)
 
 

@@ -39,9 +39,9 @@ from .where import parse_where
 #: The original tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
 
-#: The largest rows of real captures take tens of seconds a call on a slow CPU.
+#: Deadline of a row that ran before. The largest rows of real captures take tens of seconds a call on a slow CPU.
 CASE_TIMEOUT_S = 300.0
-#: The first call with a shape may compile the kernel; caches keep the result for later sessions.
+#: Deadline of a row that never ran. Its first call may compile the kernel; caches keep the result for later sessions.
 FIRST_CASE_TIMEOUT_S = 900.0
 #: The instruments of each kind of device, the best one first.
 _INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in INSTRUMENTS.items())

@@ -25,7 +25,7 @@ from .session_context import SessionContext
 _SHOWN = 5
 
 
-class ProfileRest:
+class UncollectedSamples:
     """The samples of a profile that no collected row took: of rows without a replay, and of no row."""
 
     def __init__(

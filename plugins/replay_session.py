@@ -38,7 +38,7 @@ from .ledger import NOT_RUN, Ledger
 from .mixing import check_replaced
 from .plan import CaseRow, Plan
 from .planner import plan_session
-from .prof_path import ProfileRest
+from .prof_path import UncollectedSamples
 from .records import SessionJournal, SessionRecords
 from .results import SessionResults
 from .row_note import STORED_US, RowNote, cut_printed, note_of, properties_of, set_properties, waited_by
@@ -77,7 +77,7 @@ class ReplaySession:
         )
         self._runner = RowRunner(context, self._launched)
         self._profile_rest = (
-            ProfileRest(context, self.collector, self.records, self._runner) if config.option.prof_path else None
+            UncollectedSamples(context, self.collector, self.records, self._runner) if config.option.prof_path else None
         )
         self._is_selected = False
         #: The device of the last record.
@@ -200,7 +200,7 @@ class ReplaySession:
             if row is not None:
                 self.records.add(self._new_record(row, outcome), self._device)
         if not self.context.is_worker:
-            self.summary.judge(session)
+            self.summary.set_exit_status(session)
             if self._profile_rest is not None:
                 self._profile_rest.take(session)
 

@@ -15,7 +15,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.files import absolute_path
-from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
+from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
 from opatlas.isolation.msprof.command import SESSION_ROWS
 from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import at_least, changed
@@ -215,7 +215,7 @@ def _has_msprof(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
     if option.prof_path is not None:
         return False
     kinds = {device.kind for device in devices}
-    instruments = {choose_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
+    instruments = {preferred_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
     if "npu" not in kinds:
         refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
     if MSPROF in instruments and option.in_process:

@@ -69,8 +69,8 @@ class SessionSummary:
             lines += [f"opatlas: {note}" for note in flush_notes(settings)]
         return list(map(printable_lines, lines))
 
-    def judge(self, session: pytest.Session) -> None:
-        """Decides the exit status of a session that ran no row, or that could not read a file or merge a journal."""
+    def set_exit_status(self, session: pytest.Session) -> None:
+        """Sets the exit status of a session that ran no row, or that could not read a file or merge a journal."""
         plan = self._context.plan
         if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
@@ -259,15 +259,15 @@ class ComparedRow:
 
     case_id: str
     stored_us: float
-    taken_us: float
+    new_us: float
 
     @property
     def ratio(self) -> float:
         """The new duration divided by the stored duration."""
-        return self.taken_us / self.stored_us
+        return self.new_us / self.stored_us
 
     def __str__(self) -> str:
-        return f"{self.ratio:8.3f} x {self.taken_us:14,.4f} us, stored {self.stored_us:14,.4f} us"
+        return f"{self.ratio:8.3f} x {self.new_us:14,.4f} us, stored {self.stored_us:14,.4f} us"
 
 
 class StoredComparison:

@@ -119,7 +119,7 @@ class OutcomeTally:
         causes = []
         for (kernel_type, cause), count in Counter(self._error_of.values()).most_common():
             reason, case_id = self._reasons[kernel_type, cause]
-            causes.append(Cause(kernel_type, _with_the_like(reason, count, reason != cause), count, case_id))
+            causes.append(Cause(kernel_type, _with_count(reason, count, reason != cause), count, case_id))
         return causes
 
     def assumptions(self) -> list[Cause]:
@@ -129,12 +129,12 @@ class OutcomeTally:
             for assumption in assumptions:
                 found.setdefault((kernel_type, _PARTICULAR.sub("N", assumption)), []).append((assumption, case_id))
         return [
-            Cause(kernel_type, _with_the_like(rows[0][0], len(rows), rows[0][0] != common), len(rows), rows[0][1])
+            Cause(kernel_type, _with_count(rows[0][0], len(rows), rows[0][0] != common), len(rows), rows[0][1])
             for (kernel_type, common), rows in sorted(found.items(), key=lambda item: -len(item[1]))
         ]
 
 
-def _with_the_like(text: str, count: int, is_particular: bool) -> str:
+def _with_count(text: str, count: int, is_particular: bool) -> str:
     return f"{text} (and {count - 1:,} like it)" if count > 1 and is_particular else text
 
 

@@ -31,7 +31,7 @@ from opatlas.theory.report import (
     summary_lines,
 )
 
-from .options import OPTIONS as OF_REPLAYS
+from .options import OPTIONS as REPLAY_OPTIONS
 from .options import outside, refuse
 from .replay_session import SESSION
 from .selection import keyword_filter
@@ -191,7 +191,7 @@ class Theory:
                 "see which, then `pytest shapes/`, then the replays"
             )
         if not replays:
-            refuse(self._config, outside(OF_REPLAYS, Scope.THEORY), "`pytest shapes/` runs no row")
+            refuse(self._config, outside(REPLAY_OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()

@@ -21,7 +21,7 @@ from .where_variables import STATUSES, VARIABLES, VariableKind
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any
-_Of = Callable[[Callable[[str], Value]], Value]
+_RowFunction = Callable[[Callable[[str], Value]], Value]
 
 _LONGEST = 500
 _ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
@@ -51,7 +51,7 @@ class Where:
 
     text: str
     names: Mapping[str, int]
-    _value: _Of = field(repr=False, compare=False)
+    _value: _RowFunction = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -90,7 +90,7 @@ def parse_where(text: str) -> Where:
     return Where(text.strip(), names, value)
 
 
-def _walk(node: ast.expr, names: dict[str, int]) -> _Of:
+def _walk(node: ast.expr, names: dict[str, int]) -> _RowFunction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float, str):
         constant = node.value
         return lambda row: constant
@@ -112,7 +112,7 @@ def _walk(node: ast.expr, names: dict[str, int]) -> _Of:
         left, right = _walk(node.left, names), _walk(node.right, names)
         return lambda row: _calculated(calculate, left(row), right(row))
     if isinstance(node, ast.BoolOp):
-        return _joined([_walk(value, names) for value in node.values], decides=isinstance(node.op, ast.Or))
+        return _boolean_operation([_walk(value, names) for value in node.values], decisive=isinstance(node.op, ast.Or))
     if isinstance(node, ast.Compare):
         return _comparison(node, names)
     raise ExpressionError(
@@ -121,14 +121,14 @@ def _walk(node: ast.expr, names: dict[str, int]) -> _Of:
     )
 
 
-def _comparison(node: ast.Compare, names: dict[str, int]) -> _Of:
+def _comparison(node: ast.Compare, names: dict[str, int]) -> _RowFunction:
     sides = [node.left, *node.comparators]
     values = [_side(side, sides[max(i - 1, 0) : i], sides[i + 1 : i + 2], names) for i, side in enumerate(sides)]
     parts = [_compared(op, left, right) for op, left, right in zip(node.ops, values, values[1:], strict=False)]
-    return parts[0] if len(parts) == 1 else _joined(parts, decides=False)
+    return parts[0] if len(parts) == 1 else _boolean_operation(parts, decisive=False)
 
 
-def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: dict[str, int]) -> _Of:
+def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: dict[str, int]) -> _RowFunction:
     """Returns a side of a comparison. An unknown name is a text (BF16) beside a variable of text or behind a column."""
     if isinstance(node, ast.Tuple | ast.List):
         items = [_side(item, before, after, names) for item in node.elts]
@@ -148,7 +148,7 @@ def _is_status(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id.lower() == "status"
 
 
-def _status(node: ast.Name | ast.Constant) -> _Of:
+def _status(node: ast.Name | ast.Constant) -> _RowFunction:
     """Returns a side of a comparison with the variable `status`. Raises ExpressionError where it is no status."""
     text = node.id if isinstance(node, ast.Name) else str(node.value)
     if text.lower() not in STATUSES:
@@ -159,7 +159,7 @@ def _status(node: ast.Name | ast.Constant) -> _Of:
     return lambda row: text
 
 
-def _compared(op: ast.cmpop, left: _Of, right: _Of) -> _Of:
+def _compared(op: ast.cmpop, left: _RowFunction, right: _RowFunction) -> _RowFunction:
     if isinstance(op, ast.In | ast.NotIn):
 
         def contains(row: Callable[[str], Value]) -> bool | None:
@@ -224,7 +224,7 @@ def _item(of: Value, index: Value) -> Value:
     return of[index] if -len(of) <= index < len(of) else None
 
 
-def _negated(value: _Of) -> _Of:
+def _negated(value: _RowFunction) -> _RowFunction:
     def negated(row: Callable[[str], Value]) -> bool | None:
         result = value(row)
         return None if result is None else not result
@@ -232,12 +232,12 @@ def _negated(value: _Of) -> _Of:
     return negated
 
 
-def _negative(value: _Of) -> _Of:
+def _negative(value: _RowFunction) -> _RowFunction:
     return lambda row: _calculated(operator.sub, 0, value(row))
 
 
-def _joined(values: list[_Of], *, decides: bool) -> _Of:
-    """Returns `or` of values, which one true value decides, or `and`, which one false value decides."""
+def _boolean_operation(values: list[_RowFunction], *, decisive: bool) -> _RowFunction:
+    """Returns `or` of values, where True is decisive, or `and`, where False is."""
 
     def joined(row: Callable[[str], Value]) -> bool | None:
         is_open = False
@@ -245,8 +245,8 @@ def _joined(values: list[_Of], *, decides: bool) -> _Of:
             result = value(row)
             if result is None:
                 is_open = True
-            elif bool(result) is decides:
-                return decides
-        return None if is_open else not decides
+            elif bool(result) is decisive:
+                return decisive
+        return None if is_open else not decisive
 
     return joined

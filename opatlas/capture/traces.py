@@ -29,7 +29,7 @@ from opatlas.files import BROKEN_GZIP
 MOST_DIGITS = 1000
 #: A call stack takes some kilobytes.
 MOST_STRING_BYTES = 4 << 20
-_OF_NUMBERS = bytes.maketrans(b"0123456789.eE+-", b"0" * 15)
+_DIGITS_TO_ZERO = bytes.maketrans(b"0123456789.eE+-", b"0" * 15)
 _LONG_NUMBER = re.compile(b"0{%d,}" % MOST_DIGITS)
 
 
@@ -73,7 +73,7 @@ class TokenLengthGuard:
 
     def _long_number(self, block: bytes) -> int | None:
         """Returns the position of a number that is too long; None without such a number."""
-        letters = (self._tail + block).translate(_OF_NUMBERS)
+        letters = (self._tail + block).translate(_DIGITS_TO_ZERO)
         if b"0" * MOST_DIGITS not in letters:
             return None
         for found in _LONG_NUMBER.finditer(letters):

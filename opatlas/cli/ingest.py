@@ -32,7 +32,7 @@ from opatlas.text import print_problems, printable, show
 #: The largest number of rows that a captured row becomes: each row costs time in a replay.
 _MAX_ROWS = 100
 #: The options that are not in the manifest of an ingest.
-_OF_RECORDS = frozenset({"attention_records", "max_rows"})
+_RECORD_OPTIONS = frozenset({"attention_records", "max_rows"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +132,7 @@ def _ingest(database: Database, arguments: argparse.Namespace, device: str | Non
     with usage_errors():
         captures = find_captures(root)
         not_read, not_parsed = skipped_files(root, captures), unparsed_beside(root, captures)
-    options = {name: value for name, value in vars(arguments).items() if name not in _OF_RECORDS}
+    options = {name: value for name, value in vars(arguments).items() if name not in _RECORD_OPTIONS}
     done = ingest_captures(
         database, captures, IngestRequest(root, arguments.replace, arguments.mixed, device, given, _as_text(options))
     )

@@ -213,7 +213,7 @@ class Provenance:
                 self.problems.append(str(error))
         return sorted(device for device in devices if device)
 
-    def expect(self, ours: MeasurementOrigin) -> None:
+    def check_origin(self, ours: MeasurementOrigin) -> None:
         """Raises MixedDatabase if durations, or the path, of the database are of another device or software."""
         foreign = {
             run_id: next(origin for origin in origins if not origin.is_compatible_with(ours))
@@ -249,23 +249,23 @@ class Provenance:
     def mismatches(self, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
         """Returns the differences between stored durations and the session's, the most frequent first."""
         found: dict[tuple[str, str, str], Mismatch] = {}
-        for stored, taking in rows:
-            for what, theirs, ours in self._differences(stored, taking):
-                unlike = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
-                unlike.count += 1
-        return sorted(found.values(), key=lambda unlike: -unlike.count)
+        for stored, planned in rows:
+            for what, theirs, ours in self._differences(stored, planned):
+                mismatch = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
+                mismatch.count += 1
+        return sorted(found.values(), key=lambda mismatch: -mismatch.count)
 
     def hosts(self, run_ids: Iterable[str]) -> list[str]:
         """Returns the known machines of some runs, sorted."""
         return sorted({origin.host for run_id in run_ids for origin in self._runs.get(run_id, ()) if origin.host})
 
-    def _differences(self, stored: StoredDuration, taking: PlannedDuration) -> Iterator[tuple[str, str, str]]:
+    def _differences(self, stored: StoredDuration, planned: PlannedDuration) -> Iterator[tuple[str, str, str]]:
         if stored.run_id not in self._runs and self._folder is None:
             run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
-            yield ORIGIN, f"unknown: {self.shipped or run}", str(taking.origin)
+            yield ORIGIN, f"unknown: {self.shipped or run}", str(planned.origin)
         for what, theirs, ours in (
-            (CACHE, stored.cache, taking.cache),
-            (INSTRUMENT, stored.instrument, taking.instrument),
+            (CACHE, stored.cache, planned.cache),
+            (INSTRUMENT, stored.instrument, planned.instrument),
         ):
             if theirs and ours and theirs != ours:
                 yield what, theirs, ours

@@ -33,8 +33,8 @@ from opatlas.instruments.instrument import (
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    choose_group_instrument,
-    choose_instrument,
+    preferred_group_instrument,
+    preferred_instrument,
 )
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.device_pool import ExcludedDevices
@@ -66,7 +66,7 @@ def replay(target: Target) -> Verdict:
     """Measures three rows with the device's default instrument, which on an NPU is a session of msprof."""
     spec = available_devices(target.device or None)[0]
     settings = MeasureSettings(repeat_count=SAMPLES)
-    if choose_instrument(spec.kind, settings.instrument) == MSPROF:
+    if preferred_instrument(spec.kind, settings.instrument) == MSPROF:
         return msprof_session.measure_rows(spec, settings, target.files)
     process = DeviceProcess(spec, settings)
     try:
@@ -156,7 +156,7 @@ def group(target: Target) -> Verdict:
         outcome, description = _all_reduce(devices, spec, instrument)
         taken = outcome.measurement
         if outcome.status is not Status.MEASURED or taken is None:
-            name = choose_group_instrument(kind, instrument)
+            name = preferred_group_instrument(kind, instrument)
             before = f"{told[0]}; under {name}" if told else f"two ranks over {backend}:"
             without = f"--instrument {EVENTS.get(kind)} measures rows of groups without {name}"
             return failed(

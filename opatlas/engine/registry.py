@@ -94,7 +94,7 @@ def replay_spec(function: object) -> ReplaySpec | None:
 
 
 #: Fixtures that check in pytest whether a row can run; the fixtures are None in the body of a replay.
-_OF_PYTEST = ("custom_opp", "npu")
+_PYTEST_FIXTURES = ("custom_opp", "npu")
 
 
 def load_function(job: Job) -> Callable[..., Any]:
@@ -107,7 +107,7 @@ def load_function(job: Job) -> Callable[..., Any]:
 def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
     """Returns the items of `available` that `function` has as parameters. Raises TypeError for other parameters."""
     names = _parameters(function)
-    available = {**dict.fromkeys(_OF_PYTEST), **available}
+    available = {**dict.fromkeys(_PYTEST_FIXTURES), **available}
     unknown = [name for name in names if name not in available]
     if unknown:
         raise TypeError(

@@ -172,10 +172,10 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
         launches: launches of one process, in the order of their start.
         rows: the rows that this process ran, in their order.
     """
-    headless = _row_without_mark(launches, rows)
-    windows = _windows(launches, headless)
-    if windows or not launches:
-        return [_checked_samples(row, windows.get(row.pending.number), headless) for row in rows]
+    unmarked_row = _row_without_mark(launches, rows)
+    launches_by_row = _launches_of_samples(launches, unmarked_row)
+    if launches_by_row or not launches:
+        return [_checked_samples(row, launches_by_row.get(row.pending.number), unmarked_row) for row in rows]
     return _by_order(launches, rows)
 
 
@@ -191,52 +191,58 @@ def _mark(launch: Launch) -> str:
     return launch.dimensions if base_type(launch.kernel_type) == MARK_TYPE else ""
 
 
-def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
+def _launches_of_samples(
+    launches: Iterable[Launch], unmarked_row: int | None
+) -> dict[int, list[list[Launch]] | NoSamples]:
     """Returns the launches of each sample, by the number of the row.
 
     Args:
         launches: launches of one process.
-        headless: number of the row whose mark is missing; None if all marks are present.
+        unmarked_row: number of the row whose mark is missing; None if all marks are present.
     """
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
     devices: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
         devices[launch.device].append(launch)
     for of_device in devices.values():
-        rows.update(_windows_of_device(of_device, headless))
+        rows.update(_launches_of_device(of_device, unmarked_row))
     return rows
 
 
-def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
+def _launches_of_device(
+    launches: Iterable[Launch], unmarked_row: int | None
+) -> dict[int, list[list[Launch]] | NoSamples]:
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
-    number = headless
-    window: list[Launch] | None = None
+    number = unmarked_row
+    sample: list[Launch] | None = None
     for launch in launches:
         mark = _mark(launch)
         began = parse_row_mark(mark) if mark else None
         if began is not None:
-            number, window = began, None
+            number, sample = began, None
             rows[number] = []
         elif number is None:
             continue
         elif mark in (_BEGIN, _END):
             found = rows.setdefault(number, [])
-            if isinstance(found, NoSamples) or (mark == _END and window is None and number == headless and not found):
+            if isinstance(found, NoSamples) or (
+                mark == _END and sample is None and number == unmarked_row and not found
+            ):
                 continue
-            if (mark == _BEGIN) != (window is None):
+            if (mark == _BEGIN) != (sample is None):
                 rows[number] = NoSamples(f"marks are missing after sample {len(found)}")
             elif mark == _BEGIN:
-                window = []
-            elif window is not None:
-                found.append(window)
-                window = None
-        elif window is not None:
-            window.append(launch)
+                sample = []
+            elif sample is not None:
+                found.append(sample)
+                sample = None
+        elif sample is not None:
+            sample.append(launch)
     return rows
 
 
 def _checked_samples(
-    row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, headless: int | None
+    row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, unmarked_row: int | None
 ) -> ProfiledSamples | NoSamples:
     """Returns the samples of a row if the profile has all of them, with the same kernels in each."""
     if found is None:
@@ -245,7 +251,7 @@ def _checked_samples(
         return found
     taken, assumption = row.pending.samples, ""
     # At least two samples, because a single sample may combine two samples whose marks were lost.
-    if row.pending.number == headless and 1 < len(found) < taken:
+    if row.pending.number == unmarked_row and 1 < len(found) < taken:
         assumption = f"the profile lost its first launches: {len(found)} of {taken} samples are left"
     elif len(found) != taken:
         return NoSamples(f"the profile holds {len(found)} samples, and {taken} were taken")

@@ -112,8 +112,10 @@ class Instrument(Protocol):
         ...
 
 
-def choose_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the instrument for devices of a kind: the requested or else the best instrument.
+def preferred_instrument(kind: str, name: str | None) -> str:
+    """Returns the name of the requested instrument for devices of a kind; by default the best instrument of the kind.
+
+    `open_instrument` falls back to another instrument if the best one does not work on this machine.
 
     Raises:
         OpAtlasError: devices of this kind have no such instrument.
@@ -124,7 +126,7 @@ def choose_instrument(kind: str, name: str | None) -> str:
     return name or next(iter(offered))
 
 
-def choose_group_instrument(kind: str, name: str | None) -> str:
+def preferred_group_instrument(kind: str, name: str | None) -> str:
     """Returns the name of the instrument for a group of devices: the requested or else the best instrument.
 
     Without msprof on PATH the default is events instead of torch_npu's profiler, because CANN's profiler cannot be
@@ -133,7 +135,7 @@ def choose_group_instrument(kind: str, name: str | None) -> str:
     Raises:
         OpAtlasError: devices of this kind have no such instrument.
     """
-    chosen = choose_instrument(kind, name)
+    chosen = preferred_instrument(kind, name)
     return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
 
 
@@ -146,7 +148,9 @@ def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
         OpAtlasError: devices of this kind have no such instrument.
         InstrumentMissing: the instrument does not work on this machine.
     """
-    names = list(INSTRUMENTS[kind]) if settings.instrument is None else [choose_instrument(kind, settings.instrument)]
+    names = (
+        list(INSTRUMENTS[kind]) if settings.instrument is None else [preferred_instrument(kind, settings.instrument)]
+    )
     missing: list[str] = []
     for name in names:
         module, _, maker = INSTRUMENTS[kind][name].partition(":")

@@ -200,7 +200,7 @@ class ChildChannel:
         return message
 
     @contextmanager
-    def only_here(self) -> Iterator[None]:
+    def end_forks(self) -> Iterator[None]:
         """Returns a context at whose end a fork of this process ends, if the fork was made inside the context."""
         try:
             yield
@@ -237,7 +237,7 @@ class ChildChannel:
         if os.getpid() != self._pid:
             os._exit(1)
         if _identity(self._socket.fileno()) != self._identity:
-            _end("a kernel closed this process's connection to pytest")
+            _end_process("a kernel closed this process's connection to pytest")
 
     def _close_in_fork(self) -> None:
         # Closed only if a kernel has not replaced the descriptor.
@@ -254,7 +254,7 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _end(why: str) -> NoReturn:
+def _end_process(why: str) -> NoReturn:
     """Ends this process immediately, because its descriptors were changed."""
     try:
         print(f"opatlas: {why}", file=sys.__stderr__, flush=True)

@@ -91,12 +91,12 @@ class ChildExecutor(ABC):
     def __init__(self) -> None:
         #: The description of the device, since the processes were started first.
         self._device: DeviceDescription | None = None
-        self._uninterrupted = EndIfInterrupted(self._kill)
+        self._end_if_interrupted = EndIfInterrupted(self._kill)
 
     def describe(self) -> DeviceDescription:
         """Returns the device's description; starts the processes if they never ran. Raises DeviceGone."""
         if self._device is None:
-            with self._uninterrupted:
+            with self._end_if_interrupted:
                 self._open()
         assert self._device is not None
         return self._device
@@ -104,7 +104,7 @@ class ChildExecutor(ABC):
     def prepare(self) -> None:
         """Starts the processes if they do not run. Raises DeviceGone."""
         if not self._is_open():
-            with self._uninterrupted:
+            with self._end_if_interrupted:
                 self._open()
 
     @abstractmethod

@@ -73,7 +73,7 @@ def _run(channel: ChildChannel, runner: Runner, job: Job) -> RowOutcome:
         # Answered without waiting for the device.
         answer(refused)
         return refused
-    with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(LockTaken())), channel.only_here():
+    with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(LockTaken())), channel.end_forks():
         outcome = runner.run(job)
     flush_streams()
     answer(outcome)

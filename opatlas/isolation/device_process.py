@@ -91,11 +91,11 @@ class DeviceProcess(ChildExecutor):
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         #: Readable when the process has ended (`open_pidfd`).
-        self._end: int | None = None
+        self._pidfd: int | None = None
         self._memory_kills = 0
 
     def run(self, job: Job) -> RowOutcome:
-        with self._uninterrupted, self._waits:
+        with self._end_if_interrupted, self._waits:
             for attempt in range(TRIES):
                 channel = self._channel or self._open()
                 try:
@@ -147,7 +147,7 @@ class DeviceProcess(ChildExecutor):
         """
         waiting: LockWait | None = None
         while True:
-            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._end)
+            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._pidfd)
             if answer is None and waiting is not None:
                 waiting.check_limit()
                 continue
@@ -175,7 +175,7 @@ class DeviceProcess(ChildExecutor):
         """
         if self._process is not None and self._process.poll() is not None:
             raise EOFError
-        if self._end is not None and wait([self._end], 0):
+        if self._pidfd is not None and wait([self._pidfd], 0):
             raise EOFError
         if channel.take() is not None or not channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
@@ -215,7 +215,7 @@ class DeviceProcess(ChildExecutor):
         self._watch(self._process.pid)
         try:
             self._channel.send(self._start_message)
-            answer = self._channel.receive(_START_TIMEOUT_S, self._end)
+            answer = self._channel.receive(_START_TIMEOUT_S, self._pidfd)
         except ChannelBroken as broken:
             return NotReady(str(broken), unhealthy=False)
         except (EOFError, OSError):
@@ -233,9 +233,9 @@ class DeviceProcess(ChildExecutor):
 
     def _watch(self, pid: int) -> None:
         """Watches for the end of a process, and no longer for the end of an earlier process."""
-        if self._end is not None:
-            os.close(self._end)
-        self._end = open_pidfd(pid)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        self._pidfd = open_pidfd(pid)
 
     def _kill(self, patience_s: float = 0.0) -> int | None:
         """Ends the process with all its descendants, and waits for their end.
@@ -256,14 +256,14 @@ class DeviceProcess(ChildExecutor):
             end(self._process)
         if self._channel is not None:
             self._channel.close()
-        if self._end is not None:
-            os.close(self._end)
-        self._process = self._channel = self._end = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        self._process = self._channel = self._pidfd = None
         return code
 
     def _has_ended(self, within_s: float) -> bool:
         """Returns whether the device process, without its launcher, ends in time; True if the system does not tell."""
-        return self._end is None or bool(wait([self._end], within_s))
+        return self._pidfd is None or bool(wait([self._pidfd], within_s))
 
     def _describe_end(self, code: int | None) -> str:
         if code is None:

@@ -40,11 +40,11 @@ class ShapeSource:
 
     Attributes:
         names: the variables of the sizes.
-        given: yields the sizes of a model, with a label, for each way to divide the model.
+        sizes_of: yields the sizes of a model, with a label, for each way to divide the model.
     """
 
     names: tuple[str, ...]
-    given: Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]
+    sizes_of: Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ShapeOrigin:
     """The model that sizes come from, and the part of the model."""
 
     model: str
-    what: str
+    part: str
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Shape:
 
 def model_shapes(pattern: Pattern, targets: Targets) -> list[Shape]:
     """Returns the shapes of a pattern, generic shapes last; one empty shape where no axis has a source."""
-    given = [_given(axis, targets) for axis in pattern.axes if axis.source]
-    return sorted((_combine(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
+    by_axis = [_axis_shapes(axis, targets) for axis in pattern.axes if axis.source]
+    return sorted((_combine(parts) for parts in product(*by_axis)), key=lambda shape: not shape.origins)
 
 
 def interleave_models(shapes: Sequence[Shape]) -> list[int]:
@@ -98,15 +98,15 @@ def interleave_models(shapes: Sequence[Shape]) -> list[int]:
 
 def missing_source(pattern: Pattern, targets: Targets) -> str:
     """Returns a source of the pattern that none of the models has; "" without such a source."""
-    return next((axis.source for axis in pattern.axes if axis.source and not _given(axis, targets)), "")
+    return next((axis.source for axis in pattern.axes if axis.source and not _axis_shapes(axis, targets)), "")
 
 
-def _given(axis: Axis, targets: Targets) -> list[Shape]:
+def _axis_shapes(axis: Axis, targets: Targets) -> list[Shape]:
     names = SOURCES[axis.source].names
     found: dict[tuple[int, ...], list[ShapeOrigin]] = {}
     for model in targets.models:
-        for what, values in SOURCES[axis.source].given(model, targets):
-            found.setdefault(values, []).append(ShapeOrigin(model.name, what))
+        for part, values in SOURCES[axis.source].sizes_of(model, targets):
+            found.setdefault(values, []).append(ShapeOrigin(model.name, part))
     if targets.generic and axis.generic:
         for values in product(*(axis.generic[name] for name in names)):
             found.setdefault(values, [])
@@ -123,14 +123,14 @@ def _combine(parts: Sequence[Shape]) -> Shape:
 
 
 def _per_tp(
-    given: Callable[[ModelFacts, int], Iterable[LabelledSizes]],
+    sizes_of: Callable[[ModelFacts, int], Iterable[LabelledSizes]],
 ) -> Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]:
     """Yields the sizes on one device for each size of tensor parallelism."""
 
     def of_all(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
         for tp in model.tp_sizes(targets.tp_sizes):
-            for what, values in given(model, tp):
-                yield f"{what}, tp {tp}", values
+            for part, values in sizes_of(model, tp):
+                yield f"{part}, tp {tp}", values
 
     return of_all
 

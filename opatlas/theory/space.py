@@ -71,8 +71,9 @@ Array = npt.NDArray[np.int64]
 #: Tile sizes of matrix units. Durations rise in steps at multiples of a tile.
 TILES = (16, 32, 64, 128)
 _BESIDE = (-1, 0, 1)
-#: Codes of a size of a free axis: below _EDGES_FROM the size of the grid itself, then edges of tiles and their
-#: neighbours, and from _BETWEEN_FROM on sizes up to the next size of the grid.
+#: Number of codes of a free axis. A code chooses a size near a size of the grid: a code below _EDGES_FROM the size
+#: itself, a code below _BETWEEN_FROM an edge of a tile or a neighbour of an edge, any other a size up to the next size
+#: of the grid.
 _CODES = 64
 _EDGES_FROM = 32
 _BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
@@ -115,7 +116,7 @@ class Space:
         self.over_budget = 0
         self.smallest_over_budget = 0
         #: For each form the legal points, encoded as shape * points + point.
-        self._legal: list[Array] = [self._legal_points(form) for form in self.forms]
+        self._legal: list[Array] = [self._points_within_budget(form) for form in self.forms]
         self._ends = np.cumsum([len(legal) for legal in self._legal])
 
     def __len__(self) -> int:
@@ -135,9 +136,13 @@ class Space:
     def required(self) -> list[int]:
         """Returns the positions of the grid that every sample holds, the most important positions first.
 
-        The order has three parts: each shape once, with the next form and another place of its range, so that a small
-        sample has more than single tokens; both ends of the range of each shape and form; the edges of tiles, each for
-        one shape. Models alternate, so that a small sample has equally many shapes of each model.
+        The order has three parts:
+
+        - each shape once, with sizes and forms that vary from shape to shape, so that a small sample covers the ranges;
+        - the smallest and the largest sizes of each shape and form;
+        - the edges of tiles, each for one shape.
+
+        Models alternate, so that a small sample has equally many shapes of each model.
         """
         # For each form (row) and shape (column): the number of positions, which are consecutive, and the first.
         counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
@@ -174,12 +179,12 @@ class Space:
         env = dict(self.shapes[shape].values)
         env |= {name: int(values[point]) for name, values in self._of_point.items()}
         form = self.forms[which]
-        moved = dict(env)
+        drawn = dict(env)
         for axis in self._free:
             code, own = divmod(code, _CODES)
-            moved[axis.name] = _nearby_size(axis, env[axis.name], own)
-        if moved != env and self._fits(form, self._complete(moved)):
-            env = moved
+            drawn[axis.name] = _nearby_size(axis, env[axis.name], own)
+        if drawn != env and self._fits(form, self._complete(drawn)):
+            env = drawn
         return self._row(form, self._complete(env))
 
     @cached_property
@@ -190,7 +195,8 @@ class Space:
             step += 1
         return step
 
-    def _legal_points(self, form: Form) -> Array:
+    def _points_within_budget(self, form: Form) -> Array:
+        """Returns the legal points of a form, encoded as in `_legal`; counts the points that exceed the budget."""
         if self.missing_source:
             return np.empty(0, dtype=np.int64)
         env = self._complete(

@@ -54,7 +54,7 @@ def row(database: Database, run_id: str, duration: str = "1.5", kernel_type: str
 def refused(database: Database, ours: MeasurementOrigin) -> MeasurementOrigin | None:
     """What a database is of, if durations of `ours` are refused."""
     try:
-        Provenance(database).expect(ours)
+        Provenance(database).check_origin(ours)
     except MixedDatabase as error:
         return error.theirs
     return None
@@ -67,7 +67,7 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
     row(database, RUN)
     manifest(database, RUN, OF_H200)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).expect(CPU)
+        Provenance(database).check_origin(CPU)
     assert raised.value.theirs == MeasurementOrigin("NVIDIA_H200", "cuda", H200.versions, host="one")
     assert raised.value.ours == CPU
     assert RUN in raised.value.evidence
@@ -100,7 +100,7 @@ def test_threads_are_named_where_they_are_all_that_differs(database: Database) -
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).expect(MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
+        Provenance(database).check_origin(MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
     error = raised.value
     assert (error.theirs.threads, error.ours.threads) == (2, 16)
     assert error.theirs.only_threads_differ(error.ours)

@@ -14,7 +14,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.runner import Runner
 from opatlas.errors import OpAtlasError
 from opatlas.instruments import instrument
-from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings, Samples, choose_instrument, open_instrument
+from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings, Samples, open_instrument, preferred_instrument
 from opatlas.instruments.timers import WallClock
 
 
@@ -36,8 +36,8 @@ def _sundials(monkeypatch):
 
 
 def test_the_first_one_is_taken_by_default():
-    assert choose_instrument("cpu", None) == "wall-clock"
-    assert all(choose_instrument(kind, None) == next(iter(names)) for kind, names in INSTRUMENTS.items())
+    assert preferred_instrument("cpu", None) == "wall-clock"
+    assert all(preferred_instrument(kind, None) == next(iter(names)) for kind, names in INSTRUMENTS.items())
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():

@@ -17,8 +17,8 @@ from opatlas.instruments.instrument import (
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    choose_group_instrument,
-    choose_instrument,
+    preferred_group_instrument,
+    preferred_instrument,
 )
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.executor import BatchExecutor, Executor
@@ -163,9 +163,9 @@ class GroupPool:
         return devices[: spec.nproc_per_node]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if kind not in INSTRUMENTS or choose_instrument(kind, self._settings.instrument) != MSPROF:
+        if kind not in INSTRUMENTS or preferred_instrument(kind, self._settings.instrument) != MSPROF:
             return self._settings
-        chosen = choose_group_instrument(kind, self._settings.instrument)
+        chosen = preferred_group_instrument(kind, self._settings.instrument)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)
 

@@ -65,7 +65,7 @@ class GroupProcess(ChildExecutor):
         self._running: RunningGroup | None = None
 
     def run(self, job: Job) -> RowOutcome:
-        with self._uninterrupted, self._waits:
+        with self._end_if_interrupted, self._waits:
             for _ in range(TRIES):
                 running = self._running or self._open()
                 try:

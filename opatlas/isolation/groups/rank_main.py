@@ -203,7 +203,7 @@ def _serve(
             _leave_group()
             return
         answers.job = job
-        with _all_devices_locked(answers, runner, group, locks_device), channel.only_here():
+        with _all_devices_locked(answers, runner, group, locks_device), channel.end_forks():
             if _is_same_job(job, group):
                 outcome = runner.run(job)
             else:

@@ -38,8 +38,8 @@ from opatlas.text import pluralize
 ROOFLINE = PlotKind("roofline", needs="matrix products or arithmetic with a duration")
 
 _ROOFLINE_INCHES = (8.5, 5.5)
-_OF_ARITHMETIC: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
-_OF_PRODUCTS: Mapping[str, Any] = {"s": 14, "linewidths": 0}
+_ARITHMETIC_STYLE: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
+_PRODUCT_STYLE: Mapping[str, Any] = {"s": 14, "linewidths": 0}
 #: Markers of product types, whose colours are similar.
 _PRODUCT_MARKERS = "osD^vP"
 
@@ -84,7 +84,7 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
             color=color(name),
             alpha=0.7,
             label=f"{escape_formulas(name)} ({numbers[name]:,})",
-            **({**_OF_PRODUCTS, "marker": markers[name]} if name in markers else _OF_ARITHMETIC),
+            **({**_PRODUCT_STYLE, "marker": markers[name]} if name in markers else _ARITHMETIC_STYLE),
         )
     axis.set_xscale("log")
     axis.set_yscale("log")
