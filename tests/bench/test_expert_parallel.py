@@ -298,6 +298,7 @@ def test_a_buffer_that_the_user_made_too_small_is_told(monkeypatch: pytest.Monke
         expect_hccl_buffer((200 << 20) + 1)
 
 
+@pytest.mark.slow
 def test_a_session_runs_rows_that_its_devices_are_enough_for(tmp_path: Path) -> None:
     """`pytest bench/` on the CPU: by the cell, by the option, too large, and not a number."""
     row = cells_of(f"5,40;3,40,48;3,24,40;5,3;3,48;3,40;5,3 | {LAYER} -> 5,40;3 | DT_BF16;INT32")

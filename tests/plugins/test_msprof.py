@@ -65,8 +65,14 @@ def test_a_limit_of_noise_holds_once_durations_are_known(sessions: Sessions, npu
     assert all("one attempt" in each["Status Reason"] for each in sessions.read("Toy"))
 
 
-def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus) -> None:
-    faults = ("slices", "older-header", "two-devices", "exit-1", "exit-1-with-summary", "no-marks", "older-marks")
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("slices", "two-devices", "exit-1", "no-marks"),
+        pytest.param(("older-header", "exit-1-with-summary", "older-marks"), marks=pytest.mark.slow),
+    ],
+)
+def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus, faults: tuple[str, ...]) -> None:
     sizes = range(1, 1 + len(faults))
     sessions.write("Toy", [row(size) for size in sizes])
     by_session = {str(number): fault for number, fault in enumerate(faults, start=1)}
