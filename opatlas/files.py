@@ -22,11 +22,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from filelock import FileLock
 
 from opatlas.errors import OpAtlasError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 #: O_NONBLOCK: opening a pipe does not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -126,15 +129,14 @@ class _CountingFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        block = self._file.read(len(buffer))
-        buffer[: len(block)] = block
-        self._on_bytes(len(block))
-        return len(block)
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        count = self._file.readinto(buffer) or 0
+        self._on_bytes(count)
+        return count
 
 
 @contextmanager
-def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[bytes]]:
+def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[io.BufferedIOBase]:
     """Yields a file open for reading. A file in gzip format is unpacked, whatever its name.
 
     Args:
@@ -157,7 +159,7 @@ def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[byte
             yield counted
             return
         with gzip.open(counted) as unpacked:
-            yield unpacked  # type: ignore[misc]
+            yield unpacked
 
 
 def size_mb(path: Path) -> float:

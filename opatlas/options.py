@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
@@ -25,6 +26,16 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+(?:[.-]?[a-z]+[.-]?\d*)*(?:\+[a-z\d.-]+)?",
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
 T = TypeVar("T")
+
+
+def add_database_path(parser: argparse.ArgumentParser) -> None:
+    """Declares --database-path of a command."""
+    parser.add_argument(
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
+    )
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
@@ -25,6 +23,7 @@ from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, printable, printable_lines, shorten, wrap
 
+from .pytest_internals import ReprFileLocation, TerminalRepr, TerminalWriter
 from .run_manifest import present_code
 
 #: The file that pytest is told to collect: this one. `Cases` makes the cases.

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement
 
 import pytest
-from _pytest.junitxml import xml_key
 
 from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import microseconds_text
 from opatlas.text import parse_real
 
+from .pytest_internals import LogXML, xml_key
 from .results import SessionResults
-
-if TYPE_CHECKING:
-    from _pytest.junitxml import LogXML
 
 #: pytest's name of the suite if no ini option names it.
 _DEFAULT_SUITE = "pytest"

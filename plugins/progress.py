@@ -20,6 +20,7 @@ from opatlas.text import printable_lines, shorten, terminal_columns
 
 from .collector import row_of
 from .plan import CaseRow
+from .pytest_internals import count_in_progress, hide_progress
 from .row_note import note_of
 from .session_context import SessionContext
 from .tally import RunningTime
@@ -71,7 +72,7 @@ class ReplayProgress:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._total = len(session.items)
         if session.items and not self._silent and all(row_of(item) for item in session.items):
-            self._take_the_line()
+            hide_progress(self._terminal)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
@@ -153,7 +154,7 @@ class ReplayProgress:
 
     def _started(self) -> Progress:
         if self._progress is None:
-            self._take_the_line()
+            hide_progress(self._terminal)
             self._terminal.ensure_newline()
             self._terminal.flush()
             self._stream = _own_stdout() if self._names_rows else None
@@ -166,11 +167,6 @@ class ReplayProgress:
         if self._ticker is not None:
             self._ticker.stop()
             self._ticker = None
-
-    def _take_the_line(self) -> None:
-        """Switches off pytest's file names and percentages, which would interrupt the live line."""
-        self._terminal.showfspath = False
-        self._terminal._show_progress_info = False
 
 
 class _Ticker:
@@ -304,9 +300,7 @@ class RowLines:
         terminal.write(percent.rjust(max(fill, len(percent) + 1)), flush=True, cyan=True)
         # pytest must end the unfinished line before it prints.
         terminal.currentfspath = -2
-        # pytest's percentages of other tests count the rows, too. Since pytest 9.2 pytest's keys are not text.
-        reported: set[Any] = terminal._progress_nodeids_reported
-        reported.add(getattr(report, "id", report.nodeid))
+        count_in_progress(terminal, report)
 
     def _row(self, nodeid: str) -> CaseRow | None:
         plan = self._context.plan

@@ -12,6 +12,8 @@ from opatlas.model.record import Record
 from opatlas.store.cells import helpers_cell, stored_us
 from opatlas.text import cut_middle
 
+from .pytest_internals import captured_sections
+
 #: Properties of a measured row's report, which JUnit shows too.
 STORED_US, DURATION_US = "stored_us", "duration_us"
 #: Keys of `RowNote.waited`: for rows of other sessions, and for other workers of the same session.
@@ -111,7 +113,7 @@ def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     Removes the output of a row that passed, unless an option shows such output.
     """
     is_kept = call.when != "call" or call.excinfo is not None or _shows_passed(item.config)
-    sections = item._report_sections
+    sections = captured_sections(item)
     sections[:] = [(when, name, cut_middle(text, _MOST_PRINTED)) for when, name, text in sections] if is_kept else []
 
 

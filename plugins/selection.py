@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
-from _pytest.mark.expression import Expression
 
 from opatlas.combine.provenance import Staleness
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import suggest
 
+from .pytest_internals import Expression
 from .where import Where
 from .where_variables import RowVariables
 

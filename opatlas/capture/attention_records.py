@@ -17,9 +17,10 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from io import BufferedIOBase
 from itertools import combinations
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.model.quality import number_cell
@@ -290,7 +291,7 @@ class Records:
                 self.count += 1
         on_step(read_mb)
 
-    def _lines(self, path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, path: Path, file: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
         number = 0
         try:
             while line := file.readline(_LONGEST_LINE):

@@ -381,10 +381,12 @@ def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tupl
 
 def _numbers(column: pa.Array) -> np.ndarray:
     """Returns a column as float64, NaN where a cell is not a number."""
-    if not isinstance(column, pa.DictionaryArray):
-        return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    is_encoded = isinstance(column, pa.DictionaryArray)
+    numbers: np.ndarray = (column.indices if is_encoded else column).to_numpy(zero_copy_only=False)
+    if not is_encoded:
+        return numbers
     values = np.array([_number(word) for word in column.dictionary.to_pylist()], dtype=np.float64)
-    return values[column.indices.to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
+    return np.take(values, numbers)
 
 
 def _number(word: str) -> float:

@@ -40,7 +40,7 @@ class LongTokenError(Exception):
 class TokenLengthGuard:
     """A file for ijson that raises LongTokenError before the parser meets a number or string that is too long."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
         #: The end of the previous block, where a number may have begun.
         self._tail = b""
@@ -110,7 +110,7 @@ class TruncatedTraceError(OpAtlasError):
     """A trace that ends, or cannot be read further, after some events."""
 
 
-def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
+def read_events(path: Path, file: io.BufferedIOBase) -> Iterator[Any]:
     """Yields the events of a trace: of an array, or of the array `traceEvents` of an object.
 
     Numbers with a fraction are Decimals, because time stamps have more digits than a float.
@@ -161,7 +161,7 @@ def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
         raise OpAtlasError(f"{path}: not a Chrome trace: it has no events (a list, or one called traceEvents)")
 
 
-def _first_byte(file: IO[bytes]) -> bytes:
+def _first_byte(file: io.BufferedIOBase) -> bytes:
     """Returns the first byte that is not blank, skipping a BOM; b"" if the file has none or cannot be unpacked."""
     assert isinstance(file, (io.BufferedReader, GzipFile))
     try:

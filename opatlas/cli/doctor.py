@@ -21,7 +21,7 @@ from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, s
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
-from opatlas.options import removed
+from opatlas.options import add_database_path, removed
 from opatlas.progress import Progress, format_seconds
 from opatlas.text import printable, show
 
@@ -50,12 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="", metavar="NAME", help="as in pytest bench/ (default: the device at hand)"
     )
-    parser.add_argument(
-        "--database-path",
-        type=Path,
-        metavar="DIR",
-        help="folder of the {KernelType}.csv files (default: that of the device)",
-    )
+    add_database_path(parser)
     parser.add_argument(
         "--report",
         type=Path,

@@ -23,7 +23,7 @@ from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
-from opatlas.options import at_least, removed, versions
+from opatlas.options import add_database_path, at_least, removed, versions
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
@@ -64,12 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --attention-records: the largest number of rows that a captured row may become, one for each "
         "distinct record; of more records N are drawn, always the same ones; 0: no limit (default: %(default)s)",
     )
-    parser.add_argument(
-        "--database-path",
-        type=Path,
-        metavar="DIR",
-        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
-    )
+    add_database_path(parser)
     parser.add_argument(
         "--device",
         metavar="NAME",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import astuple
-from pathlib import Path
 
 from opatlas.cli.main import run_tool
 from opatlas.devices.discovery import available_devices, database_name
@@ -21,7 +20,7 @@ from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import DeviceGone
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
-from opatlas.options import at_least, positive
+from opatlas.options import add_database_path, at_least, positive
 from opatlas.text import parse_whole, show
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints
 
@@ -32,12 +31,7 @@ _MOST = MoeShape(m=65536, h=16384, n=16384, experts=256, top_k=32)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="as in pytest bench/ (default: the device at hand)")
-    parser.add_argument(
-        "--database-path",
-        type=Path,
-        metavar="DIR",
-        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
-    )
+    add_database_path(parser)
     parser.add_argument(
         "--ep-size",
         type=at_least(1),

@@ -1,0 +1,31 @@
+"""The private parts of pytest that sessions use. pyproject.toml bounds pytest's version because of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
+from _pytest.junitxml import LogXML, xml_key
+from _pytest.mark.expression import Expression
+
+__all__ = ["Expression", "LogXML", "ReprFileLocation", "TerminalRepr", "TerminalWriter", "xml_key"]
+
+
+def hide_progress(terminal: pytest.TerminalReporter) -> None:
+    """Switches off pytest's file names and percentages."""
+    terminal.showfspath = False
+    terminal._show_progress_info = False
+
+
+def count_in_progress(terminal: pytest.TerminalReporter, report: pytest.TestReport) -> None:
+    """Counts a test in the percentages of other tests, though pytest did not show the test."""
+    # Since pytest 9.2 pytest's keys are not text.
+    reported: set[Any] = terminal._progress_nodeids_reported
+    reported.add(getattr(report, "id", report.nodeid))
+
+
+def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:
+    """Returns the output that pytest keeps of a test, as phase, stream and text. Changes of the list take effect."""
+    return item._report_sections
