@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.model import schema
-from opatlas.model.record import LaunchedCase, Measurement, Record
+from opatlas.model.record import Execution, LaunchedCase, Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.cells import measured_cells
@@ -44,6 +44,9 @@ def full(kernel_type: str, cells: Mapping[str, str], ran_as: LaunchedCase | None
         assumptions=("even lengths", "no mask"),
         stand_in="a loop",
         ran_as=ran_as,
+        execution=Execution(
+            "flashinfer 0.5.3", ("gemm", "cast"), 3.5, (1, 2), ("bf16 to fp8",), set_up_s=1.5, max_error=0.25
+        ),
     )
     name = signature(kernel_type, cells)
     return Record(kernel_type, name, cells, Status.MEASURED, "one dtype assumed", "run-1", 0.0, measurement, 3)

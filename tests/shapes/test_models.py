@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +202,9 @@ def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
     ],
 )
 def test_an_unknown_model_is_refused_with_similar_names(name: str, similar: str) -> None:
-    with pytest.raises(TargetError, match=re.escape(similar)) as error:
+    with pytest.raises(TargetError) as error:
         resolve_targets([name])
+    assert similar in str(error.value)
     assert (error.value.option, error.value.value) == ("--target-models", name)
 
 
