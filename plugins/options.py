@@ -204,8 +204,8 @@ MEASURING = (
         "--in-process",
         Scope.KERNELS,
         action="store_true",
-        help="run rows in pytest's own process, for --pdb and profilers; a crash ends the session "
-        "(default: in a device process)",
+        help="run rows in pytest's own process, for profilers; a crash ends the session (default: in a device "
+        "process, and with --pdb in pytest's own)",
     ),
     declare(
         "--prof-path",

@@ -18,7 +18,7 @@ from opatlas.files import absolute_path
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
 from opatlas.isolation.msprof.command import SESSION_ROWS
 from opatlas.model.quality import LEAST_FOR_NOISE
-from opatlas.options import at_least, changed
+from opatlas.options import Scope, at_least, changed
 from opatlas.store.update_mode import UpdateMode
 
 from .options import (
@@ -134,7 +134,7 @@ def settings_of(config: pytest.Config) -> Settings:
     option, kind = config.option, workload_type(config)
     _refuse_contradictions(config, kind)
     devices = devices_of(config)
-    has_msprof = _has_msprof(config, devices)
+    has_msprof = _has_msprof(config, kind, devices)
     workload = make_workload(kind, option, devices)
     database, note = database_of(config, devices, workload)
     return Settings(
@@ -152,7 +152,7 @@ def settings_of(config: pytest.Config) -> Settings:
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
         msprof_rows=SESSION_ROWS if has_msprof else None,
-        in_process=option.in_process,
+        in_process=_is_in_process(option, kind),
         collect_only=option.collectonly,
         where=option.where,
         # pytest's --strict, and not `strict = true` of pytest.ini, which is about how tests are written. A debugger
@@ -188,10 +188,15 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
         refuse(config, about_writing, "--read-only writes nothing")
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
-    if option.in_process:
-        refuse(config, named("--case-timeout"), "--in-process cannot end a row that hangs")
-    if option.usepdb and not option.in_process:
-        raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
+    if _is_in_process(option, kind):
+        refuse(config, named("--case-timeout"), "rows run in pytest's own process, which cannot end a row that hangs")
+    elif option.usepdb and not is_looked_up:
+        raise pytest.UsageError("--pdb cannot reach into the processes of a group: leave it out")
+
+
+def _is_in_process(option: argparse.Namespace, kind: type[Workload]) -> bool:
+    """Returns whether rows run in pytest's own process, as a debugger needs it."""
+    return option.in_process or (bool(option.usepdb) and Scope.KERNELS in kind.scope)
 
 
 def _refuse_databases_as_tests(config: pytest.Config) -> None:
@@ -204,7 +209,7 @@ def _refuse_databases_as_tests(config: pytest.Config) -> None:
             )
 
 
-def _has_msprof(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
+def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequence[DeviceSpec]) -> bool:
     """Returns whether rows are measured under msprof.
 
     Raises:
@@ -218,8 +223,8 @@ def _has_msprof(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
     instruments = {preferred_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
     if "npu" not in kinds:
         refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
-    if MSPROF in instruments and option.in_process:
-        raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
+    if MSPROF in instruments and _is_in_process(option, workload):
+        raise pytest.UsageError("pytest's own process cannot run under msprof: choose another --instrument")
     return MSPROF in instruments
 
 

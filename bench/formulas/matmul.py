@@ -27,7 +27,7 @@ def linear(
 def batch_matmul(at: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Computes c[..., i, j] = sum over k of a[..., i, k] b[..., k, j]; a batch axis of size 1 is broadcast."""
     *batch, i, j = at
-    of_row, of_column = (*within(batch, a), i), (*within(batch, b), j)
+    of_row, of_column = (*batch_places(batch, a), i), (*batch_places(batch, b), j)
     return (to_float64(a[of_row]) * to_float64(b.mT[of_column])).sum(dim=-1)
 
 
@@ -56,7 +56,7 @@ def transpose_batch_matmul(
     return (to_float64(x1[b, m]) * to_float64(x2.mT[b, n])).sum(dim=-1)
 
 
-def within(batch: list[torch.Tensor], operand: torch.Tensor) -> list[torch.Tensor]:
+def batch_places(batch: list[torch.Tensor], operand: torch.Tensor) -> list[torch.Tensor]:
     """Returns the coordinates of the batch of the result in an operand whose batch is broadcast."""
     own = operand.shape[:-2]
     last = batch[len(batch) - len(own) :]

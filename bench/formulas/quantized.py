@@ -9,7 +9,7 @@ import torch
 from opatlas.engine.formula import per_element, per_row, to_float64
 from opatlas.engine.result_check import Rounded
 
-from .matmul import within
+from .matmul import batch_places
 
 At = tuple[torch.Tensor, ...]
 
@@ -34,7 +34,7 @@ def quant_matmul(
 ) -> torch.Tensor | Rounded:
     """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
     *batch, i, j = at
-    of_row, of_column = (*within(batch, x1), i), (*within(batch, x2), j)
+    of_row, of_column = (*batch_places(batch, x1), i), (*batch_places(batch, x2), j)
     total = (x1[of_row].long() * x2.mT[of_column].long()).sum(dim=-1)
     token = None if pertoken_scale is None else pertoken_scale[i]
     return dequantize(total, _elements(scale, j), _elements(offset, j), token, _elements(bias, j), output_dtype)

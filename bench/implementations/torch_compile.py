@@ -39,20 +39,20 @@ def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @implements("RotaryPositionEmbedding")
 def rotary_mul(x, cos, sin):
-    compiled = wrap(_turned)
+    compiled = wrap(_rotate)
     return Prepared(lambda: compiled(x, cos, sin))
 
 
 @implements("InterleaveRope")
 def interleave_rope(x, cos, sin):
-    compiled = wrap(lambda x, cos, sin: _turned(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), cos, sin))
+    compiled = wrap(lambda x, cos, sin: _rotate(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), cos, sin))
     return Prepared(lambda: compiled(x, cos, sin))
 
 
 @implements("ApplyRotaryPosEmb")
 def apply_rotary_pos_emb(query, key, cos, sin, *, layout):
     def both(query, key, cos, sin):
-        return query.copy_(_turned(query, cos, sin)), key.copy_(_turned(key, cos, sin))
+        return query.copy_(_rotate(query, cos, sin)), key.copy_(_rotate(key, cos, sin))
 
     compiled = wrap(both)
     return Prepared(lambda: compiled(query, key, cos, sin), changes=(query, key))
@@ -67,14 +67,14 @@ def rotary_embedding(positions, query, key, table, head_size, rotary_size, is_ne
         cos, sin = (half.repeat(1, 1, 2) for half in table[positions].unsqueeze(1).chunk(2, -1))
         for x in (query, key):
             part = x.view(len(positions), -1, head_size)[..., :rotary_size]
-            part.copy_(_turned(part, cos, sin))
+            part.copy_(_rotate(part, cos, sin))
         return query, key
 
     compiled = wrap(both)
     return Prepared(lambda: compiled(positions, query, key, table), changes=(query, key))
 
 
-def _turned(x, cos, sin):
-    """Returns x (..., D), where features half a head apart are turned together, in float32 inside."""
+def _rotate(x, cos, sin):
+    """Returns x (..., D), where features half a head apart are rotated together, in float32 inside."""
     first, second = x.float().chunk(2, -1)
     return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

@@ -49,7 +49,7 @@ def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: S
 
 def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> None:
     sessions.write("Moody", [{**row(Mood.RAISE), "Status": "failed"}])
-    done = sessions.run_in_process("--pdb")
+    done = sessions.run_without_device("--pdb")
     assert "bad mood" in done
     assert "PDB post_mortem" in done
 

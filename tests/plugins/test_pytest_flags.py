@@ -149,7 +149,6 @@ def test_a_database_that_is_named_as_tests_is_refused(sessions: Sessions, tmp_pa
 def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     for options, message in (
-        (("--pdb",), "--in-process"),
         (("--in-process", "-n", "2"), "-n"),
         (("--device", "ATLAS_800_A3_752T_128G_DIE"), "NPU"),
         (("--device", "NVIDIA_H200"), "GPU"),
