@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_refused, replay_row
+from replaying import assert_refused, replay_row, time_instead
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.model.schema import INPUT_DTYPES
+from opatlas.model.schema import INPUT_DTYPES, Status
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 modes = st.sampled_from(["half", "interleave"])
@@ -115,4 +116,16 @@ def test_gradient_of_the_angles_is_not_asked_for_without_x():
     assert replay_row("RotaryPositionEmbeddingGrad", row).measurement.total_elements == 96 * 8 * 128
 
 
-#: Mistakes that are easy to make: kernel type, function, what takes its place.
+@pytest.mark.parametrize("kernel_type", ["RotaryPositionEmbedding", "InterleaveRope", "ApplyRotaryPosEmb"])
+def test_a_kernel_may_read_one_half_of_the_angles(monkeypatch, kernel_type):
+    """As libraries for CUDA do: models have one angle for both features of a pair."""
+    functions = {"RotaryPositionEmbedding": impl.rotary_mul, "InterleaveRope": impl.interleave_rope}
+
+    def reads_first_half(*arguments, **keywords):
+        *turned, cos, sin = arguments
+        angles = [torch.cat([x.chunk(2, -1)[0]] * 2, -1) for x in (cos, sin)]
+        return functions.get(kernel_type, impl.apply_rotary_pos_emb)(*turned, *angles, **keywords)
+
+    time_instead(monkeypatch, reads_first_half)
+    for row in ROWS[kernel_type]:
+        assert replay_row(kernel_type, row).status is Status.MEASURED

@@ -90,6 +90,7 @@ def _rotated(
     head_size, width = q.shape[-1], table.shape[-1]
     expect_dtype(HALF, query=q)
     expect_dtype((q.dtype,), key=k)
+    expect(len(q) == len(k), f"{len(q)} tokens of queries and {len(k)} of keys", "as many of both")
     expect(head_size in HEAD_SIZES, f"head size {head_size}", words(HEAD_SIZES))
     least = 2 * max(8, head_size // 32)
     expect(width % least == 0, f"{width} rotated features of {head_size}", f"multiples of {least}")
