@@ -1,0 +1,182 @@
+"""Products of matrices: plain, batched, quantized, and grouped by experts.
+
+GroupedMatmulSwigluQuant is not here: FlagGems quantizes rows to INT8 with several operators of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flag_gems
+import torch
+import triton.language as tl
+from flag_gems.fused.fused_moe import try_get_optimal_moe_config
+
+from opatlas import Prepared, implements
+
+from .common import HALF, expect, expect_dtype
+
+_REAL = (*HALF, torch.float32)
+_QUANTIZED = (torch.int8, torch.float8_e4m3fn)
+_TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+#: cutlass_scaled_mm takes rows and columns that are multiples of this.
+_ALIGNED = 16
+#: The TMA of a GPU takes rows that are multiples of 16 bytes.
+_TMA_BYTES = 16
+
+
+@implements("MatMulV2", "MatMulV3", "MatMulCommon", "MatMul")
+def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    expect_dtype(_REAL, a=a)
+    result: torch.Tensor = flag_gems.mm(a, weight.mT) if bias is None else flag_gems.addmm(bias, a, weight.mT)
+    return result
+
+
+@implements("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul", "BatchMatMulNd")
+def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    expect_dtype(_REAL, a=a)
+    batch = a.shape[:-2]
+    expect(batch == b.shape[:-2] and len(batch) > 0, f"batches {tuple(batch)} and {tuple(b.shape[:-2])}", "equal ones")
+    left, right = a.flatten(0, -3), b.flatten(0, -3)
+    return Prepared(lambda: flag_gems.bmm(left, right), results=lambda product: product.unflatten(0, batch))
+
+
+@implements("QuantBatchMatmulV3")
+def quant_matmul(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    offset: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    pertoken_scale: torch.Tensor | None = None,
+    output_dtype: torch.dtype,
+) -> Prepared:
+    expect(x1.dim() == x2.dim() == 2, f"{x1.dim()} axes", "matrices of two axes")
+    expect_dtype(_QUANTIZED, x1=x1, x2=x2)
+    expect_dtype(tuple(_TRITON), result=output_dtype)
+    expect(offset is None, "an offset", "no offsets")
+    expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
+    (m, k), n = x1.shape, x2.shape[1]
+    expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
+    if x1.is_cuda:
+        major, minor = torch.cuda.get_device_capability(x1.device)
+        expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")
+    converted = []
+    if x2.stride(0) != 1:
+        x2 = x2.mT.contiguous().mT
+        converted.append("weight to (N, K)")
+    if bias is not None and bias.dim() > 1:
+        bias = bias.reshape(-1)
+    b_scale = _real_scale(scale, converted)
+    if pertoken_scale is None:
+        a_scale = torch.ones(1, device=x1.device)
+        converted.append("a scale of one for x1")
+    else:
+        a_scale = pertoken_scale
+    c = torch.empty(m, n, dtype=output_dtype, device=x1.device)
+
+    def call() -> Any:
+        flag_gems.cutlass_scaled_mm(c, x1, x2, a_scale, b_scale, bias)
+        return c
+
+    return Prepared(call, converted=converted)
+
+
+@implements("GroupedMatmul")
+def grouped_matmul(
+    x: Sequence[torch.Tensor],
+    weight: Sequence[torch.Tensor],
+    *,
+    bias: Sequence[torch.Tensor] | None = None,
+    scale: Sequence[torch.Tensor] | None = None,
+    per_token_scale: Sequence[torch.Tensor] | None = None,
+    group_list: torch.Tensor,
+    split_item: int,
+    group_type: int,
+    group_list_type: int,
+    output_dtype: torch.dtype | None = None,
+) -> Prepared:
+    (rows,), (matrices,) = x, weight
+    if rows.is_floating_point() and rows.dtype not in _QUANTIZED:
+        return _grouped_real(rows, matrices, bias, group_list)
+    own_bias, own_scale, own_token = (given[0] if given else None for given in (bias, scale, per_token_scale))
+    return _grouped_quantized(rows, matrices, own_bias, own_scale, own_token, group_list, output_dtype or rows.dtype)
+
+
+def _grouped_real(
+    rows: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor] | None, ends: torch.Tensor
+) -> Prepared:
+    """Calls group_mm, one persistent kernel over all groups."""
+    expect_dtype(HALF, x=rows)
+    expect(not bias, "a bias", "group_mm without a bias")
+    expect(rows.is_cuda, f"a device of kind {rows.device.type}", "group_mm for CUDA")
+    for name, size in (("K", weight.shape[1]), ("N", weight.shape[2])):
+        expect(size * rows.element_size() % _TMA_BYTES == 0, f"{name} {size}", f"lines of {_TMA_BYTES} bytes each")
+    converted = () if weight.is_contiguous() else ("weight to (E, K, N)",)
+    weight = weight.contiguous()
+    return Prepared(lambda: [flag_gems.group_mm(rows, weight, ends)], converted=converted)
+
+
+def _grouped_quantized(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    per_token: torch.Tensor | None,
+    ends: torch.Tensor,
+    dtype: torch.dtype,
+) -> Prepared:
+    """Calls the kernel of a fused mixture of experts, with one expert for each row."""
+    expect_dtype(_QUANTIZED, x=rows, weight=weight)
+    expect(scale is not None, "no scale", "products that are scaled")
+    expect_dtype(tuple(_TRITON), result=dtype)
+    expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
+    (m, _), (experts, k, n) = rows.shape, weight.shape
+    converted = ["rows sorted into blocks"]
+    if not weight.mT.is_contiguous():
+        converted.append("weight to (E, N, K)")
+    b = weight.mT.contiguous()
+    assert scale is not None
+    b_scale = _real_scale(scale, converted)
+    if per_token is None:
+        converted.append("a scale of one for each row")
+    a_scale = (torch.ones(m, device=rows.device) if per_token is None else per_token)[:, None]
+    kind = "int8_w8a8" if rows.dtype is torch.int8 else "fp8_w8a8"
+    config = try_get_optimal_moe_config((experts, 2 * n, k), (experts, k, n), 1, kind, m, experts)
+    owners = torch.searchsorted(ends, torch.arange(m, dtype=ends.dtype, device=ends.device), right=True)
+    ids, owned, padded = flag_gems.moe_align_block_size(owners.int()[:, None], config["BLOCK_SIZE_M"], experts)
+    out = torch.empty(m, 1, n, dtype=dtype, device=rows.device)
+
+    def call() -> Any:
+        flag_gems.invoke_fused_moe_triton_kernel(
+            rows,
+            b,
+            out,
+            a_scale,
+            b_scale,
+            None,
+            ids,
+            owned,
+            padded,
+            False,
+            1,
+            config,
+            _TRITON[dtype],
+            use_int8_w8a8=rows.dtype is torch.int8,
+            use_fp8_w8a8=rows.dtype is not torch.int8,
+            per_channel_quant=True,
+            B_bias=bias,
+        )
+        return [out[:, 0]]
+
+    return Prepared(call, converted=converted)
+
+
+def _real_scale(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
+    """Returns a scale in float32, contiguous. A packed scale (INT64) has it in its lower half."""
+    if scale.dtype is torch.float32:
+        return scale.contiguous()
+    converted.append("scale to FLOAT")
+    return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()

@@ -1,0 +1,152 @@
+"""Routing, order, gathers and scatters, and moves of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flag_gems
+import torch
+
+from opatlas import Prepared, Unsupported, implements
+
+from .common import HALF, expect, expect_dtype
+
+#: grouped_topk and topk_softmax choose no more experts, grouped_topk a power of two.
+_MOST_EXPERTS = 32
+
+
+@implements("MoeGatingTopK")
+def moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    *,
+    norm_type: int,
+    out_flag: bool,
+    bias: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    group_select_mode: int = 0,
+) -> Prepared:
+    """Scores have the dtype of the logits: experts whose scores are close may be chosen otherwise than in float32."""
+    expect_dtype((*HALF, torch.float32), x=x)
+    expect(k <= _MOST_EXPERTS, f"{k} experts of a token", f"up to {_MOST_EXPERTS}")
+    converted = () if x.dtype is torch.float32 else (f"weights to {str(x.dtype).removeprefix('torch.')}",)
+    if norm_type == 0:
+        expect(bias is None and group_count == 1, "softmax with a bias or groups", "softmax over all experts")
+        weights = torch.empty(len(x), k, device=x.device)
+        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
+
+        def choose() -> Any:
+            flag_gems.topk_softmax(weights, experts, tokens, x, False)
+            return weights, experts
+
+    else:
+        if bias is None:
+            raise Unsupported("sigmoid without a bias: FlagGems has it with a bias")
+        expect(k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
+        expect(group_count == 1 or group_select_mode == 1, "groups by their best expert", "groups by their best two")
+        of_scores = bias.to(x.dtype)
+
+        def choose() -> Any:
+            return flag_gems.grouped_topk(x, group_count, k_group, k, True, 1.0, of_scores, 1)
+
+    return Prepared(choose, results=lambda found: (found[0].to(x.dtype), found[1], None), converted=converted)
+
+
+@implements("Sort", "SortAiCore")
+def sort(x: torch.Tensor, *, dim: int, descending: bool) -> Any:
+    return flag_gems.sort(x, dim, descending)
+
+
+@implements("TopKV2", "TopKV2AiCore")
+def top_k(x: torch.Tensor, k: int, dim: int) -> Any:
+    return flag_gems.topk(x, k, dim)
+
+
+@implements("ArgMaxV2", "ArgMaxV2AiCore")
+def argmax(x: torch.Tensor, dim: int) -> Any:
+    expect(x.dim() > 0, "no axes", "one axis or more")
+    return flag_gems.argmax(x, dim)
+
+
+@implements("ArgMaxWithValue")
+def largest(x: torch.Tensor, dim: int, keepdim: bool) -> Any:
+    return tuple(flag_gems.max_dim(x, dim, keepdim))
+
+
+@implements("GatherV2", "GatherV2AiCore")
+def embedding(table: torch.Tensor, indices: torch.Tensor) -> Any:
+    return flag_gems.embedding(table, indices)
+
+
+@implements("GatherV3", "GatherV3AiCore", "Gather")
+def index_select(x: torch.Tensor, dim: int, indices: torch.Tensor) -> Any:
+    """FlagGems gathers along the last axis; for another axis, kernels that transpose are in the time."""
+    return flag_gems.index_select(x, dim, indices)
+
+
+@implements("GatherElements", "GatherElementsV2")
+def gather(x: torch.Tensor, dim: int, indices: torch.Tensor) -> Any:
+    return flag_gems.gather(x, dim, indices)
+
+
+@implements("Index", "IndexAiCore")
+def index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    return flag_gems.index(x, indices)
+
+
+@implements("IndexPutV2", "IndexPutV2AiCore")
+def index_put(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> Any:
+    return flag_gems.index_put_(x, indices, values)
+
+
+@implements("ScatterNdUpdate", "ScatterNdUpdateAiCore")
+def scatter_nd_update(x: torch.Tensor, places: torch.Tensor, updates: torch.Tensor) -> Any:
+    return flag_gems.index_put_(x, places.unbind(-1), updates)
+
+
+@implements("ConcatD")
+def concatenate(parts: Sequence[torch.Tensor], dim: int) -> Any:
+    expect(len(parts) > 1, "one tensor", "a kernel for two tensors or more")
+    return flag_gems.cat(parts, dim)
+
+
+@implements("Pack", "PackAiCore")
+def stack(parts: Sequence[torch.Tensor], dim: int) -> Any:
+    return flag_gems.stack(parts, dim)
+
+
+@implements("PadV3", "PadV3AiCore")
+def pad(x: torch.Tensor, padding: Sequence[int]) -> Any:
+    return flag_gems.pad(x, padding)
+
+
+@implements("Tile", "TileAiCore")
+def tile(x: torch.Tensor, repeats: Sequence[int]) -> Any:
+    return flag_gems.tile(x, repeats)
+
+
+@implements("TensorMove", "TensorMoveAiCore")
+def copy_(destination: torch.Tensor, source: torch.Tensor) -> Any:
+    return flag_gems.copy_(destination, source)
+
+
+@implements("Transpose", "TransposeAiCore")
+def transpose(x: torch.Tensor, permutation: Sequence[int]) -> Any:
+    return _copied(x.permute(*permutation))
+
+
+@implements("BroadcastTo", "BroadcastToAiCore")
+def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> Any:
+    return _copied(x.expand(*shape))
+
+
+@implements("Slice", "SliceAiCore")
+def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    return _copied(x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))])
+
+
+def _copied(view: torch.Tensor) -> Any:
+    expect(not view.is_contiguous(), "a view that is contiguous", "a copy of other views")
+    return flag_gems.contiguous(view)
