@@ -153,7 +153,7 @@ def sparse_flash_attention(
 def _pages(cache: torch.Tensor, heads: int, size: int) -> torch.Tensor:
     """Returns a view (blocks, block size, heads, D) of a cache (blocks, block size, heads x D) or with heads first."""
     if cache.dim() == 3:
-        return cache.unflatten(-1, (heads, size))
+        return cache.view(*cache.shape[:2], heads, size)
     expect(heads == 1, f"a cache with {heads} heads before the tokens of a block", "the tokens before the heads")
     return cache.transpose(1, 2)
 
