@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.model.errors import ReplayError
 
-from .plan import CaseRow, Plan, TablePlan
+from .plan import CaseRow, KnownFailure, Plan, TablePlan
 from .session_context import SessionContext
 
 
@@ -49,14 +49,13 @@ class Collector:
             return
         ids: list[str] = []
         rows: list[object] = []
-        for table in self._tables(metafunc.function):
-            for case_id, row, expected in table.rows():
-                ids.append(case_id)
-                if expected is None or expected.strict:
-                    rows.append(row)
-                else:
-                    mark = pytest.mark.xfail(reason=expected.reason, run=expected.run, strict=False)
-                    rows.append(pytest.param(row, marks=mark))
+        for case_id, row, expected in interleaved(list(self._tables(metafunc.function))):
+            ids.append(case_id)
+            if expected is None or expected.strict:
+                rows.append(row)
+            else:
+                mark = pytest.mark.xfail(reason=expected.reason, run=expected.run, strict=False)
+                rows.append(pytest.param(row, marks=mark))
         metafunc.parametrize("row", rows, ids=ids)
 
     def pytest_collection_modifyitems(self) -> None:
@@ -78,8 +77,25 @@ class Collector:
     def _tables(self, function: Any) -> Iterator[TablePlan]:
         spec = replay_spec(function)
         assert spec is not None
-        tables = self._make_plan().tables
-        return (tables[name] for name in spec.kernel_types if name in tables)
+        tables = self._make_plan().tables.values()
+        return (table for name in spec.kernel_types for table in tables if table.kernel_type == name)
+
+
+def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
+    """Yields the cases of tables; those of one row and several implementations follow each other.
+
+    The clocks of a device change with time, so rivals are measured within seconds of each other.
+    """
+    if len({table.target for table in tables}) < 2:
+        for table in tables:
+            yield from table.rows()
+        return
+    by_row: dict[str, list[tuple[str, CaseRow, KnownFailure | None]]] = {}
+    for table in tables:
+        for case in table.rows():
+            by_row.setdefault(case[0].removesuffix(table.suffix), []).append(case)
+    for cases in by_row.values():
+        yield from cases
 
 
 def row_of(item: pytest.Item) -> CaseRow | None:

@@ -52,12 +52,16 @@ class Ledger:
             return
         self._account(case_id_in(report.nodeid), outcome, getattr(report, "node", None))
 
-    def settle(self, records: Iterable[Record]) -> None:
-        """Accounts for rows with a record and without a report: the report was lost with its worker."""
+    def settle(self, records: Iterable[tuple[str, Record]]) -> None:
+        """Accounts for rows with a record and without a report: the report was lost with its worker.
+
+        Args:
+            records: the records of the session, each with the end of the ids of its target.
+        """
         if len(self._accounts) == len(self._collected):
             return
-        for record in records:
-            case_id = make_case_id(record.kernel_type, record.signature)
+        for suffix, record in records:
+            case_id = make_case_id(record.kernel_type, record.signature) + suffix
             if case_id in self._collected:
                 self._accounts.setdefault(case_id, record.status.value)
 
@@ -77,8 +81,8 @@ class Ledger:
     def kernel_types(self) -> set[str]:
         """Returns the kernel types of the collected rows."""
         plan = self._context.plan
-        tables = plan.tables.items() if plan is not None else ()
-        return {name for name, table in tables if not self._collected.isdisjoint(table.cases.values())}
+        tables = plan.tables.values() if plan is not None else ()
+        return {table.kernel_type for table in tables if not self._collected.isdisjoint(table.cases.values())}
 
     def not_run(self) -> list[str]:
         """Returns the ids of the rows that were collected and not run."""

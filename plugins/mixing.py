@@ -25,19 +25,20 @@ from opatlas.text import pluralize, printable
 
 from .plan import Plan
 from .settings import Settings
+from .target import Target
 
 #: Options that measure rows as the stored durations were measured.
 _SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}
 
 
-def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
+def origin_notes(provenance: Provenance, settings: Settings, target: Target) -> list[str]:
     """Returns a note if the database is of another device, other software, or another patch of the same release.
 
     Raises:
         OpAtlasError: the durations would be mixed, without --mixed or --read-only.
     """
     try:
-        provenance.check_origin(settings.origin)
+        provenance.check_origin(target.origin)
     except MixedDatabase as error:
         if settings.read_only:
             return [printable(f"{error}: the two do not compare")]
@@ -48,7 +49,7 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
             cores = sorted(usable_cores())[: error.theirs.threads]
             again = f"taskset -c {','.join(map(str, cores))}"
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, again)}") from None
-    note = provenance.folder_note(settings.origin)
+    note = provenance.folder_note(target.origin)
     return [printable(note)] if note else []
 
 
@@ -92,23 +93,27 @@ def check_replaced(
     plan: Plan,
     selected: Container[str],
     in_groups: Container[str],
+    number: int = 0,
 ) -> ReplacedCheck:
-    """Compares the stored durations of the selected cases with those that the session will measure.
+    """Compares the stored durations of the selected cases of a target with those that the session will measure.
 
     Args:
+        number: number of the target.
         selected: ids of cases.
         in_groups: kernel types whose rows need several devices at once.
     """
     rows: list[tuple[StoredDuration, PlannedDuration]] = []
-    for kernel_type, table in plan.tables.items():
-        planned = _planned_duration(settings, in_group=kernel_type in in_groups)
-        rows += [(stored, planned) for stored in table.stored(selected)]
+    target = settings.targets[number]
+    for table in plan.tables.values():
+        if table.target == number:
+            planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
+            rows += [(stored, planned) for stored in table.stored(selected)]
     mismatches = provenance.mismatches(rows)
     unit = settings.unit
     if mismatches and not settings.mixed:
         # The durations of a row may differ in several ways.
         lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
-        refusal = f"{settings.database}: these durations would be replaced by durations that do not compare:{lines}\n"
+        refusal = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}\n"
         return ReplacedCheck(refusal + printable(_remedy(settings, _same_again(settings, mismatches))), ())
     notes = [f"--mixed replaces durations of {pluralize(each.count, unit)}: {each}" for each in mismatches]
     fewer = [stored for stored, planned in rows if (stored.samples or 0) > (planned.samples or stored.samples or 0)]
@@ -122,15 +127,18 @@ def check_replaced(
     return ReplacedCheck("", [printable(note) for note in notes])
 
 
-def _planned_duration(settings: Settings, *, in_group: bool) -> PlannedDuration:
-    """Returns how a session will measure a row."""
+def _planned_duration(settings: Settings, target: Target, *, in_group: bool) -> PlannedDuration:
+    """Returns how a session will measure a row of a target."""
     if settings.prof_path is not None:
-        return PlannedDuration(settings.origin, CACHE_UNKNOWN, "msprof", None)
+        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof", None)
     kind, name = settings.devices[0].kind, settings.measure.instrument
     chosen = (
         (preferred_group_instrument if in_group else preferred_instrument)(kind, name) if kind in INSTRUMENTS else ""
     )
-    return PlannedDuration(settings.origin, settings.measure.cache, chosen, settings.measure.repeat_count)
+    # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
+    is_unknown = target.implementation.is_default and kind not in ("cpu", "cuda")
+    implementation = "" if is_unknown else target.implementation.name
+    return PlannedDuration(target.origin, settings.measure.cache, chosen, settings.measure.repeat_count, implementation)
 
 
 def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:

@@ -94,6 +94,16 @@ DATABASE = (
 )
 ROWS = (
     declare(
+        "--implementation",
+        Scope.KERNELS,
+        type=names,
+        metavar="NAME[,NAME...]",
+        default=(),
+        help="measure these implementations on the rows of the database, each with a database of its own: names as "
+        "`opatlas implementations` lists them, folders or files of your own, or all (default: torch, and on an NPU "
+        "torch_npu)",
+    ),
+    declare(
         "--ops",
         Scope.ANY,
         type=names,

@@ -16,13 +16,14 @@ from opatlas.combine.provenance import Staleness, StoredDuration
 from opatlas.model.schema import (
     CACHE_STATE,
     CRASHES_IN_A_ROW,
+    IMPLEMENTATION,
     INSTRUMENT,
     MICROBENCH_SAMPLES,
     RUN_ID,
     STATUS,
     Status,
 )
-from opatlas.model.signature import signature
+from opatlas.model.signature import make_case_id, signature
 from opatlas.store.history import EditedRows
 from opatlas.store.op_mapping import WrittenMapping
 from opatlas.store.write_back import RecoveredJournal
@@ -52,6 +53,11 @@ class CaseRow:
     def __init__(self, table: TablePlan, position: int) -> None:
         self.table = table
         self.position = position
+
+    @property
+    def target(self) -> int:
+        """The number of the target that the row belongs to."""
+        return self.table.target
 
     @property
     def kernel_type(self) -> str:
@@ -110,9 +116,11 @@ class CaseRow:
 
 @dataclass
 class TablePlan:
-    """The rows of one kernel type.
+    """The rows of one kernel type in the database of one target.
 
     Attributes:
+        target: number of the target.
+        suffix: the end of the ids of the cases; "" for the default implementation.
         rows_in_file: the number of rows in the file; later rows were named by options.
         columns: the cells that a replay needs, a list over all rows for each column.
         state: the cells that say what became of the row and how it was measured, likewise.
@@ -156,6 +164,17 @@ class TablePlan:
     captured_only: set[str] = field(default_factory=set)
     captured: dict[int, float] = field(default_factory=dict)
     captured_time_us: float | None = 0.0
+    target: int = 0
+    suffix: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the table in `Plan.tables`."""
+        return f"{self.kernel_type}{self.suffix}"
+
+    def case_id(self, row_signature: str, row_digest: str = "") -> str:
+        """Returns the id of a row by its signature."""
+        return f"{make_case_id(self.kernel_type, row_signature, row_digest)}{self.suffix}"
 
     def status(self, position: int) -> Status | None:
         """Returns the status of the last session that ran a row; None if none did."""
@@ -180,12 +199,12 @@ class TablePlan:
                 yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
 
     def _stored(self, position: int) -> StoredDuration:
-        run_id, cache, instrument, samples = (
+        run_id, cache, instrument, samples, implementation = (
             self.state[name][position].strip() if name in self.state else ""
-            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
+            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
         )
         place = f"{self.path.name}:{position + 2}"
-        return StoredDuration(place, run_id, cache, instrument, parse_whole(samples))
+        return StoredDuration(place, run_id, cache, instrument, parse_whole(samples), implementation)
 
     def rows(self) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
         """Yields the id of each case, its row, and its known failure."""
@@ -203,6 +222,9 @@ class PreparedDatabase:
         starter_rows: rows of the starter database that was made; 0 if the database had rows.
         edited: rows that held the duration or the status of another shape.
         mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
+        rows_added: rows without durations that were added from another database.
+        rows_from: that database; None if there is none.
+        taken_over: the killed session whose lock on the database was taken over; "" if there was none.
     """
 
     problems: Sequence[str] = ()
@@ -210,6 +232,9 @@ class PreparedDatabase:
     starter_rows: int = 0
     edited: EditedRows = field(default_factory=EditedRows)
     mapping: WrittenMapping | None = None
+    rows_added: int = 0
+    rows_from: Path | None = None
+    taken_over: str = ""
 
 
 @dataclass
@@ -217,18 +242,16 @@ class Plan:
     """The cases of a session.
 
     Attributes:
-        tables: the plan of each kernel type; a file that cannot be read has none.
+        tables: the plan of each kernel type and target, by `TablePlan.key`; a file that cannot be read has none.
         problems: files that cannot be read; they make the session fail.
-        prepared: what was done to the database first.
-        taken_over: the killed session whose lock on the database was taken over; "" if there was none.
+        prepared: what was done to each database first.
         notes: what the user should know about the durations in the database.
         error: why there is no plan; the session ends with this error before a row runs.
     """
 
     tables: dict[str, TablePlan] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    prepared: PreparedDatabase = field(default_factory=PreparedDatabase)
-    taken_over: str = ""
+    prepared: list[PreparedDatabase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str = ""
 
@@ -239,15 +262,15 @@ class Plan:
 
     def cases_of(self, kernel_types: Container[str]) -> int:
         """Returns the number of cases of some kernel types."""
-        return sum(len(table.cases) for name, table in self.tables.items() if name in kernel_types)
+        return sum(len(table.cases) for table in self.tables.values() if table.kernel_type in kernel_types)
 
     def without_rows(self) -> list[Path]:
         """Returns the files without a row."""
         return [table.path for table in self.tables.values() if not any(table.columns.values())]
 
     def invalid_durations(self) -> dict[str, list[str]]:
-        """Returns the duration cells without a valid duration, by kernel type."""
-        return {name: table.invalid_durations for name, table in self.tables.items() if table.invalid_durations}
+        """Returns the duration cells without a valid duration, by `TablePlan.key`."""
+        return {key: table.invalid_durations for key, table in self.tables.items() if table.invalid_durations}
 
     def case_ids(self) -> set[str]:
         """Returns the ids of all cases."""
@@ -268,12 +291,19 @@ class Plan:
 
     def captured_time_us(self) -> Mapping[str, float | None]:
         """Returns the device time of all captured launches, by kernel type; None where it is unknown."""
-        return {name: table.captured_time_us for name, table in self.tables.items()}
+        return {table.kernel_type: table.captured_time_us for table in self.tables.values()}
 
     def other_shards(self) -> int:
         """Returns the number of rows in other shards."""
         return sum(len(table.other_shards) for table in self.tables.values())
 
     def left_out(self) -> Counter[str]:
-        """Returns the number of rows that the update mode leaves out, by kernel type."""
-        return Counter({name: len(table.left_out) for name, table in self.tables.items() if table.left_out})
+        """Returns the number of rows that the update mode leaves out, by `TablePlan.key`."""
+        return Counter({key: len(table.left_out) for key, table in self.tables.items() if table.left_out})
+
+    def add(self, other: Plan) -> None:
+        """Adds the tables, problems and notes of the plan of another target."""
+        self.tables |= other.tables
+        self.problems += other.problems
+        self.notes += other.notes
+        self.prepared += other.prepared

@@ -13,7 +13,7 @@ from opatlas.model.signature import make_case_id
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize
 
-from .plan import Plan
+from .plan import Plan, PreparedDatabase
 from .requested_rows import RequestedRows
 from .settings import Settings
 
@@ -86,9 +86,9 @@ def _stale_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> It
     """Yields how many rows are stale, why, and how many are left out."""
     counts = Counter(
         staleness
-        for name, table in plan.tables.items()
+        for table in plan.tables.values()
         for case_id, staleness in table.staleness.items()
-        if requested(name, case_id)
+        if requested(table.kernel_type, case_id)
     )
     stale = {reason: count for reason, count in counts.most_common() if reason.is_stale}
     fresh = [f"{count:,} {reason.value}" for reason, count in counts.items() if not reason.is_stale]
@@ -125,18 +125,22 @@ def plan_lines(
         selected: the number of rows that will run.
         requested: the rows that files and -k select, to count rows that are not cases.
     """
-    lines = (*_prepared(plan), *_to_run(plan, settings, replayable, selected, requested))
+    prepared = (line for each in plan.prepared for line in _prepared_lines(each))
+    lines = (*prepared, *_to_run(plan, settings, replayable, selected, requested))
     return [f"opatlas: {line}" for line in lines]
 
 
-def _prepared(plan: Plan) -> Iterator[str]:
-    if plan.taken_over:
-        yield f"{plan.taken_over} was killed; took the database over from it"
-    if plan.prepared.starter_rows:
-        yield f"there was no database yet; made a starter of {pluralize(plan.prepared.starter_rows, 'theory row')}"
-    if plan.prepared.mapping is not None:
-        yield str(plan.prepared.mapping)
-    edited = plan.prepared.edited
+def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
+    """Yields what was done to a database before its rows were planned."""
+    if prepared.taken_over:
+        yield f"{prepared.taken_over} was killed; took the database over from it"
+    if prepared.starter_rows:
+        yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
+    if prepared.rows_added:
+        yield f"{pluralize(prepared.rows_added, 'row')} without durations added from {prepared.rows_from}"
+    if prepared.mapping is not None:
+        yield str(prepared.mapping)
+    edited = prepared.edited
     if edited.example is not None:
         rows = pluralize(edited.count, "row was", "rows were")
         example = make_case_id(edited.example.kernel_type, edited.example.signature)
@@ -144,7 +148,7 @@ def _prepared(plan: Plan) -> Iterator[str]:
             f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
             f"durations stay in runs/ (`opatlas history`)"
         )
-    for recovered in plan.prepared.recovered:
+    for recovered in prepared.recovered:
         if recovered or not recovered.problems:
             yield str(recovered)
         else:
@@ -161,10 +165,13 @@ def _to_run(
     what = settings.workload.verb
     unit = settings.unit
     yield f"{of_all}{pluralize(rows, unit)} to {what}, database {settings.database}"
+    for target in settings.targets if not settings.targets[0].implementation.is_default or settings.targets[1:] else ():
+        count = sum(len(table.cases) for table in plan.tables.values() if table.suffix == target.implementation.suffix)
+        yield f"{target.implementation.label}: {pluralize(count, unit)}, database {target.path}"
+    yield from settings.notes
     if settings.collect_only and settings.workload.has_starter and plan.is_empty:
         yield "there is no database yet: without --co the session makes a starter of theory rows first"
-    if settings.note:
-        yield settings.note
+    yield from (target.note for target in settings.targets if target.note)
     yield from plan.notes
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)

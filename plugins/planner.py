@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.discovery import driver_version
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder
+from opatlas.implementations.implementation import Implementation
 from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
@@ -22,6 +24,7 @@ from opatlas.model.schema import (
     CACHE_STATE,
     CRASHES_IN_A_ROW,
     EP_SIZE,
+    IMPLEMENTATION,
     INSTRUMENT,
     LEGACY_AVG_SEQ_LEN,
     MESSAGE,
@@ -32,13 +35,14 @@ from opatlas.model.schema import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.model.signature import digest, make_case_id, signature, signatures
+from opatlas.model.signature import digest, signature, signatures
 from opatlas.store.cells import duration_columns, identity_columns
 from opatlas.store.csv_files import release_memory
 from opatlas.store.database import Database, SessionLock, Table
 from opatlas.store.header import misspelt_columns
 from opatlas.store.history import clear_edited, edited_rows, without_measurement
 from opatlas.store.op_mapping import write_default_mapping
+from opatlas.store.row_copy import add_rows, read_rows
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal, has_duration, recover
 from opatlas.text import printable, suggest
@@ -48,11 +52,15 @@ from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
 from .run_manifest import present_code
 from .selection import GIVEN_UP_AFTER, Choice
 from .session_context import SessionContext
+from .target import Target, TargetDatabase
 from .where_variables import TableVariables
 
 #: Columns that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
-_STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
+_STATE = (
+    *(STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID),
+    IMPLEMENTATION,
+)
 
 
 def plan_session(context: SessionContext) -> Plan:
@@ -70,64 +78,102 @@ def plan_session(context: SessionContext) -> Plan:
 
 
 def _plan_session(context: SessionContext) -> Plan:
-    settings, database = context.settings, context.database
+    settings = context.settings
     if settings.named:
         expect_folder(
-            settings.database,
+            settings.targets[0].rows_from or settings.database,
             "name one that holds {KernelType}.csv files, or an empty one for a starter database",
             option="--database-path",
         )
     if settings.prof_path is not None:
         with context.past_capture():
             context.profile = read_profile(settings.prof_path)
+    plan = Plan()
+    for number in range(len(settings.targets)):
+        plan.add(_plan_target(context, number))
+    plan.problems += context.profile.problems if context.profile is not None else ()
+    return plan
+
+
+def _plan_target(context: SessionContext, number: int) -> Plan:
+    """Makes the plan of a target, and takes its database for the session if the session writes."""
+    settings, own = context.settings, context.databases[number]
+    database, target = own.database, own.target
+    requested = settings.workload.rows
     if settings.writes:
         # Refuse before anything is written. Checked again below, when no other session writes.
-        _read_origin(context)
-        _lock_database(context)
-        prepared = _prepare_for(context)
+        _read_origin(context, own)
+        _lock_database(context, own)
+        prepared = _prepare_for(context, own)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
+        if target.rows_from is not None:
+            requested = _rows_of(target, database)
     plan = make_plan(
         database,
         settings.choice,
         sampled=() if context.profile is None else context.profile.cases.keys(),
-        requested=settings.workload.rows,
+        requested=requested,
         unmeasured=prepared.edited.positions,
-        stale_runs=_stale_runs(context) if settings.mode is UpdateMode.STALE else None,
+        stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
+        target=number,
+        implementation=target.implementation,
     )
     if settings.writes and any(table.cases for table in plan.tables.values()):
         expect_writable(database)
     if not settings.collect_only:
-        provenance, notes = _read_origin(context)
+        provenance, notes = _read_origin(context, own)
         plan.notes += [*notes, *captured_notes(provenance, plan, settings), *provenance.problems]
-    plan.prepared = prepared
-    plan.problems += [*prepared.problems, *(context.profile.problems if context.profile is not None else ())]
-    if context.lock is not None and context.lock.stale is not None:
-        plan.taken_over = str(context.lock.stale)
+    plan.prepared = [prepared]
+    plan.problems += prepared.problems
     return plan
 
 
-def _read_origin(context: SessionContext) -> tuple[Provenance, list[str]]:
+def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
     """Raises OpAtlasError if the database is one of another device or of other software."""
-    context.provenance = Provenance(context.database)
-    return context.provenance, origin_notes(context.provenance, context.settings)
+    own.provenance = Provenance(own.database)
+    return own.provenance, origin_notes(own.provenance, context.settings, own.target)
 
 
-def _lock_database(context: SessionContext) -> None:
+def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
     """Raises OpAtlasError where another session has the database."""
     remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
-    context.lock = SessionLock(context.database, run_id=context.run_id, command=context.command, remedy=remedy)
-    context.lock.acquire(context.settings.wait_s, context.tell)
+    own.lock = SessionLock(own.database, run_id=context.run_id, command=context.command, remedy=remedy)
+    own.lock.acquire(context.settings.wait_s, context.tell)
 
 
-def _prepare_for(context: SessionContext) -> PreparedDatabase:
-    settings = context.settings
-    return prepare_database(
-        context.database,
+def _prepare_for(context: SessionContext, own: TargetDatabase) -> PreparedDatabase:
+    settings, target = context.settings, own.target
+    has_starter = settings.workload.has_starter and target.implementation.is_default
+    prepared = prepare_database(
+        own.database,
         run_id=context.run_id,
-        starter=_make_starter if settings.workload.has_starter else None,
+        starter=_make_starter if has_starter else None,
         is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
     )
+    if target.rows_from is not None:
+        added = add_rows(own.database, _rows_of(target, own.database))
+        prepared = replace(prepared, rows_added=added, rows_from=target.rows_from)
+    return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
+
+
+def _rows_of(target: Target, database: Database) -> Mapping[str, Sequence[Mapping[str, str]]]:
+    """Returns the rows of `Target.rows_from`, and of the database, whose kernel types the implementation has.
+
+    The rows of a starter database are taken where there are none.
+
+    Raises:
+        OpAtlasError: a file cannot be read, or the starter cannot be made.
+    """
+    assert target.rows_from is not None
+    source = Database(target.rows_from)
+    with TemporaryDirectory(prefix="opatlas-starter-") as folder:
+        if not source.kernel_types():
+            source = Database(folder)
+            _make_starter(source)
+        names = {*source.kernel_types(), *database.kernel_types()}
+        implemented = sorted(filter(target.implementation.implements, names))
+        return {name: [*read_rows(database, name), *read_rows(source, name)] for name in implemented}
 
 
 def _make_starter(database: Database) -> int:
@@ -137,10 +183,10 @@ def _make_starter(database: Database) -> int:
     return rows
 
 
-def _stale_runs(context: SessionContext) -> StaleRuns:
-    provenance = context.provenance or Provenance(context.database)
+def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
+    provenance = own.provenance or Provenance(own.database)
     driver = driver_version(context.settings.devices[0].kind) or ""
-    return StaleRuns(provenance.manifests, PresentSetup(context.settings.origin, driver, present_code()))
+    return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 
 def prepare_database(
@@ -183,6 +229,8 @@ def make_plan(
     requested: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
     stale_runs: StaleRuns | None = None,
+    target: int = 0,
+    implementation: Implementation | None = None,
 ) -> Plan:
     """Reads a database and decides which of its rows are cases; writes nothing.
 
@@ -194,6 +242,8 @@ def make_plan(
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
         stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
+        target: number of the target in the session.
+        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
@@ -205,15 +255,20 @@ def make_plan(
         meant = "".join(suggest(name, names) for name in unknown)
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
+    suffix = implementation.suffix if implementation is not None else ""
+    lacking = [name for name in names if implementation is not None and not implementation.implements(name)]
+    if lacking and implementation is not None:
+        plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in names:
-        if chosen.ops and name not in chosen.ops:
+        if (chosen.ops and name not in chosen.ops) or name in lacking:
             continue
         try:
             table = _table(database, name, requested)
             wanted = None if requested is None else [signature(name, row) for row in requested[name]]
             if unmeasured and name in unmeasured:
                 table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
-            plan.tables[name] = _plan_table(table, wanted, chosen, stale_runs)
+            planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
+            plan.tables[planned.key] = planned
         except Exception as error:
             # An error in one file does not keep the rows of other files from running.
             place = database.path / f"{name}.csv"
@@ -249,7 +304,14 @@ def _table(database: Database, name: str, requested: Mapping[str, Sequence[Mappi
     return _Rows(Table(name, path, together), len(frame))
 
 
-def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> TablePlan:
+def _plan_table(
+    rows: _Rows,
+    wanted: Sequence[str] | None,
+    chosen: Choice,
+    stale_runs: StaleRuns | None,
+    target: int,
+    suffix: str,
+) -> TablePlan:
     """`wanted` are the signatures of the cases, in their order; None: all rows, in the order of the file."""
     table = rows.table
     frame, kernel_type = table.frame, table.kernel_type
@@ -258,7 +320,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
     )
     own_duration, *_ = names = duration_columns(kernel_type)
     durations = {name: frame[name].tolist() for name in names if name in frame.columns}
-    planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
+    planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state, target=target, suffix=suffix)
     planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
     variables = TableVariables(kernel_type, frame)
     planned.columns_by_slug = frozenset(variables.slugs)
@@ -275,7 +337,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
         if chosen.shard is not None and not chosen.shard.holds(row_digest):
             planned.other_shards.append(position)
             continue
-        case_id = make_case_id(kernel_type, row_signature, row_digest)
+        case_id = planned.case_id(row_signature, row_digest)
         if case_id in seen:
             planned.duplicates.append(position)
             if own_duration in durations and valid_duration(durations[own_duration][position]) is not None:

@@ -67,7 +67,8 @@ class UncollectedSamples:
     ) -> None:
         known = self._collector.known_replays()
         requested = RequestedRows(config, self._collector)
-        for kernel_type, table in plan.tables.items():
+        for table in plan.tables.values():
+            kernel_type = table.kernel_type
             if kernel_type in known:
                 continue
             for case_id, row, _ in table.rows():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,24 +25,27 @@ from opatlas.store.write_back import WriteBackResult, write_back_run
 from .row_note import RowNote
 from .run_manifest import facts_of
 from .session_context import SessionContext
+from .target import TargetDatabase
 
 #: Keys of a worker's output: the records that its journal lacks, and why the journal could not be closed.
 _UNSAVED, _LOST = "opatlas_unsaved", "opatlas_lost"
 
 
 class SessionJournal:
-    """The journal of this process, opened with its first record."""
+    """The journals of this process, one in the database of each target, opened with its first record."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
-        self._journal: Journal | None = None
+        #: By number of the target.
+        self._journals: dict[int, Journal] = {}
 
-    def append(self, record: Mapping[str, Any], device: DeviceDescription | None) -> str:
+    def append(self, record: Mapping[str, Any], device: DeviceDescription | None, target: int) -> str:
         """Writes a record to the journal; writes nothing with --read-only.
 
         Args:
             record: the result of `Record.to_json`.
             device: where the row ran, for the manifest.
+            target: number of the target of the row.
 
         Returns:
             Why the record is in no journal: then the session is asked to stop. "" where the record is written.
@@ -48,37 +53,50 @@ class SessionJournal:
         if not self._context.settings.writes:
             return ""
         try:
-            if self._journal is None:
-                self._journal = Journal(self._context.database, self._context.journal_header, part=self._context.worker)
-                self._write_manifest(device)
-            self._journal.append(record)
+            if target not in self._journals:
+                context = self._context
+                database = context.databases[target].database
+                self._journals[target] = Journal(database, context.journal_header, part=context.worker)
+                self._write_manifest(device, target)
+            self._journals[target].append(record)
         except (OSError, OpAtlasError) as error:
-            return self._stop(error)
+            return self._stop(error, target)
         return ""
 
     def write_manifest(self, device: DeviceDescription) -> None:
-        """Writes the manifest before the first record: the session that reads a killed msprof session needs it."""
+        """Writes the manifest before the first record: the session that reads a killed msprof session needs it.
+
+        msprof's files lie in the database of the first target.
+        """
         if not self._context.settings.writes:
             return
         try:
-            self._write_manifest(device)
+            self._write_manifest(device, 0)
         except (OSError, OpAtlasError) as error:
-            self._stop(error)
+            self._stop(error, 0)
 
-    def _write_manifest(self, device: DeviceDescription | None) -> None:
-        if not Manifest.path(self._context.database, self._context.run_id).exists():
-            self._context.manifest([asdict(device)] if device else []).write(self._context.database)
+    def _write_manifest(self, device: DeviceDescription | None, target: int) -> None:
+        database = self._context.databases[target].database
+        if not Manifest.path(database, self._context.run_id).exists():
+            self._context.manifest([asdict(device)] if device else [], target).write(database)
 
-    def _stop(self, error: OSError | OpAtlasError) -> str:
+    def _stop(self, error: OSError | OpAtlasError, target: int) -> str:
         """Asks the session to stop; returns the reason."""
-        reason = not_writable(self._context.database.path, error) if isinstance(error, OSError) else str(error)
+        path = self._context.databases[target].database.path
+        reason = not_writable(path, error) if isinstance(error, OSError) else str(error)
         self._context.stop(reason)
         return reason
 
     def close(self) -> None:
-        """Releases the journal to be merged. Raises what `Journal.close` does."""
-        if self._journal is not None:
-            self._journal.close()
+        """Releases the journals to be merged. Raises what `Journal.close` does, after all are released."""
+        errors: list[OSError | OpAtlasError] = []
+        for each in self._journals.values():
+            try:
+                each.close()
+            except (OSError, OpAtlasError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class SessionRecords:
@@ -87,8 +105,8 @@ class SessionRecords:
     Attributes:
         devices: name and facts of each device that rows were run on.
         reported_only: samples without a row that the update mode does not add, for the report.
-        merged: what the merge did to the CSVs; None before the merge, and where nothing was merged.
-        manifest: the manifest of the session; None before there are records in the CSVs.
+        merged: what the merge did to the CSVs of all targets; None before the merge, and where one was not merged.
+        manifest: the manifest of the first target with records in its CSVs; None before there is one.
         problems: why records could not be kept or merged; they make the session fail.
     """
 
@@ -96,10 +114,10 @@ class SessionRecords:
         self._context = context
         self._own_journal = own_journal
         self._worker_journals = journal.EndedJournals()
-        #: Records that are in no journal.
-        self._unsaved: list[Mapping[str, Any]] = []
-        #: By node id.
-        self._status_of: dict[str, str] = {}
+        #: Records that are in no journal, with the number of their target.
+        self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
+        #: Number of the target and last status, by node id.
+        self._status_of: dict[str, tuple[int, str]] = {}
         self.devices: list[Mapping[str, Any]] = []
         self.reported_only: list[RowName] = []
         self.merged: WriteBackResult | None = None
@@ -114,7 +132,7 @@ class SessionRecords:
     @property
     def statuses(self) -> Counter[str]:
         """Rows by the status of their last record."""
-        return Counter(self._status_of.values())
+        return Counter(status for _, status in self._status_of.values())
 
     def take(self, report: pytest.TestReport, note: RowNote) -> None:
         """Takes the record out of a report; pytest keeps reports, and a record need not stay in memory."""
@@ -123,19 +141,19 @@ class SessionRecords:
         note.pop("figures", None)
         record = note.pop("record")
         if reason := note.get("not_saved"):
-            self._unsaved.append(record)
+            self._unsaved.append((note.get("target", 0), record))
             # A worker with a full disk may not be able to ask the other processes to stop.
             self._context.stop(reason)
         device = note.get("device")
         if device is not None and device not in self.devices:
             self.devices.append(device)
-        self._status_of[report.nodeid] = record["status"]
+        self._status_of[report.nodeid] = note.get("target", 0), record["status"]
 
-    def add(self, record: Record, device: DeviceDescription | None) -> None:
-        """Adds a record that no report brings."""
+    def add(self, record: Record, device: DeviceDescription | None, target: int = 0) -> None:
+        """Adds a record of a target that no report brings."""
         values = record.to_json()
-        if self._own_journal.append(values, device):
-            self._unsaved.append(values)
+        if self._own_journal.append(values, device, target):
+            self._unsaved.append((target, values))
         if device is not None and asdict(device) not in self.devices:
             self.devices.append(asdict(device))
 
@@ -143,58 +161,71 @@ class SessionRecords:
         """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""
         # A worker that was killed leaves no output.
         output = getattr(node, "workeroutput", {})
-        self._unsaved += output.get(_UNSAVED, ())
+        self._unsaved += map(tuple, output.get(_UNSAVED, ()))
         self.problems += filter(None, [output.get(_LOST)])
         try:
-            self._worker_journals.hold(journal.run_journals(self._context.database, self._context.run_id))
+            for each in self._context.databases:
+                self._worker_journals.hold(journal.run_journals(each.database, self._context.run_id))
         except OSError as error:
             self.problems.append(f"the journal of a worker cannot be read: {error}")
 
     def hand_over(self, output: dict[str, Any]) -> None:
         """In a worker: leaves the records to the controller, which receives `output`."""
         if self._unsaved:
-            output[_UNSAVED] = self._unsaved
+            output[_UNSAVED] = list(map(list, self._unsaved))
         try:
             self._own_journal.close()
         except (OpAtlasError, OSError) as error:
             output[_LOST] = str(error)
 
-    def merge(self) -> Iterable[Record]:
-        """Merges the records of the session into the CSVs and completes the manifest.
+    def merge(self) -> Iterable[tuple[str, Record]]:
+        """Merges the records of the session into the CSVs and completes the manifests.
 
         Returns:
-            The records; none with --read-only.
+            The records, each with the end of the ids of its target; none with --read-only.
         """
-        context = self._context
-        if not context.settings.writes:
+        if not self._context.settings.writes:
             return ()
         self.close_journals()
         removed = self._removed_tables()
-        done = write_back_run(context.database, context.journal_header, self._unsaved)
-        self.merged = done.result
-        self.problems += done.problems
-        if done.result is not None:
-            done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
+        merged: list[tuple[str, Record]] = []
+        results: list[WriteBackResult | None] = []
+        for number, each in enumerate(self._context.databases):
+            result, records = self._merge_target(number, each)
+            results.append(result)
+            merged += ((each.target.implementation.suffix, record) for record in records)
+        known = [result for result in results if result is not None]
+        if len(known) == len(results):
+            self.merged = functools.reduce(operator.add, known)
             self.problems += [
                 f"{path} was removed while rows ran: it was made anew from what was measured"
                 for path in removed
                 if path.exists()
             ]
+        return merged
+
+    def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
+        unsaved = [record for target, record in self._unsaved if target == number]
+        done = write_back_run(own.database, self._context.journal_header, unsaved)
+        self.problems += done.problems
+        if done.result is not None and number == 0:
+            done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
         if done.records:
             try:
-                self._write_manifest()
+                self._write_manifest(number)
             except OpAtlasError as error:
                 self.problems.append(str(error))
-        return done.records
+        return done.result, done.records
 
-    def _write_manifest(self) -> None:
+    def _write_manifest(self, number: int) -> None:
         context, devices = self._context, self._context.settings.devices
-        self.manifest = manifest = context.manifest(self.devices)
+        manifest = context.manifest(self.devices, number)
         manifest.finished_at = time.time()
-        manifest.statuses = dict(self.statuses)
+        manifest.statuses = dict(Counter(status for target, status in self._status_of.values() if target == number))
         if context.settings.prof_path is None:
             manifest.machine_at_end = facts_of(devices, *context.surroundings.at_end(devices))
-        manifest.write(context.database)
+        manifest.write(context.databases[number].database)
+        self.manifest = self.manifest or manifest
 
     def close_journals(self) -> None:
         """Releases the journals, to be merged now or by the next session."""

@@ -112,15 +112,18 @@ class ReplaySession:
             return
         self._is_selected = True
         selected = plan.case_ids().intersection(case_ids)
-        if context.provenance is not None and context.settings.writes:
+        if not plan.error and context.settings.writes:
             specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
-            judged = check_replaced(context.provenance, context.settings, plan, selected, in_groups)
-            if judged.refusal:
-                # A plan with an error gets no report of rows that were not run.
-                plan.error = judged.refusal
-                raise pytest.UsageError(judged.refusal)
-            plan.notes += judged.notes
+            for number, own in enumerate(context.databases):
+                if own.provenance is None:
+                    continue
+                judged = check_replaced(own.provenance, context.settings, plan, selected, in_groups, number)
+                if judged.refusal:
+                    # A plan with an error gets no report of rows that were not run.
+                    plan.error = judged.refusal
+                    raise pytest.UsageError(judged.refusal)
+                plan.notes += judged.notes
         self.ledger.collect(selected)
 
     def executor(self) -> Executor:
@@ -174,7 +177,8 @@ class ReplaySession:
             set_properties(item, properties)
         if device is not None and record.measurement is not None:
             note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
-        note["not_saved"] = self.journal.append(note["record"], device)
+        note["target"] = row.target
+        note["not_saved"] = self.journal.append(note["record"], device, row.target)
         if device is not None and device != self._device:
             self._device = device
             note["device"] = asdict(device)
@@ -198,7 +202,7 @@ class ReplaySession:
         for item, outcome in self._runner.unreached(session.items):
             row = row_of(item)
             if row is not None:
-                self.records.add(self._new_record(row, outcome), self._device)
+                self.records.add(self._new_record(row, outcome), self._device, row.target)
         if not self.context.is_worker:
             self.summary.set_exit_status(session)
             if self._profile_rest is not None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.model.signature import make_case_id
-
 from .collector import Collector
 from .plan import CaseRow, Plan
 from .selection import keyword_filter
@@ -50,34 +48,34 @@ class RequestedRows:
 
     def not_selected(self, plan: Plan) -> int:
         """Returns how many requested rows --where does not select."""
-        return self._count((name, case_id) for name, table in plan.tables.items() for case_id in table.not_selected)
+        return self._count((table.kernel_type, case) for table in plan.tables.values() for case in table.not_selected)
 
     def left_out(self, plan: Plan) -> int:
         """Returns how many requested rows the update mode leaves out."""
-        return self._count((name, case_id) for name, table in plan.tables.items() for case_id in table.left_out)
+        return self._count((table.kernel_type, case) for table in plan.tables.values() for case in table.left_out)
 
     def captured_only(self, plan: Plan) -> int:
         """Returns how many of `left_out` have a captured duration and no replayed one."""
         return self._count(
-            (name, case_id)
-            for name, table in plan.tables.items()
+            (table.kernel_type, case_id)
+            for table in plan.tables.values()
             for case_id in table.captured_only.intersection(table.left_out)
         )
 
     def without_replay(self, plan: Plan) -> Counter[str]:
         """Returns how many requested cases have no replay, by kernel type."""
         return Counter(
-            name
-            for name, table in plan.tables.items()
-            if name not in self._functions
+            table.kernel_type
+            for table in plan.tables.values()
+            if table.kernel_type not in self._functions
             for case_id in table.cases.values()
-            if self(name, case_id)
+            if self(table.kernel_type, case_id)
         )
 
     def in_other_shards(self, plan: Plan) -> int:
         """Returns how many requested rows belong to other shards."""
         return self._count(
-            (name, make_case_id(name, CaseRow(table, position).signature))
-            for name, table in plan.tables.items()
+            (table.kernel_type, table.case_id(CaseRow(table, position).signature))
+            for table in plan.tables.values()
             for position in table.other_shards
         )

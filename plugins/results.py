@@ -82,7 +82,7 @@ class SessionResults:
     @property
     def not_comparable(self) -> str:
         """Why captured durations do not compare with those of the session; "" where they do."""
-        provenance = self.context.provenance
+        provenance = self.context.databases[0].provenance
         return "" if provenance is None else captured_mismatch(provenance, self.context.settings)
 
     def not_replayable(self) -> Counter[str]:
@@ -91,8 +91,8 @@ class SessionResults:
         assert plan is not None
         # A collected kernel type has a replay. xdist's controller collects nothing, and knows those of bench/ only.
         known = self.ledger.kernel_types().union(self.collector.known_replays())
-        counts = {name: len(table.cases) for name, table in plan.tables.items() if name not in known}
-        return Counter({name: count for name, count in counts.items() if count})
+        missing = [table for table in plan.tables.values() if table.cases and table.kernel_type not in known]
+        return Counter({table.kernel_type: len(table.cases) for table in missing})
 
     def facts(self) -> SessionFacts:
         """Returns the facts that the report is written from."""
@@ -111,7 +111,7 @@ class SessionResults:
             errors=self.tally.causes(),
             assumptions=self.tally.assumptions(),
             left_out=plan.left_out(),
-            duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
+            duplicates={key: len(table.duplicates) for key, table in plan.tables.items() if table.duplicates},
             not_replayable=self.not_replayable(),
             merged=self.records.merged,
             seconds=self.tally.running_time.seconds,

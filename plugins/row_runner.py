@@ -65,7 +65,8 @@ class RowRunner:
             plan, profile = self._context.plan, self._context.profile
             assert plan is not None
             assert profile is not None
-            rows = {name: DatabaseRows(t.columns, frozenset(t.measured)) for name, t in plan.tables.items()}
+            tables = plan.tables.values()
+            rows = {table.kernel_type: DatabaseRows(table.columns, frozenset(table.measured)) for table in tables}
             self._samples = ProfileMatcher(profile, rows, self._context.settings.ep_size)
         return self._samples
 
@@ -139,6 +140,7 @@ class RowRunner:
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.first_run),
             group=spec.group(row.cells, settings.workload.options) if spec.group else None,
+            source=settings.targets[row.target].implementation.source(row.kernel_type),
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
         )
 

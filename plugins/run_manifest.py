@@ -85,12 +85,14 @@ def new_manifest(
     settings: Settings,
     surroundings: Surroundings,
     devices: Sequence[Mapping[str, Any]],
+    target: int = 0,
 ) -> Manifest:
     """Returns the manifest of a run that begins.
 
     Args:
         started_at: seconds since the epoch.
         devices: name and facts of each device that rows were run on so far.
+        target: number of the target whose database holds the manifest.
     """
     at_start = {} if settings.prof_path else facts_of(settings.devices, *surroundings.at_start(settings.devices))
     return Manifest(
@@ -98,15 +100,18 @@ def new_manifest(
         started_at=started_at,
         device=devices[0] if devices else {},
         other_devices=devices[1:],
-        options=options_of(settings),
+        options=options_of(settings, target),
         code=present_code(),
         machine_at_start=at_start,
     )
 
 
-def options_of(settings: Settings) -> Mapping[str, object]:
+def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
     """Returns the options that a manifest records: all that decide which rows are run, how, and what is written."""
+    implementation, rows_from = settings.targets[target].implementation, settings.targets[target].rows_from
     return {
+        "implementation": None if implementation.is_default else implementation.label,
+        "rows_from": str(rows_from) if rows_from else None,
         "update_mode": settings.mode.value,
         "prune": settings.prune,
         "ops": sorted(settings.ops),

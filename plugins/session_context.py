@@ -20,12 +20,11 @@ from typing import Any, NoReturn
 import pytest
 
 from opatlas.capture.profile_samples import Profile
-from opatlas.combine.provenance import Provenance
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.fresh_python import forget_imports_from
 from opatlas.isolation.process_end import die_with_parent, parent_of
-from opatlas.store.database import Database, SessionLock
+from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
 from opatlas.text import printable_lines
@@ -34,6 +33,7 @@ from .plan import Plan
 from .run_manifest import Surroundings, new_manifest
 from .settings import Settings, is_distributed, settings_of
 from .shared_folder import SharedFolder
+from .target import TargetDatabase
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
@@ -56,8 +56,6 @@ class SessionContext:
         waits: how long rows of this process have waited for their device.
         plan: None until a replay is collected (`ReplaySession.plan` makes it).
         profile: the captures of --prof-path, read with the plan; None without --prof-path.
-        provenance: what the durations of the database were measured on; read with the plan.
-        lock: the lock of the database, taken with the plan.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -76,8 +74,8 @@ class SessionContext:
         self.waits = DeviceWaits(self.tell_once)
         self.plan: Plan | None = None
         self.profile: Profile | None = None
-        self.provenance: Provenance | None = None
-        self.lock: SessionLock | None = None
+        #: Empty until the settings are read.
+        self._databases: Sequence[TargetDatabase] = ()
         self._shared = SharedFolder(Path(received["shared_dir"])) if received else None
         self._stop_reason = ""
         #: In the controller: the place of each worker's device.
@@ -94,12 +92,21 @@ class SessionContext:
     def settings(self) -> Settings:
         """Raises OpAtlasError, pytest.UsageError."""
         settings = settings_of(self.config)
-        forget_imports_from(settings.database, unless_below=[self.config.rootpath])
+        for target in settings.targets:
+            forget_imports_from(target.path, unless_below=[self.config.rootpath])
         return settings
 
     @property
+    def databases(self) -> Sequence[TargetDatabase]:
+        """The database of each target, in the order of the targets."""
+        if not self._databases:
+            self._databases = [TargetDatabase(target) for target in self.settings.targets]
+        return self._databases
+
+    @property
     def database(self) -> Database:
-        return Database(self.settings.database)
+        """The database of the first target."""
+        return self.databases[0].database
 
     @property
     def journal_header(self) -> JournalHeader:
@@ -107,9 +114,14 @@ class SessionContext:
         mode = self.settings.workload.write_back_mode(self.settings.mode)
         return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
-    def manifest(self, devices: Sequence[Mapping[str, Any]]) -> Manifest:
-        """Returns the manifest of the session; `devices` are those that rows were run on so far."""
-        return new_manifest(self.run_id, self.started_at, self.settings, self.surroundings, devices)
+    def manifest(self, devices: Sequence[Mapping[str, Any]], target: int = 0) -> Manifest:
+        """Returns the manifest of a target.
+
+        Args:
+            devices: those that rows of the session were run on so far.
+            target: number of the target.
+        """
+        return new_manifest(self.run_id, self.started_at, self.settings, self.surroundings, devices, target)
 
     @property
     def shared(self) -> SharedFolder:
@@ -202,7 +214,8 @@ class SessionContext:
 
     def close(self) -> None:
         """Releases the database, and removes the shared folder."""
-        if self.lock is not None:
-            self.lock.release()
+        for each in self._databases:
+            if each.lock is not None:
+                each.lock.release()
         if self._shared is not None:
             self._shared.remove()

@@ -31,7 +31,7 @@ from .options import (
     refuse,
 )
 from .selection import Choice, Shard, keyword_filter
-from .target import database_of, devices_of, named_versions, origin_of, refuse_useless_versions
+from .target import Target, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where
 from .workload import KernelWorkload, ProfiledWorkload, Workload, make_workload, workload_type
 
@@ -41,7 +41,7 @@ class Settings:
     """The settings of a session of replays.
 
     Attributes:
-        database: directory of the CSVs.
+        targets: the implementations that are measured, each with its database; at least one.
         devices: the devices that rows are replayed on; with prof_path, the profiled one.
         mode: which rows run, and which durations their samples replace.
         prune: rows that ran and have no valid duration are moved to pruned/.
@@ -59,15 +59,14 @@ class Settings:
         strict: rows that failed before fail, instead of being xfail.
         read_only: rows are measured and compared, and nothing is written.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
-        origin: what durations are measured on; for profiles, as far as options tell.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         workload: what the session measures: rows of kernels, or messages of collectives.
         named: whether the user named the database. A named database must exist; OpAtlas makes any other database.
         versions: the versions that the user gave, by the name of the software.
-        note: what the user should know about the choice of the database; "" if nothing.
+        notes: what the user should know about the choice of implementations.
     """
 
-    database: Path
+    targets: tuple[Target, ...]
     devices: tuple[DeviceSpec, ...]
     mode: UpdateMode
     prune: bool
@@ -85,12 +84,21 @@ class Settings:
     strict: bool = False
     read_only: bool = False
     mixed: bool = False
-    origin: MeasurementOrigin = field(default_factory=MeasurementOrigin)
     group_options: Mapping[str, object] = field(default_factory=dict)
     workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def database(self) -> Path:
+        """The directory of the CSVs of the first target."""
+        return self.targets[0].path
+
+    @property
+    def origin(self) -> MeasurementOrigin:
+        """What the durations of the first target are measured on."""
+        return self.targets[0].origin
 
     @property
     def writes(self) -> bool:
@@ -136,9 +144,9 @@ def settings_of(config: pytest.Config) -> Settings:
     devices = devices_of(config)
     has_msprof = _has_msprof(config, kind, devices)
     workload = make_workload(kind, option, devices)
-    database, note = database_of(config, devices, workload)
+    targets, notes = targets_of(config, devices, workload)
     return Settings(
-        database=absolute_path(database),
+        targets=tuple(targets),
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
@@ -160,12 +168,11 @@ def settings_of(config: pytest.Config) -> Settings:
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
         mixed=option.mixed,
-        origin=origin_of(option, devices, workload),
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
         workload=workload,
         named=bool(option.database_path) and workload.needs_database,
         versions=named_versions(option.versions),
-        note=note,
+        notes=tuple(notes),
     )
 
 

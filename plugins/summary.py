@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ class SessionSummary:
         plan = self._context.plan
         if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
-        if plan.problems or any(recovered.incomplete for recovered in plan.prepared.recovered):
+        if plan.problems or any(recovered.incomplete for prepared in plan.prepared for recovered in prepared.recovered):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             requested = self._requested_rows()
@@ -165,7 +164,8 @@ class SessionSummary:
         for problem in self._ledger.problems:
             yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         yield from self._problem_lines(plan)
-        yield f"database: {os.path.abspath(self._context.settings.database)}"
+        for target in self._context.settings.targets:
+            yield f"database: {target.path}"
         for path in self._results.paths:
             yield f"report: {path}"
 
@@ -173,14 +173,14 @@ class SessionSummary:
         settings = self._context.settings
         unit = settings.unit
         requested, known = self._requested_rows(), self._collector.known_replays()
-        replayable = {name: table for name, table in plan.tables.items() if name in known}
+        replayable = [table for table in plan.tables.values() if table.kernel_type in known]
         if missing := requested.without_replay(plan):
             yield from self._without_replay(plan, missing)
         elif lines := list(nothing_to_do(requested, plan, settings)):
             yield from lines
-        elif example := next((case for table in replayable.values() for case in table.cases.values()), None):
+        elif example := next((case for table in replayable for case in table.cases.values()), None):
             cases = pluralize(plan.cases_of(known), unit)
-            near = meant(self._keyword, plan.tables)
+            near = meant(self._keyword, [table.kernel_type for table in plan.tables.values()])
             yield wrap(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
 
     def _stopped_at_once_lines(self) -> Iterator[str]:

@@ -1,31 +1,77 @@
-"""What a session measures on and writes into: the devices, the versions of the software, and the database."""
+"""What a session measures on and writes into: the devices, and for each implementation the database."""
 
 from __future__ import annotations
 
 import argparse
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.combine.provenance import MeasurementOrigin, Provenance
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
+from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.files import absolute_path
+from opatlas.implementations.catalog import find_implementations
+from opatlas.implementations.implementation import Implementation
 from opatlas.model.location import (
     DEFAULT_NPU_DEVICE,
     device_kind,
     expect_npu,
+    implementation_path,
     public_version,
 )
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.options import given
+from opatlas.store.database import Database, SessionLock
+from opatlas.text import suggest
 
 from .options import named, refuse
 from .workload import Workload
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
+#: The folder in a database that --database-path names, for the databases of implementations.
+_IMPLEMENTATIONS = "implementations"
+
+
+@dataclass(frozen=True)
+class Target:
+    """An implementation, and the database of its durations.
+
+    Attributes:
+        implementation: what is measured.
+        path: the folder of the CSVs.
+        origin: what durations are measured on; for profiles, as far as options tell.
+        rows_from: the database whose rows are added to this one without durations; None: the rows are there.
+        note: what the user should know about the choice of the database; "" if nothing.
+    """
+
+    implementation: Implementation
+    path: Path
+    origin: MeasurementOrigin
+    rows_from: Path | None = None
+    note: str = ""
+
+
+class TargetDatabase:
+    """The database of a target in one process of a session.
+
+    Attributes:
+        target: the target.
+        database: its database.
+        provenance: what the durations of the database were measured on; read with the plan.
+        lock: the lock of the database, taken with the plan.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.database = Database(target.path)
+        self.provenance: Provenance | None = None
+        self.lock: SessionLock | None = None
 
 
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
@@ -75,6 +121,57 @@ def refuse_useless_versions(config: pytest.Config) -> None:
     """Refuses --versions beside --database-path. Raises pytest.UsageError."""
     if config.option.database_path:
         refuse(config, named("--versions"), "--database-path names the folder, whatever the versions")
+
+
+def targets_of(
+    config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload
+) -> tuple[list[Target], list[str]]:
+    """Returns a target for each implementation of --implementation that is installed, and lines about the others.
+
+    Args:
+        workload: what the session measures.
+
+    Raises:
+        OpAtlasError: an implementation is unknown or does not run on the device, or a version that names a folder is
+            not known.
+        pytest.UsageError: options contradict each other, or no named implementation is installed.
+    """
+    option = config.option
+    named = find_implementations(option.implementation, devices[0].kind)
+    usable = [each for each in named if not each.missing]
+    lines = [f"{each.name}: {each.missing}" for each in named if each.missing]
+    lines += dict.fromkeys(note for each in usable for note in (*each.notes, *_without_replay(each)))
+    if not usable:
+        raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
+    origin = origin_of(option, devices, workload)
+    base, note = database_of(config, devices, workload)
+    base = absolute_path(base)
+    targets = []
+    for each in usable:
+        if each.is_default:
+            targets.append(Target(each, base, origin, note=note))
+            continue
+        path = (
+            base / _IMPLEMENTATIONS / f"{each.name}-{each.version}"
+            if option.database_path
+            else absolute_path(
+                implementation_path(database_name(devices), each.name, each.version, detect(option.versions))
+            )
+        )
+        versions = {**origin.versions, each.name: each.version}
+        targets.append(Target(each, path, replace(origin, versions=versions), rows_from=base))
+    return targets, lines
+
+
+def _without_replay(implementation: Implementation) -> list[str]:
+    """Returns a line for each kernel type that may be a misspelt one of bench/; others may have a user's replay."""
+    known = replays_of_bench()
+    unknown = sorted(set(implementation.sources).difference(known))
+    return [
+        f"{implementation.name}: no kernel type of bench/ is called {name}{meant}"
+        for name in unknown
+        if (meant := suggest(name, known))
+    ]
 
 
 def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload) -> tuple[Path, str]:

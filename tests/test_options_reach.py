@@ -9,9 +9,12 @@ from pathlib import Path
 from opatlas.plugins.run_manifest import options_of
 from opatlas.plugins.selection import Shard
 from opatlas.plugins.settings import Settings
+from opatlas.plugins.target import Target
 from opatlas.plugins.workload import CollectiveWorkload
 
+from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.device import DeviceSpec
+from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.store.update_mode import UpdateMode
 
@@ -19,15 +22,14 @@ from opatlas.store.update_mode import UpdateMode
 RENAMED = {"mode": "update_mode", "workload": "communication"}
 #: Fields of Settings that are not among the options of a manifest, and why.
 NOT_IN_MANIFEST = {
-    "database": "the manifest lies there",
     "devices": "they have a place of their own in it, with what they said of themselves",
     "measure": "its fields are in it",
     "group_options": "its items are in it",
     "wait_s": "bears on nothing that is measured",
     "collect_only": "writes no manifest",
     "named": "about the choice of the folder",
-    "note": "the same",
-    "origin": "its device and packages are in it",
+    "notes": "the same",
+    "targets": "each has a manifest of its own, with its implementation; device and packages are in it",
     "read_only": "writes no manifest",
     "strict": "bears on verdicts, and on no status",
 }
@@ -35,7 +37,7 @@ NOT_IN_MANIFEST = {
 
 def settings(**more: object) -> Settings:
     values: dict[str, object] = {
-        "database": Path("database"),
+        "targets": (Target(Implementation("torch"), Path("database"), MeasurementOrigin()),),
         "devices": (DeviceSpec("cpu"),),
         "mode": UpdateMode.MISSING_ONLY,
         "prune": True,
@@ -64,6 +66,8 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
     workload = CollectiveWorkload(Namespace(), {}, ["grid 2"])
     told = options_of(settings(workload=workload, group_options={"ep_size": 8}))
     assert told == {
+        "implementation": None,
+        "rows_from": None,
         "update_mode": "missing-only",
         "prune": True,
         "ops": ["Add", "Mul"],

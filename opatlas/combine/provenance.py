@@ -50,7 +50,7 @@ _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
     NCCL.name: (("nccl",), ""),
 }
 #: Values of `Mismatch.what`.
-ORIGIN, CACHE, INSTRUMENT = "origin", "cache state", "instrument"
+ORIGIN, CACHE, INSTRUMENT, IMPLEMENTATION = "origin", "cache state", "instrument", "implementation"
 _RUNS_SHOWN = 2
 
 
@@ -121,7 +121,7 @@ class StoredDuration:
 
     Attributes:
         place: file and line.
-        run_id, cache, instrument: as in the row.
+        run_id, cache, instrument, implementation: as in the row.
         samples: the number of samples; None if unknown.
     """
 
@@ -130,6 +130,7 @@ class StoredDuration:
     cache: str
     instrument: str
     samples: int | None
+    implementation: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,14 @@ class PlannedDuration:
         origin: device and software.
         cache, instrument: as the row will have them; "" if not known yet.
         samples: the number of samples; None if the stop rule decides.
+        implementation: the name of the implementation, without version; "" if the row will name the call of an NPU.
     """
 
     origin: MeasurementOrigin
     cache: str
     instrument: str
     samples: int | None
+    implementation: str = ""
 
 
 @dataclass
@@ -153,7 +156,7 @@ class Mismatch:
     """Stored durations that are not comparable with the session's.
 
     Attributes:
-        what: ORIGIN, CACHE or INSTRUMENT.
+        what: ORIGIN, CACHE, INSTRUMENT or IMPLEMENTATION.
         stored, taken: the values of the stored durations, and of the session.
         count: the number of stored durations.
         example: the place of the first.
@@ -266,6 +269,8 @@ class Provenance:
         for what, theirs, ours in (
             (CACHE, stored.cache, planned.cache),
             (INSTRUMENT, stored.instrument, planned.instrument),
+            # A row of an older OpAtlas names no implementation.
+            (IMPLEMENTATION, stored.implementation.partition(" ")[0] or TORCH.name, planned.implementation),
         ):
             if theirs and ours and theirs != ours:
                 yield what, theirs, ours
@@ -294,11 +299,17 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
             device=name,
             kind=kind,
             # A profile was taken with unknown software, on another machine.
-            versions={} if from_profile else _versions(facts, manifest.packages),
+            versions={} if from_profile else _versions(facts, manifest.packages) | _implementation(manifest.options),
             # The threads of a group are those of several ranks.
             threads=threads if kind == "cpu" and "ranks" not in facts and isinstance(threads, int) else None,
             host=manifest.host,
         )
+
+
+def _implementation(options: Mapping[str, object]) -> dict[str, str]:
+    """Returns the version of the implementation that a run measured, by its name; nothing for the default."""
+    name, _, version = str(options.get("implementation") or "").partition(" ")
+    return {name: version} if version else {}
 
 
 def _versions(facts: Mapping[str, object], packages: Mapping[str, str]) -> dict[str, str]:

@@ -171,8 +171,8 @@ class Replay:
         return []
 
     def _default_implementation(self, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
-        """Returns the implementation that is timed without a source: torch and its version, or the NPU's call."""
-        return f"torch {public_version(torch.__version__)}" if kernel is impl else str(self._spec.npu)
+        """Returns what is timed without a source: torch and its version, the NPU's call, or "" on another device."""
+        return f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
 
     def expect_memory(self) -> None:
         """Refuses a row that does not fit into the memory of the device, or of the host that checks it.

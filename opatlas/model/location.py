@@ -6,6 +6,7 @@ The root is `database/data` of a checkout; for a wheel it is `opatlas/database` 
 {device}/hccl/v8.5                                    NPU communication
 {device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
 {device}/nccl|gloo/{version}                          CUDA and CPU communication
+{device}/flashinfer/flashinfer0.5.3_torch2.11.0_cuda13.0   an implementation other than the default
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ _VERSION_DIRS = {
 #: Prefixes of the device names that torch.cuda lists; a name without such a prefix is a CPU.
 _CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
 _NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
+#: The software of the folder of an implementation, after the name and the version of the implementation.
+_IMPLEMENTATION_DIR = r"{name}([^_]+)_torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?"
 _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
@@ -109,11 +112,28 @@ def parse_path(path: Path) -> ParsedPath | None:
     if library in kinds:
         number = version.removeprefix(_prefix(kinds[library]))
         return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
-    found = _VERSION_DIRS[library].fullmatch(version) if library in _VERSION_DIRS else None
+    if library not in _VERSION_DIRS:
+        return _implementation_place(device, library, version)
+    found = _VERSION_DIRS[library].fullmatch(version)
     if found is None:
         return None
     components = NAMED_BY["npu"] if library == _STACK["npu"] else NAMED_BY["cuda"]
     return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
+
+
+def _implementation_place(device: str, name: str, version_dir: str) -> ParsedPath | None:
+    found = re.fullmatch(_IMPLEMENTATION_DIR.format(name=re.escape(name)), version_dir)
+    if found is None:
+        return None
+    named = zip((name, TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True)
+    return device, {software: version for software, version in named if version}
+
+
+def implementation_of(path: Path) -> str:
+    """Returns the name of the implementation that the path of a database names; "" for the default of a device."""
+    place = parse_path(path)
+    library = path.resolve().parent.name
+    return library if place is not None and library in place[1] and library != TORCH.name else ""
 
 
 def list_databases(root: Path = ROOT) -> list[Path]:
@@ -157,6 +177,24 @@ def default_path(device: str, versions: Versions) -> Path:
     """
     kind = device_kind(device)
     return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
+
+
+def implementation_path(device: str, name: str, version: str, versions: Versions) -> Path:
+    """Returns the path of the database of an implementation on a device.
+
+    Args:
+        name, version: the implementation; the name of a stack or of a communication library is refused.
+
+    Raises:
+        OpAtlasError: a version is unknown, or a name cannot be a folder.
+    """
+    if name in (*_STACK.values(), *_COMMUNICATION.values()):
+        raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
+    kind = device_kind(device)
+    _require([TORCH, *({"cuda": [CUDA], "npu": [CANN]}.get(kind, []))], versions)
+    stack = {"cuda": f"cuda{versions.cuda}", "npu": f"cann{_short_cann(versions.cann or '')}", "cpu": "cpu"}[kind]
+    folder = f"{name}{version}_torch{public_version(versions.torch or '')}_{stack}"
+    return ROOT / _directory_name(device, "device") / _directory_name(name, "name") / _directory_name(folder, "version")
 
 
 def shipped_note(database: Path) -> str:

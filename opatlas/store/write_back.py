@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,12 @@ class WriteBackResult:
     of_siblings: list[RowName] = field(default_factory=list)
     pruned: list[RowName] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def __add__(self, other: WriteBackResult) -> WriteBackResult:
+        """Returns the result of both write-backs."""
+        return WriteBackResult(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        )
 
 
 def has_duration(kernel_type: str, row: Mapping[str, str]) -> bool:

@@ -16,14 +16,17 @@ from opatlas.plugins.plan_lines import plan_lines
 from opatlas.plugins.requested_rows import RequestedRows
 from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
+from opatlas.plugins.target import Target
 
+from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.device import DeviceSpec
+from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal
 
 SETTINGS = Settings(
-    database=Path("/data"),
+    targets=(Target(Implementation("torch"), Path("/data"), MeasurementOrigin()),),
     devices=(DeviceSpec("cpu"),),
     mode=UpdateMode.MISSING_ONLY,
     prune=False,
@@ -50,7 +53,8 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural(golden: Callable
     )
     recovered = RecoveredJournal("run-1", Counter({"measured": 1}))
     plan = Plan(
-        {"Mul": table}, prepared=PreparedDatabase(recovered=[recovered], starter_rows=1), taken_over="session run-1"
+        {"Mul": table},
+        prepared=[PreparedDatabase(recovered=[recovered], starter_rows=1, taken_over="session run-1")],
     )
     lines = plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything))
     golden("plan.txt", "\n".join(lines) + "\n")

@@ -1,0 +1,150 @@
+"""Reads a user's folder of kernels as implementations.
+
+`DIR/AddRmsNorm.py`                                        one function: a mark, `kernel`, or the only public function
+`DIR/AddRmsNorm/fast.py`, `DIR/AddRmsNorm/small.py`        candidates: the implementations `DIR-fast` and `DIR-small`
+`DIR/add__Tensor/add__Tensor_implementation_v1.py`         BackendBench's layout: the function `add__Tensor_kernel_impl`
+`FILE.py`                                                  one file with marks
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError
+from opatlas.implementations.contract import KernelSource
+from opatlas.implementations.implementation import Implementation
+from opatlas.implementations.marks import Marks, read_marks
+from opatlas.model.schema import is_file_name
+
+#: The function of a file that is named after a kernel type.
+KERNEL = "kernel"
+#: Characters of the digest that is the version of a folder.
+_DIGITS = 8
+_NAME = re.compile(r"[^A-Za-z0-9.+]+")
+#: A folder of BackendBench is named after an overload of torch: `add__Tensor`.
+_OVERLOAD = re.compile(r"\w+__\w+")
+_CANDIDATE = re.compile(r"_implementation_?(\w*)$")
+#: Kernel types whose replays pass the arguments of the overload.
+OVERLOADS: Mapping[str, tuple[str, ...]] = {
+    "abs__default": ("Abs",),
+    "add__Tensor": ("Add",),
+    "bmm__default": ("BatchMatMulV2",),
+    "cos__default": ("Cos",),
+    "exp__default": ("Exp",),
+    "mul__Tensor": ("Mul",),
+    "neg__default": ("Neg",),
+    "reciprocal__default": ("Reciprocal",),
+    "relu__default": ("Relu",),
+    "rsqrt__default": ("Rsqrt",),
+    "sigmoid__default": ("Sigmoid",),
+    "silu__default": ("Swish",),
+    "sin__default": ("Sin",),
+    "sqrt__default": ("Sqrt",),
+    "sub__Tensor": ("Sub",),
+    "tanh__default": ("Tanh",),
+}
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The function of one kernel type in a file; `candidate` is "" or the name of a candidate."""
+
+    kernel_type: str
+    candidate: str
+    path: Path
+    function: str
+
+
+def read_directory(place: Path) -> list[Implementation]:
+    """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
+
+    The files are read and not run. The version of an implementation is a digest of its files.
+
+    Raises:
+        OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
+    """
+    root = place.resolve()
+    name = _NAME.sub("_", root.stem if root.is_file() else root.name).strip("_") or "kernels"
+    notes: list[str] = []
+    found: dict[str, list[_Kernel]] = defaultdict(list)
+    for kernel in _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes):
+        found[kernel.candidate].append(kernel)
+    if not found:
+        why = f" ({notes[0]})" if notes else ""
+        raise OpAtlasError(f"{place}: holds no kernel{why}: add a file KernelType.py with a function {KERNEL}")
+    return [_implementation(name, candidate, found[candidate], root, notes) for candidate in sorted(found)]
+
+
+def _implementation(name: str, candidate: str, kernels: list[_Kernel], root: Path, notes: list[str]) -> Implementation:
+    own_name = f"{name}-{candidate}" if candidate else name
+    digest = sha256()
+    for path in sorted({kernel.path for kernel in kernels}):
+        digest.update(f"{path.relative_to(root.parent)}\0".encode())
+        digest.update(path.read_bytes() + b"\0")
+    version = digest.hexdigest()[:_DIGITS]
+    sources: dict[str, KernelSource] = {}
+    for kernel in kernels:
+        if kernel.kernel_type in sources:
+            other = sources[kernel.kernel_type].path
+            raise OpAtlasError(f"{kernel.path}: {kernel.kernel_type} is in {other} too: remove or rename one of them")
+        sources[kernel.kernel_type] = KernelSource(f"{own_name} {version}", "", str(kernel.path), kernel.function)
+    return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
+
+
+def _of_folder(root: Path, notes: list[str]) -> Iterator[_Kernel]:
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith((".", "_")):
+            continue
+        if entry.is_dir():
+            for path in sorted(entry.glob("[!._]*.py")):
+                yield from _of_candidate(entry.name, path, notes)
+        elif entry.suffix == ".py":
+            yield from _of_file(entry, "", notes)
+
+
+def _of_candidate(folder: str, path: Path, notes: list[str]) -> Iterator[_Kernel]:
+    """Yields the kernels of a file in a folder that is named after a kernel type or an overload of torch."""
+    if not _OVERLOAD.fullmatch(folder):
+        yield from _of_file(path, _candidate_name(path.stem), notes, kernel_type=folder)
+        return
+    if folder not in OVERLOADS:
+        notes.append(f"{path}: no replay takes the arguments of torch's {folder.replace('__', '.')}")
+        return
+    marks, function = read_marks(path), f"{folder}_kernel_impl"
+    if function not in marks.public:
+        notes.append(f"{path}: has no function {function}")
+        return
+    suffix = _CANDIDATE.search(path.stem)
+    for kernel_type in OVERLOADS[folder]:
+        yield _Kernel(kernel_type, _candidate_name(suffix[1] if suffix else path.stem), path, function)
+
+
+def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = "") -> Iterator[_Kernel]:
+    """Yields the marked kernels of a file; without marks the file or its folder names the kernel type."""
+    marks = read_marks(path)
+    if marks.functions:
+        for marked, function in marks.functions.items():
+            yield _Kernel(marked, candidate, path, function)
+        return
+    function = _only_function(marks)
+    kernel_type = kernel_type or path.stem
+    if not function or not is_file_name(kernel_type):
+        public = ", ".join(marks.public) or "none"
+        notes.append(f"{path}: has no mark, and no function {KERNEL} (its public functions: {public})")
+        return
+    yield _Kernel(kernel_type, candidate, path, function)
+
+
+def _only_function(marks: Marks) -> str:
+    if KERNEL in marks.public:
+        return KERNEL
+    return marks.public[0] if len(marks.public) == 1 else ""
+
+
+def _candidate_name(text: str) -> str:
+    return _NAME.sub("_", text).strip("_")

@@ -1,0 +1,56 @@
+"""Copies rows from one database to another without durations, for another implementation of the same kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from opatlas.model.schema import POOLED, is_profiling_column
+from opatlas.model.signature import signature, signatures
+from opatlas.store.cells import duration_columns, is_measured_column
+from opatlas.store.database import Database, Table
+
+
+def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
+    """Returns the rows of a kernel type without durations and statuses, each signature once; none without a file.
+
+    Raises:
+        TableError: the file cannot be read.
+    """
+    frame = database.read_or_empty(kernel_type).frame
+    columns = [name for name in frame.columns if not _is_of_duration(kernel_type, name)]
+    first = dict(zip(reversed(signatures(kernel_type, frame)), reversed(range(len(frame))), strict=True))
+    rows: list[Mapping[str, str]] = frame[columns].iloc[sorted(first.values())].to_dict("records")
+    return rows
+
+
+def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> int:
+    """Appends the rows that a database lacks, without durations, and returns their number.
+
+    Args:
+        rows: rows by kernel type; those with a signature that the database has are left out.
+
+    Raises:
+        OpAtlasError: a file cannot be read or written.
+    """
+    added = 0
+    for kernel_type, cells in rows.items():
+        with database.lock():
+            table = database.read_or_empty(kernel_type)
+            known = set(signatures(kernel_type, table.frame))
+            missing = {signature(kernel_type, row): row for row in cells}
+            new = [row for name, row in missing.items() if name not in known]
+            if new:
+                frame = pd.concat([table.frame, pd.DataFrame(new)], ignore_index=True).fillna("")
+                database.write(Table(kernel_type, table.path, frame))
+                added += len(new)
+    return added
+
+
+def _is_of_duration(kernel_type: str, column: str) -> bool:
+    return (
+        column in (*duration_columns(kernel_type), *POOLED)
+        or is_measured_column(kernel_type, column)
+        or is_profiling_column(column)
+    )

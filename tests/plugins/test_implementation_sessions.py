@@ -1,0 +1,137 @@
+"""Sessions with --implementation: a database for each, rows of the base database, mistakes that cost their rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from sessions import Sessions, row
+
+SIZES = (3, 5, 8)
+RIGHT = "def kernel(x, y):\n    return x + y\n"
+PREPARED = """
+from opatlas import Prepared, Unsupported
+
+def kernel(x, y):
+    if len(x) == 5:
+        raise Unsupported("length 5: even more is there")
+    def call():
+        x.add_(y)
+        return x
+    return Prepared(call, changes=[x], converted=["nothing of note"])
+"""
+
+
+def kernels(sessions: Sessions, **files: str) -> Path:
+    """A folder `mine` with a file for each name; "Toy__fast" becomes Toy/fast.py."""
+    folder = sessions.folder / "mine"
+    for name, source in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return folder
+
+
+def durations(sessions: Sessions, name: str, kernel_type: str = "Toy") -> dict[int, dict[str, str]]:
+    """The rows of an implementation by their size."""
+    (path,) = sessions.database.glob(f"implementations/{name}-????????/{kernel_type}.csv")
+    with open(path, newline="") as file:
+        return {int(cells["Input Shapes"].partition(";")[0]): cells for cells in csv.DictReader(file)}
+
+
+@pytest.fixture
+def toys(sessions: Sessions) -> Sessions:
+    sessions.write("Toy", [row(size) for size in SIZES])
+    return sessions
+
+
+@pytest.mark.parametrize("how", [(), ("-n2",)], ids=["one process", "xdist"])
+def test_each_implementation_has_its_durations_in_its_own_database(toys: Sessions, how: tuple[str, ...]) -> None:
+    folder = kernels(toys, Toy=RIGHT, Toy__fast=PREPARED)
+    done = toys.run(f"--implementation=torch,{folder}", *how)
+    assert done.ledger() == {"measured": 3 * len(SIZES) - 1, "unsupported": 1}
+    for cells in toys.read("Toy"):
+        assert cells["Implementation"].startswith("torch ")
+    mine, fast = durations(toys, "mine"), durations(toys, "mine-fast")
+    for size in SIZES:
+        assert float(mine[size]["Average Duration(us)"]) > 0
+        assert mine[size]["Implementation"].startswith("mine ")
+        assert mine[size]["Set-up Time(s)"]
+    assert fast[5]["Status"] == "unsupported"
+    assert fast[5]["Average Duration(us)"] == ""
+    assert fast[8]["Conversions"] == "nothing of note"
+    (manifest,) = toys.database.glob("implementations/mine-????????/runs/*.json")
+    assert json.loads(manifest.read_text())["options"]["implementation"] == mine[3]["Implementation"]
+
+
+def test_rivals_of_a_row_are_measured_one_after_the_other(toys: Sessions) -> None:
+    folder = kernels(toys, Toy=RIGHT)
+    listed = toys.run_without_device(f"--implementation=torch,{folder}", "--collect-only", "-q")
+    ids = [line for line in listed.output.splitlines() if "::" in line]
+    assert len(ids) == 2 * len(SIZES)
+    for default, own in zip(ids[::2], ids[1::2], strict=True):
+        assert own == default.replace("]", "-mine]")
+    assert not (toys.database / "implementations").exists()
+
+
+def test_the_second_session_measures_nothing_again(toys: Sessions) -> None:
+    folder = kernels(toys, Toy=RIGHT)
+    toys.run_in_process(f"--implementation={folder}")
+    assert "nothing to do" in toys.run_in_process(f"--implementation={folder}", "--update-mode=missing-only")
+    assert all("Status" not in cells for cells in toys.read("Toy"))
+    # A changed kernel is another version, with a database of its own.
+    (folder / "Toy.py").write_text(RIGHT + "# faster\n")
+    assert toys.run_in_process(f"--implementation={folder}", "--update-mode=missing-only").ledger() == {"measured": 3}
+    assert len(list(toys.database.glob("implementations/mine-*"))) == 2
+
+
+MISTAKES = {
+    "wrong": ("def kernel(x, y):\n    return x - y\n", "failed"),
+    "changes its input": ("def kernel(x, y):\n    result = x + y\n    y.zero_()\n    return result\n", "failed"),
+    "cannot be imported": ("import no_such_library\ndef kernel(x, y): ...\n", "failed"),
+    "crashes": ("import os\ndef kernel(x, y):\n    os.abort()\n", "crashed"),
+}
+
+
+@pytest.mark.parametrize(("source", "status"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_costs_its_rows_and_no_others(toys: Sessions, source: str, status: str) -> None:
+    folder = kernels(toys, Toy=source)
+    done = toys.run(f"--implementation=torch,{folder}")
+    assert done.ledger() == {"measured": len(SIZES), status: len(SIZES)}
+    for cells in durations(toys, "mine").values():
+        assert cells["Status"] == status
+        assert cells["Status Reason"]
+        assert not cells.get("Average Duration(us)")
+
+
+def test_set_up_that_never_ends_is_killed_at_the_deadline(toys: Sessions) -> None:
+    toys.write("Toy", [row(3)])
+    folder = kernels(toys, Toy="import time\nfrom opatlas import Prepared\ndef kernel(x, y):\n    time.sleep(3600)\n")
+    assert toys.run(f"--implementation={folder}", "--case-timeout=8").ledger() == {"timeout": 1}
+
+
+def test_a_database_of_one_implementation_is_not_filled_by_another(toys: Sessions) -> None:
+    toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT)}")
+    (own,) = toys.database.glob("implementations/mine-*")
+    done = toys.run_in_process("--update-mode=all", f"--database-path={own}")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "implementation mine" in done
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("flashinfr", "flashinfer"), ("no/such/folder", "no/such/folder"), ("torch_npu", "torch_npu")],
+)
+def test_an_unknown_implementation_is_named(toys: Sessions, name: str, told: str) -> None:
+    done = toys.run_without_device(f"--implementation={name}", "--collect-only")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert told in done
+
+
+def test_a_folder_without_a_kernel_is_refused(toys: Sessions) -> None:
+    folder = kernels(toys, Toy="x = 1\n")
+    done = toys.run_without_device(f"--implementation={folder}", "--collect-only")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "Toy.py" in done
