@@ -3,7 +3,8 @@
 A kernel may set the number of torch's threads, leave a thread running, or change the working folder. A process whose
 state a row has changed runs no further row. The state is a table of readers, each of which takes a microsecond or two.
 
-Not compared: random generators, which each row seeds; imported modules; the memory of libraries.
+Not compared: random generators, which each row seeds; imported modules; the memory of libraries; for an implementation
+that ships with OpAtlas, what its library sets up at its first use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -79,6 +80,9 @@ _TOLD_BY_TORCH = {
     "cuDNN attention": "backends.cuda.cudnn_sdp_enabled",
 }
 _SMALLEST_NORMAL = sys.float_info.min
+_ENVIRONMENT, _THREADS, _CHILDREN = "environment", "running threads", "child processes"
+#: What libraries with a compiler change when they are first used: variables, and a pool of threads and processes.
+OF_LIBRARIES = frozenset({_ENVIRONMENT, _THREADS, _CHILDREN})
 #: Maximum number of names in the description of a change.
 _NAMED = 5
 
@@ -99,12 +103,16 @@ class ProcessState:
         return {name: _read(reader) for name, reader in self._readers.items()}
 
 
-def changes(before: State, after: State) -> list[str]:
-    """Returns the differences of two states: `torch threads 2 -> 1`, `environment (OMP_NUM_THREADS)`."""
+def changes(before: State, after: State, *, without: Collection[str] = ()) -> list[str]:
+    """Returns the differences of two states: `torch threads 2 -> 1`, `environment (OMP_NUM_THREADS)`.
+
+    Args:
+        without: names of values that may change.
+    """
     return [
         _difference(name, before[name], value)
         for name, value in after.items()
-        if name in before and before[name] != value
+        if name in before and before[name] != value and name not in without
     ]
 
 
@@ -136,7 +144,7 @@ def _of_python() -> dict[str, Reader]:
         "trace function": sys.gettrace,
         "profile function": sys.getprofile,
         "locale": partial(locale.setlocale, locale.LC_ALL),
-        "running threads": lambda: {thread.name: thread.ident for thread in threading.enumerate()},
+        _THREADS: lambda: {thread.name: thread.ident for thread in threading.enumerate()},
         "signal handlers": lambda: {name: signal.getsignal(number) for name, number in signals.items()},
         "timers": lambda: {name: signal.getitimer(timer) != (0.0, 0.0) for name, timer in timers.items()},
         "flushing of denormals": lambda: _SMALLEST_NORMAL * 0.5 == 0.0,
@@ -144,7 +152,7 @@ def _of_python() -> dict[str, Reader]:
 
 
 def _of_the_system() -> dict[str, Reader]:
-    readers: dict[str, Reader] = {"working directory": os.getcwd, "environment": _environment, "umask": _umask}
+    readers: dict[str, Reader] = {"working directory": os.getcwd, _ENVIRONMENT: _environment, "umask": _umask}
     if hasattr(os, "sched_getaffinity"):
         readers["affinity"] = lambda: sorted(os.sched_getaffinity(0))
     if hasattr(os, "getpriority"):
@@ -154,7 +162,7 @@ def _of_the_system() -> dict[str, Reader]:
     if hasattr(signal, "pthread_sigmask"):
         readers["blocked signals"] = lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     if hasattr(os, "waitid"):
-        readers["child processes"] = _has_children
+        readers[_CHILDREN] = _has_children
     return readers
 
 

@@ -15,7 +15,7 @@ from opatlas.engine.group import ALONE, Group, SynchronizedInstrument
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.process_state import ProcessState, changes
+from opatlas.engine.process_state import OF_LIBRARIES, ProcessState, changes
 from opatlas.engine.registry import Binding, ReplaySpec, load_function, replay_spec, select_arguments
 from opatlas.engine.replay import Replay
 from opatlas.errors import OpAtlasError
@@ -122,7 +122,10 @@ class Runner:
         try:
             outcome = self._run_body(job)
         finally:
-            own = [f"changed {change}" for change in changes(before, self._state.read())]
+            is_library = job.source is not None and bool(job.source.module)
+            after = self._state.read()
+            found = changes(before, after, without=OF_LIBRARIES if is_library else ())
+            own = [f"changed {change}" for change in found]
             self._changed += own
             self._reported = (*earlier, *own)
         return replace(outcome, changed=self._reported)

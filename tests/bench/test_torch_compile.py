@@ -36,6 +36,8 @@ def run(kernel_type, function="wrap"):
 def test_compiled_functions_are_measured(kernel_type, function):
     outcome = run(kernel_type, function)
     assert outcome.status is Status.MEASURED, outcome.reason
+    # Its process runs further rows.
+    assert outcome.changed == ()
     assert outcome.measurement.execution.outputs_missing == ()
 
 

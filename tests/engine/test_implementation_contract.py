@@ -107,6 +107,19 @@ def test_a_refused_row_is_unsupported_with_the_reason(tmp_path):
     assert (outcome.status, outcome.reason) == (Status.UNSUPPORTED, "width 32: 64 and 128 only")
 
 
+def test_a_users_kernel_that_changes_the_process_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEN_BY_KERNEL", "before")
+    body = """
+import os
+def kernel(x1, x2, gamma, epsilon):
+    os.environ["SEEN_BY_KERNEL"] = "after"
+    return formula(x1, x2, gamma, epsilon)
+"""
+    outcome = run(tmp_path, body)
+    assert outcome.status is Status.MEASURED
+    assert ["SEEN_BY_KERNEL" in change for change in outcome.changed] == [True]
+
+
 def test_a_wrap_gets_the_function_of_torch(tmp_path):
     body = "def wrap(function):\n    return lambda *arguments: function(*arguments)\n"
     outcome = run(tmp_path, body, function="wrap", wraps=True)
