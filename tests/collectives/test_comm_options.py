@@ -41,6 +41,7 @@ def parsed(*arguments: str, ops: tuple[str, ...] = (), database: str | None = No
     options.add_options(parser)
     found = parser.parse(list(arguments))
     found.update_mode, found.database_path, found.ops, found.strict = "all", database, ops, False
+    found.case_timeout = None
     return found
 
 

@@ -20,22 +20,26 @@ import json
 import os
 import signal
 import sys
+import time
 
-from opatlas.model.errors import ReplayError
-from opatlas.instruments.timers import DeviceEvents
-from opatlas.instruments.sample_filters import count_stops
-from opatlas.instruments.timers import WallClock
+from opatlas.instruments.sample_filters import count_stops, stops
 from opatlas.instruments.stop_rule import StopRule
+from opatlas.instruments.timers import DeviceEvents, WallClock
+from opatlas.model.errors import ReplayError
 
-which, samples, stops = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+which, samples, stopped = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 calls = 0
 
 
 def call():
     global calls
     calls += 1
-    if calls in stops:
+    if calls in stopped:
+        before = stops()
         os.kill(os.getpid(), signal.SIGSTOP)
+        # With several threads the stop may come after os.kill returned, and the count after the process goes on.
+        while stops() == before:
+            time.sleep(0.001)
 
 
 class Event:
