@@ -26,6 +26,7 @@ OWN = "Options that OpAtlas adds"
 #: Without a table of the original: commands of their own.
 COMMANDS = {
     "Show": "show",
+    "Implementations": "implementations",
     "History": "history",
     "Check": "check",
     "Combine": "combine",

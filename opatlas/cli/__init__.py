@@ -2,6 +2,7 @@
 
 main.py                         the table of the commands
 sessions.py                     opatlas bench, collectives and shapes, which run pytest
+implementations.py              opatlas implementations: a list of them, with proofs
 ingest.py                       opatlas ingest: captures into a database
 combine.py                      opatlas combine: several databases into one
 show.py                         opatlas show: rows, quality and devices

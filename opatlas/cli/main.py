@@ -48,6 +48,9 @@ COMMANDS = {
     ),
     "shapes": Command("add theory rows of models to the database", tests="shapes"),
     "bench": Command("replay the rows of the database on a device", tests="bench"),
+    "implementations": Command(
+        "list the implementations of kernels, and what is known of each", "opatlas.cli.implementations"
+    ),
     "collectives": Command("measure collectives between the devices", tests="bench/test_collectives.py"),
     "check": Command("test the data of a database", "opatlas.cli.check", for_pytest=True),
     "combine": Command("combine databases that were measured separately", "opatlas.cli.combine"),

@@ -62,6 +62,7 @@ WITHOUT_REPLAY: dict[str, str] = {
 _FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
 CALLS = _FACTS / "gpu_calls.json"
 PROOFS = _FACTS / "npu_proofs.json"
+IMPLEMENTATION_PROOFS = _FACTS / "implementation_proofs.json"
 
 #: Proofs that an NPU call takes the arguments of its replay, from the strongest to the weakest.
 KINDS = {
@@ -107,6 +108,16 @@ def read_calls() -> dict[str, list[str]]:
 def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
     """Writes the operators for `read_calls`."""
     _write(CALLS, calls)
+
+
+def read_implementation_proofs() -> dict[str, dict[str, str]]:
+    """Returns what sample rows were checked on, by implementation and kernel type; what was not run has no entry."""
+    return _read(IMPLEMENTATION_PROOFS)
+
+
+def write_implementation_proofs(proofs: Mapping[str, Mapping[str, str]]) -> None:
+    """Writes the proofs for `read_implementation_proofs`."""
+    _write(IMPLEMENTATION_PROOFS, {name: dict(sorted(own.items())) for name, own in proofs.items()})
 
 
 def _read(path: Path) -> dict[str, Any]:

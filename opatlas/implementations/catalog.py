@@ -11,7 +11,7 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.directory import read_directory
-from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
+from opatlas.implementations.implementation import DEFAULT_DEVICES, DEFAULTS, TORCH, Implementation
 from opatlas.implementations.marks import Marks, read_marks
 from opatlas.model.location import public_version
 from opatlas.text import suggest
@@ -20,11 +20,12 @@ PACKAGE = "opatlas.bench.implementations"
 #: Every shipped implementation that is installed and runs on the device.
 ALL = "all"
 _WRAP = "wrap"
+_ABOUT_DEFAULT = "the calls that the replays name"
 
 
 def default_implementation(kind: str) -> Implementation:
     """Returns what is measured on devices of a kind without --implementation."""
-    return Implementation(DEFAULTS.get(kind, TORCH), about="the calls that the replays name")
+    return Implementation(DEFAULTS.get(kind, TORCH), about=_ABOUT_DEFAULT)
 
 
 @cache
@@ -36,6 +37,29 @@ def shipped() -> Mapping[str, Implementation]:
             module = f"{PACKAGE}.{info.name}"
             found[info.name] = _of_modules(info.name, _modules(module, info.ispkg))
     return found
+
+
+def every_implementation() -> list[Implementation]:
+    """Returns what is measured without --implementation on each kind of device, with its version, and all shipped."""
+    defaults = []
+    for name, kinds in DEFAULT_DEVICES.items():
+        version, missing = installed((name,))
+        defaults.append(Implementation(name, version, _ABOUT_DEFAULT, devices=kinds, missing=missing))
+    return [*defaults, *shipped().values()]
+
+
+def named_implementations(name: str) -> list[Implementation]:
+    """Returns the implementation of a name, or those in a user's folder or file, on whatever device they run.
+
+    Raises:
+        OpAtlasError: there is no such name, folder or file, or the folder is unusable.
+    """
+    known = {each.name: each for each in every_implementation()}
+    if name in known:
+        return [known[name]]
+    if Path(name).exists():
+        return read_directory(Path(name))
+    raise OpAtlasError(_unknown(name, known))
 
 
 def find_implementations(names: Sequence[str], kind: str) -> list[Implementation]:
@@ -71,9 +95,13 @@ def _named(name: str, kind: str) -> Iterable[Implementation]:
         return [chosen]
     if Path(name).exists():
         return read_directory(Path(name))
-    known = [default.name, *shipped(), ALL]
+    raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    known = list(known)
     meant = suggest(name, known) or f" ({', '.join(known)})"
-    raise OpAtlasError(f"--implementation {name}: there is no such implementation, folder or file{meant}")
+    return f"{name}: there is no such implementation, folder or file{meant}"
 
 
 def _fits(implementation: Implementation, kind: str) -> bool:

@@ -10,6 +10,8 @@ from opatlas.implementations.contract import KernelSource
 #: What is measured without --implementation, by kind of device; torch for devices of other kinds.
 DEFAULTS = {"npu": "torch_npu"}
 TORCH = "torch"
+#: The defaults, with the kinds of devices that they are the default of, apart from a user's own kind.
+DEFAULT_DEVICES = {TORCH: ("cuda", "cpu"), **{name: (kind,) for kind, name in DEFAULTS.items()}}
 
 
 @dataclass(frozen=True)
