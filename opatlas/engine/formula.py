@@ -151,13 +151,13 @@ class _PerRow:
         def cut(name: str, value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            return to_float64(_as_rows(value, count)[rows] if name in self.rowwise else value)
+            return to_float64(elements(_as_rows(value, count), (rows,)) if name in self.rowwise else value)
 
         numbers = {"rows": rows} if "rows" in _signature(self.function).parameters else {}
         expected = self.function(**{name: cut(name, value) for name, value in bound.items()}, **numbers)
         return [
             Comparison(
-                _as_rows(result, count)[rows],
+                elements(_as_rows(result, count), (rows,)),
                 _as_rows(value, len(rows)) if isinstance(value, torch.Tensor) else value,
                 exact=False,
                 steps=self.steps,
@@ -191,7 +191,7 @@ class _PerElement:
             at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
         expected = self.function(at, *arguments, **keywords)
         return [
-            Comparison(result[at], value, self.exact, self.steps)
+            Comparison(elements(result, at), value, self.exact, self.steps)
             for result, value in pair_results(self, results, expected)
         ]
 
@@ -285,6 +285,13 @@ def _first(results: Results) -> torch.Tensor:
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
     """Converts real numbers to float64; integers and booleans stay as they are."""
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def elements(tensor: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Returns tensor[at]. FP8 is indexed as bytes: not every version of torch indexes FP8 on every device."""
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return tensor.view(torch.uint8)[at].view(tensor.dtype)
+    return tensor[at]
 
 
 def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:

@@ -12,11 +12,13 @@ import torch
 from opatlas.model.errors import WrongResult
 
 #: Tolerance of an element by the dtype of the result, relative to the element and to the root mean square of the result
-#: (terms of that size cancel in sums): two units in the last place for half types, which accumulate in float32; for
-#: float32 the error of thousands of additions.
+#: (terms of that size cancel in sums): two units in the last place for half types and FP8, which accumulate in float32;
+#: for float32 the error of thousands of additions.
 _RELATIVE_TOLERANCE = {
     torch.bfloat16: 2 * 2.0**-7,
     torch.float16: 2 * 2.0**-10,
+    torch.float8_e4m3fn: 2 * 2.0**-3,
+    torch.float8_e5m2: 2 * 2.0**-2,
     torch.float32: 1e-4,
     torch.float64: 1e-9,
 }
@@ -83,11 +85,12 @@ class Largest:
 class Rounded:
     """Expected numbers of a quantized result, before they are rounded.
 
-    The nearest whole number is right; halfway between two whole numbers both are right.
+    The nearest number of the result's dtype is right: a whole number, or one of FP8. Halfway between two numbers both
+    are right.
 
     Attributes:
         values: within the range of the dtype of the result, float64.
-        slack: how far the arithmetic of a kernel may move a value.
+        slack: how far the arithmetic of a kernel may move a value, as a share of the distance between two numbers.
         packed: whether the result holds eight numbers of four bits in each int32, the first one in the lowest bits.
     """
 
@@ -207,6 +210,10 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
     else:
         if rounding:
             tolerance = torch.full((), rounding, device=actual.device)
+            if actual.is_floating_point():
+                limits, actual = torch.finfo(actual.dtype), actual.to(torch.float64)
+                # Below a power of two the numbers lie twice as close as above.
+                tolerance = rounding * _spacing(torch.minimum(values.abs(), actual.abs()), limits)
         else:
             values, actual = values.to(torch.float64), actual.to(torch.float64)
             # An infinite value must be met exactly: masked logits are minus infinity.
@@ -228,6 +235,12 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
             f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
         )
     return worst
+
+
+def _spacing(sizes: torch.Tensor, limits: torch.finfo) -> torch.Tensor:
+    """Returns the distance to the next larger number of a dtype, for each size of 0 or more."""
+    exponent = torch.frexp(sizes.clamp(min=limits.smallest_normal)).exponent - 1
+    return torch.ldexp(torch.full_like(sizes, limits.eps), exponent)
 
 
 def _root_mean_square(values: torch.Tensor) -> float:

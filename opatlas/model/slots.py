@@ -149,6 +149,8 @@ _KNOWN = {
         Dtype("FLOAT16", "float16", 2, is_float=True),
         Dtype("BF16", "bfloat16", 2, is_float=True),
         Dtype("DOUBLE", "float64", 8, is_float=True),
+        Dtype("FLOAT8_E4M3FN", "float8_e4m3fn", 1, is_float=True),
+        Dtype("FLOAT8_E5M2", "float8_e5m2", 1, is_float=True),
         Dtype("INT4", "int4", 1),
         Dtype("INT8", "int8", 1),
         Dtype("INT16", "int16", 2),
@@ -162,6 +164,8 @@ _KNOWN = {
         Dtype("COMPLEX64", "complex64", 8),
     )
 }
+#: The dtypes of FP8, by the names of CANN's enumeration of dtypes (ge::DataType).
+FP8 = frozenset({"FLOAT8_E4M3FN", "FLOAT8_E5M2"})
 _SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
 
 

@@ -285,6 +285,19 @@ class TestRoundedResults:
     def test_nan_of_the_reference_is_wrong(self):
         assert found(halves, torch.tensor([[float("nan")]]), torch.tensor([[0]], dtype=torch.int8))
 
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+    def test_the_nearest_number_of_fp8_is_right_and_the_next_ones_are_wrong(self, dtype):
+        rows = torch.tensor([[0.3, 17.0, 300.0, 0.002, 1.0, -447.0, 0.0]])
+        right = (rows / 2).to(dtype)
+        assert not found(halves, rows, right)
+        for column, number in enumerate(right[0].tolist()):
+            bits = right.view(torch.uint8)
+            for step in (-1, 1):
+                wrong = bits.clone()
+                # The next number up or down; below zero comes NaN.
+                wrong[0, column] = (int(bits[0, column]) + step) % 256
+                assert found(halves, rows, wrong.view(dtype)), (number, step)
+
     def test_eight_numbers_in_one(self):
         @per_row("x")
         def nibbles(x):

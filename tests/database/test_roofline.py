@@ -43,6 +43,17 @@ def test_shares_of_the_peaks() -> None:
     assert achieved_rates(work, Peak(), 10.0).share is None
 
 
+@pytest.mark.parametrize("dtype", ["FLOAT8_E4M3FN", "FLOAT8_E5M2"])
+def test_a_product_in_fp8_reads_bytes_and_has_the_peak_of_its_data_sheet(dtype: str) -> None:
+    cells = {**PRODUCT, "Input Data Types": f"{dtype};{dtype}"}
+    work = row_work("QuantBatchMatmulV3", cells)
+    assert work is not None
+    assert (work.read_bytes, work.dtype) == (64 * 1024 + 2048 * 1024, dtype)
+    # 268,435,456 operations at 1,979 TFLOP/s, the dense rate.
+    assert bound_us(work, device_peak("NVIDIA_H200"), cold=False) == pytest.approx(0.135642, rel=1e-5)
+    assert bound_us(work, device_peak("NVIDIA_A100-SXM4-80GB"), cold=False) is None
+
+
 def test_rows_whose_work_is_not_told_have_none() -> None:
     assert row_work("FusedInferAttentionScore", PRODUCT) is None
     assert row_work("MatMulV2", {**PRODUCT, "Input Shapes": "64,x;2048,1024"}) is None

@@ -18,7 +18,7 @@ dimensions = st.lists(st.integers(0, 10**6), min_size=1, max_size=5).map(tuple)
 present = st.builds(
     Slot,
     shape=dimensions,
-    dtype=st.sampled_from(["BF16", "FLOAT", "INT8", "INT64", "BOOL"]),
+    dtype=st.sampled_from(["BF16", "FLOAT", "INT8", "INT64", "BOOL", "FLOAT8_E4M3FN", "FLOAT8_E5M2"]),
     format=st.sampled_from(["ND", "FRACTAL_NZ", "NCHW", "NC1HWC0:1"]),
 )
 scalar = st.builds(Slot, shape=st.just(()), dtype=st.just("INT32"), format=st.just("ND"))

@@ -23,6 +23,9 @@ SCALAR = 2
 #: Numbers of formats in aclFormat.
 _ACL_FORMATS = {"NCHW": 0, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 29}
 
+#: torch draws no random numbers in FP8: so many are drawn at once in BF16, then rounded.
+FP8_PIECE = 1 << 26
+
 _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -143,7 +146,7 @@ class ReplayRow(RowSlots):
         Args:
             rank: number of axes; a slot with two more axes is FRACTAL_NZ even without a format. None: any number of
                 axes; only the format identifies FRACTAL_NZ.
-            largest: the values are integers in -largest ... largest; default: the values of `tensor`.
+            largest: the values are in -largest ... largest, integers in an integer dtype; default: those of `tensor`.
         """
         stored = self.input_slot(slot)
         blocked = is_blocked(stored, rank)
@@ -160,7 +163,12 @@ class ReplayRow(RowSlots):
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} has {len(stored.shape)} axes instead of {wanted}", "correct its shape"
             )
-        values = self.tensor(slot) if largest is None else self.integers(slot, -largest, largest)
+        if largest is None:
+            values = self.tensor(slot)
+        elif self.input_dtype(slot).is_floating_point:
+            values = self.tensor(slot, -largest, largest)
+        else:
+            values = self.integers(slot, -largest, largest)
         return self.in_format("FRACTAL_NZ", operands.nz_matrix(values)) if blocked else values
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -285,6 +293,11 @@ class ReplayRow(RowSlots):
         return real.view(torch.int32).to(torch.int64) & 0xFFFFE000
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
+        if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            rounded = torch.empty(shape, dtype=dtype, device=self.device)
+            for piece in rounded.view(-1).split(FP8_PIECE):
+                piece.copy_(self._random(piece.shape, torch.bfloat16, low, high))
+            return rounded
         if dtype.is_floating_point:
             return torch.empty(shape, dtype=dtype, device=self.device).uniform_(low, high, generator=self._generator)
         if dtype is torch.bool:
