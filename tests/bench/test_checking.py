@@ -287,7 +287,7 @@ class TestRoundedResults:
 
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
     def test_the_nearest_number_of_fp8_is_right_and_the_next_ones_are_wrong(self, dtype):
-        rows = torch.tensor([[0.3, 17.0, 300.0, 0.002, 1.0, -447.0, 0.0]])
+        rows = torch.tensor([[0.3, 17.4, 300.0, 0.002, 1.0, -447.0, 0.0]])
         right = (rows / 2).to(dtype)
         assert not found(halves, rows, right)
         for column, number in enumerate(right[0].tolist()):
