@@ -9,6 +9,10 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from opatlas import Prepared
+
+from .preparing import may_prepare
+
 #: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26
 #: Maximum number of elements of keys in a batch of sequences.
@@ -33,14 +37,27 @@ def fused_infer_attention_score(
     sparse_mode: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor] | Prepared:
     """Returns attention of each sequence; sequences of equal lengths make a batch.
+
+    Packed sequences with heads of one width are one call of FlashAttention-2 on a GPU.
 
     Shapes: queries (T, N, D), or (B, N, S, D) with results (N, B, S, D); keys and values (T, H, D),
     or pages (blocks, block size, H x D) or (blocks, H, block size, D). The mask tensor is not read:
     `sparse_mode` 3 is causal. Second result: the log-sum-exp in float32, (T, N, 1) or (B, N, S, 1), empty unless
     requested.
     """
+    if (
+        may_prepare(query)
+        and input_layout == "TND"
+        and block_table is None
+        and query_rope is None
+        and key.shape == value.shape
+        and has_flash_kernel(query)
+        and actual_seq_lengths
+    ):
+        q_ends, kv_ends = actual_seq_lengths, actual_seq_lengths_kv
+        return _packed_flash_attention(query, key, value, q_ends, kv_ends, scale, sparse_mode == 3, softmax_lse_flag)
     if query_rope is not None and key_rope is not None:
         query = torch.cat([query, query_rope], dim=-1)
     tokens = query if input_layout == "TND" else query.transpose(1, 2).flatten(0, 1)
@@ -72,6 +89,42 @@ def fused_infer_attention_score(
     sequences, _, length = query.shape[:3]
     lse = lse.view(sequences, length, num_heads, 1).transpose(1, 2).contiguous() if softmax_lse_flag else lse.reshape(0)
     return out.view(sequences, length, num_heads, width).permute(2, 0, 1, 3).contiguous(), lse
+
+
+def _packed_flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    q_ends: Sequence[int],
+    kv_ends: Sequence[int],
+    scale: float,
+    causal: bool,
+    with_lse: bool,
+) -> Prepared:
+    """Prepares attention of packed sequences (T, N, D), with the log-sum-exp (T, N, 1) or nothing.
+
+    `torch.nn.attention.varlen` has the same operator, which it follows with a second kernel.
+    """
+    steps = [torch.tensor([0, *ends], dtype=torch.int32, device=query.device) for ends in (q_ends, kv_ends)]
+    longest = [max(differences(ends)) for ends in (q_ends, kv_ends)]
+
+    def call() -> tuple[torch.Tensor, torch.Tensor | None]:
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *steps, *longest, 0.0, causal, False, scale=scale
+        )
+        return out, lse if with_lse else None
+
+    def with_last_axis(found: tuple[torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = found
+        if lse is None:
+            return out, out.new_empty(0, dtype=torch.float32)
+        if lse.dim() == 3:
+            # Up to torch 2.6 a sequence after the other, (B, N, longest).
+            own = zip(lse, differences(q_ends), strict=True)
+            lse = torch.cat([of_one[:, :length] for of_one, length in own], dim=-1)
+        return out, lse.mT.unsqueeze(-1).contiguous()
+
+    return Prepared(call, results=with_last_axis, converted=("log-sum-exp to (T, N, 1)",) if with_lse else ())
 
 
 def ring_mla(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from opatlas import Prepared
+
 from .norm import rms_norm
+from .preparing import may_prepare
 from .rope import interleave_rope
 
 
@@ -14,10 +17,21 @@ def reshape_and_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_indices: torch.Tensor,
-) -> None:
+) -> Prepared | None:
     """Writes the key and value of each token (T, heads, size) to its position in the caches."""
+    if may_prepare(key):
+        slots = slot_indices.long()
+        keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
+
+        def write() -> tuple[torch.Tensor, torch.Tensor]:
+            keys.index_copy_(0, slots, key)
+            values.index_copy_(0, slots, value)
+            return key_cache, value_cache
+
+        return Prepared(write, converted=("positions to int64",))
     key_cache.flatten(0, 1)[slot_indices] = key
     value_cache.flatten(0, 1)[slot_indices] = value
+    return None
 
 
 def kv_rmsnorm_rope_cache(
@@ -55,8 +69,10 @@ def paged_cache_load(
     cumsum: bool,
     key: torch.Tensor,
     value: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor] | Prepared:
     """Copies sequences from the pages of a table (sequences, blocks), one after the other.
+
+    On a GPU the positions of the tokens in the caches are found in set-up; the NPU's kernel finds them itself.
 
     Args:
         context_lens: number of tokens of each sequence; with cumsum, 0 and the cumulative numbers.
@@ -71,6 +87,10 @@ def paged_cache_load(
     sequence = torch.repeat_interleave(lengths, output_size=tokens)
     position = torch.arange(tokens, device=key.device) - firsts[sequence]
     slots = block_table[sequence, position // block_size] * block_size + position % block_size
-    torch.index_select(key_cache.flatten(0, 1), 0, slots, out=key)
-    torch.index_select(value_cache.flatten(0, 1), 0, slots, out=value)
-    return key, value
+
+    def load() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.index_select(key_cache.flatten(0, 1), 0, slots, out=key)
+        torch.index_select(value_cache.flatten(0, 1), 0, slots, out=value)
+        return key, value
+
+    return Prepared(load, converted=("block table and lengths to positions",)) if may_prepare(key) else load()

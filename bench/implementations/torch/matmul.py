@@ -8,6 +8,8 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from .preparing import may_prepare
+
 _FEW_ROWS = 8
 
 
@@ -36,7 +38,13 @@ def transpose_batch_matmul(
     batch_split_factor: int = 1,
 ) -> torch.Tensor:
     """Multiplies the operands, permuted to (B, M, K) and (B, K, N), to (M, B, N), or (S, M, B N / S)."""
-    product = batch_matmul(input.permute(*perm_x1), weight.permute(*perm_x2)).permute(*perm_y)
+    a, b = input.permute(*perm_x1), weight.permute(*perm_x2)
+    if may_prepare(a) and batch_split_factor == 1 and list(perm_y) == [1, 0, 2]:
+        # cuBLAS writes the transposed result.
+        result = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
+        torch.bmm(a, b, out=result.transpose(0, 1))
+        return result
+    product = batch_matmul(a, b).permute(*perm_y)
     if batch_split_factor > 1:
         product = product.reshape(len(product), batch_split_factor, -1).transpose(0, 1)
     return product.contiguous()

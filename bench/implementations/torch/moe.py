@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.nn import functional
+
+from opatlas import Prepared
 
 from .activation import swiglu
 from .matmul import linear
+from .preparing import may_prepare
 from .quantized import dequantize, dynamic_quant, integer_matmul
 
 
@@ -77,7 +81,7 @@ def grouped_matmul(
     group_type: int,
     group_list_type: int,
     output_dtype: torch.dtype | None = None,
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor] | Prepared:
     """Multiplies rows of x (M, K) by the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
 
     Args:
@@ -88,6 +92,9 @@ def grouped_matmul(
     assert (split_item, group_type, group_list_type) == (2, 0, 0)
     (rows,), (matrices,) = x, weight
     dtype = output_dtype or rows.dtype
+    if not bias and dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
+        ends = group_list.to(torch.int32)
+        return Prepared(lambda: [grouped(rows, matrices, offs=ends)], converted=("ends of groups to int32",))
     result = torch.empty(len(rows), matrices.shape[-1], dtype=dtype, device=rows.device)
     for group, own in groups_of(group_list):
         bias_of = bias[0][group] if bias else None
@@ -98,6 +105,18 @@ def grouped_matmul(
         product = integer_matmul(rows[own], matrices[group])
         result[own] = dequantize(product, scale_of, None, token, bias_of, dtype)
     return [result]
+
+
+def _grouped_operator(rows: torch.Tensor, matrices: torch.Tensor) -> Callable[..., torch.Tensor] | None:
+    """Returns torch's grouped product if it takes these operands: BF16, with lines of a multiple of 16 bytes."""
+    if rows.dtype is not torch.bfloat16 or matrices.dtype is not torch.bfloat16:
+        return None
+    if rows.shape[-1] % 8 or matrices.shape[-1] % 8 or rows.stride(-1) != 1:
+        return None
+    least = (8, 0) if hasattr(functional, "grouped_mm") else (9, 0)
+    if rows.is_cuda and torch.cuda.get_device_capability(rows.device) < least:
+        return None
+    return getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
 def grouped_matmul_swiglu_quant(

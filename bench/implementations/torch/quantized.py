@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from opatlas import Prepared
+
+from .preparing import may_prepare
+
 #: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.
 _EXACT_TERMS = 1024
 #: Up to so many rows torch's own loop over INT8 is faster where the weights are contiguous along K, as in decoding:
 #: (1, 7168) x (7168, 4096) took 59 ms on two cores, and 143 ms through float32; 8 rows took 349 and 448 ms, 16 rows
 #: 500 and 207 ms.
 _FEW_ROWS = 8
+#: cuBLAS multiplies INT8 matrices of more rows than this.
+_MOST_ROWS_WITHOUT_CUBLAS = 16
 
 _RANGES = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
 
@@ -40,11 +46,15 @@ def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _multiplies_integers(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.is_cuda:
-        return a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0
+        return a.shape[0] > _MOST_ROWS_WITHOUT_CUBLAS and _has_widths_of_cublas(a, b)
     if a.shape[1] == 1:
         # torch 2.13 gives garbage for one term and a column-major second operand, on CPUs with VNNI.
         return False
     return torch.cpu._is_vnni_supported() or (a.shape[0] <= _FEW_ROWS and b.stride(0) == 1)
+
+
+def _has_widths_of_cublas(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0
 
 
 def quant_matmul(
@@ -56,8 +66,10 @@ def quant_matmul(
     pertoken_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
-) -> torch.Tensor:
+) -> torch.Tensor | Prepared:
     """Maps INT8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
+
+    On a GPU a few rows are padded in set-up, because cuBLAS takes no fewer.
 
     Args:
         scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it.
@@ -65,6 +77,18 @@ def quant_matmul(
         pertoken_scale: (M).
         bias: (N); INT32 is added before the scales, real numbers after them.
     """
+    rows = x1.shape[0]
+    if (
+        may_prepare(x1)
+        and x1.dim() == x2.dim() == 2
+        and rows <= _MOST_ROWS_WITHOUT_CUBLAS
+        and _has_widths_of_cublas(x1, x2)
+    ):
+        padded = functional.pad(x1, (0, 0, 0, 2 * _MOST_ROWS_WITHOUT_CUBLAS - rows))
+        return Prepared(
+            lambda: dequantize(torch._int_mm(padded, x2)[:rows], scale, offset, pertoken_scale, bias, output_dtype),
+            converted=(f"x1 to {len(padded)} rows",),
+        )
     return dequantize(integer_matmul(x1, x2), scale, offset, pertoken_scale, bias, output_dtype)
 
 
@@ -82,10 +106,14 @@ def dequantize(
     if dtype is torch.int32:
         # INT32 results are the sums, without a scale.
         return product
+    if scale is not None and not scale.is_floating_point():
+        # The lower half of a packed scale is the scale in float32.
+        scale = scale.view(torch.float32)[..., ::2]
+    if scale is not None and offset is None and dtype.is_floating_point and may_prepare(product):
+        return _dequantize_on_gpu(product, scale, pertoken_scale, bias, dtype)
     result = product.float()
     if scale is not None:
-        # The lower half of a packed scale is the scale in float32.
-        result.mul_(scale if scale.is_floating_point() else scale.view(torch.float32)[..., ::2])
+        result.mul_(scale)
     if pertoken_scale is not None:
         result.mul_(pertoken_scale.unsqueeze(-1))
     if bias is not None and bias.is_floating_point():
@@ -93,6 +121,22 @@ def dequantize(
     if offset is not None:
         result.add_(offset)
     return result.round_().clamp_(-128, 127).to(dtype) if dtype is torch.int8 else result.to(dtype)
+
+
+def _dequantize_on_gpu(
+    product: torch.Tensor,
+    scale: torch.Tensor,
+    pertoken_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Does the same in one or two operators, which compute in float32 and convert as they read and write."""
+    result = torch.empty(product.shape, dtype=dtype, device=product.device)
+    scale = scale.float()
+    scaled = product if pertoken_scale is None else product * pertoken_scale.float().unsqueeze(-1)
+    if bias is None or not bias.is_floating_point():
+        return torch.mul(scaled, scale, out=result)
+    return torch.addcmul(bias.float(), scaled, scale, out=result)
 
 
 def quantize(
