@@ -149,7 +149,7 @@ def targets_of(
     targets = []
     for each in usable:
         if each.is_default:
-            targets.append(Target(each, base, origin, note=note))
+            targets.append(Target(each, base, replace(origin, implementation=each.name), note=note))
             continue
         path = (
             base / _IMPLEMENTATIONS / f"{each.name}-{each.version}"
@@ -159,7 +159,8 @@ def targets_of(
             )
         )
         versions = {**origin.versions, each.name: each.version}
-        targets.append(Target(each, path, replace(origin, versions=versions), rows_from=base))
+        own = replace(origin, versions=versions, implementation=each.name)
+        targets.append(Target(each, path, own, rows_from=base))
     return targets, lines
 
 

@@ -18,6 +18,7 @@ from opatlas.model.location import (
     NPU_DEVICES,
     UNNAMED_NPU,
     device_kind,
+    implementation_of,
     is_chip,
     parse_path,
     public_version,
@@ -65,6 +66,7 @@ class MeasurementOrigin:
         threads: the CPU threads of torch; None for other devices. CPUs of one name may have different numbers: clouds
             name their CPUs `Intel_Xeon_Processor`.
         host: the name of the machine.
+        implementation: the name of the implementation; "" if unknown, or the default of the device.
     """
 
     device: str = ""
@@ -72,17 +74,22 @@ class MeasurementOrigin:
     versions: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     host: str = ""
+    implementation: str = ""
 
     def __str__(self) -> str:
         """Returns `NVIDIA_H200 with torch 2.11.0, CUDA (of torch) 13.0`."""
         device = self.device or (f"an unnamed device of kind {self.kind}" if self.kind else "an unknown device")
         device += f" ({pluralize(self.threads, 'thread')})" if self.threads else ""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"{device} with {versions}" if versions else device
+        text = f"{device} with {versions}" if versions else device
+        is_named = not self.implementation or self.implementation in self.versions
+        return text if is_named else f"{text}, implementation {self.implementation}"
 
     def is_compatible_with(self, other: MeasurementOrigin) -> bool:
-        """Returns whether no known value differs: device, CPU threads, versions."""
+        """Returns whether no known value differs: device, CPU threads, implementation, versions."""
         if self.threads and other.threads and self.threads != other.threads:
+            return False
+        if not self._has_same_implementation(other):
             return False
         return self.has_same_device(other) and not any(
             version_key(version) != version_key(other.versions[name])
@@ -91,12 +98,19 @@ class MeasurementOrigin:
         )
 
     def has_same_release(self, other: MeasurementOrigin) -> bool:
-        """Returns whether no known device differs, and no known version in its first two numbers."""
-        return self.has_same_device(other) and all(
-            same_release(version, other.versions[name])
-            for name, version in self.versions.items()
-            if name in other.versions
+        """Returns whether no known device or implementation differs, and no known version in its first two numbers."""
+        return (
+            self.has_same_device(other)
+            and self._has_same_implementation(other)
+            and all(
+                same_release(version, other.versions[name])
+                for name, version in self.versions.items()
+                if name in other.versions
+            )
         )
+
+    def _has_same_implementation(self, other: MeasurementOrigin) -> bool:
+        return not (self.implementation and other.implementation) or self.implementation == other.implementation
 
     def only_threads_differ(self, other: MeasurementOrigin) -> bool:
         """Returns whether only the number of CPU threads differs."""
@@ -282,7 +296,7 @@ def folder_origin(database: Database) -> MeasurementOrigin | None:
     if named is None:
         return None
     device, versions = named
-    return MeasurementOrigin(device, device_kind(device), versions)
+    return MeasurementOrigin(device, device_kind(device), versions, implementation=implementation_of(database.path))
 
 
 def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
@@ -295,21 +309,24 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
         facts = facts if isinstance(facts, Mapping) else {}
         kind = str(device.get("kind") or device_kind(name))
         threads = facts.get("threads")
+        implementation, version = _implementation(manifest.options)
+        implemented = {implementation: version} if version else {}
         yield MeasurementOrigin(
             device=name,
             kind=kind,
             # A profile was taken with unknown software, on another machine.
-            versions={} if from_profile else _versions(facts, manifest.packages) | _implementation(manifest.options),
+            versions={} if from_profile else {**_versions(facts, manifest.packages), **implemented},
             # The threads of a group are those of several ranks.
             threads=threads if kind == "cpu" and "ranks" not in facts and isinstance(threads, int) else None,
             host=manifest.host,
+            implementation=implementation,
         )
 
 
-def _implementation(options: Mapping[str, object]) -> dict[str, str]:
-    """Returns the version of the implementation that a run measured, by its name; nothing for the default."""
+def _implementation(options: Mapping[str, object]) -> tuple[str, str]:
+    """Returns the name and the version of the implementation that a run measured; "" for the default."""
     name, _, version = str(options.get("implementation") or "").partition(" ")
-    return {name: version} if version else {}
+    return name, version
 
 
 def _versions(facts: Mapping[str, object], packages: Mapping[str, str]) -> dict[str, str]:

@@ -94,7 +94,7 @@ def _named(name: str, kind: str) -> Iterable[Implementation]:
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return read_directory(Path(name))
+        return [_of_user(each, name) for each in read_directory(Path(name))]
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
 
 
@@ -102,6 +102,15 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     known = list(known)
     meant = suggest(name, known) or f" ({', '.join(known)})"
     return f"{name}: there is no such implementation, folder or file{meant}"
+
+
+def _of_user(implementation: Implementation, place: str) -> Implementation:
+    """Returns an implementation of a user. Raises OpAtlasError where its name is that of a shipped one or a default."""
+    if implementation.name in (TORCH, *DEFAULTS.values(), *shipped()):
+        raise OpAtlasError(
+            f"--implementation {place}: {implementation.name} is the name of an implementation of OpAtlas: rename it"
+        )
+    return implementation
 
 
 def _fits(implementation: Implementation, kind: str) -> bool:

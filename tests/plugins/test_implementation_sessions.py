@@ -115,9 +115,30 @@ def test_set_up_that_never_ends_is_killed_at_the_deadline(toys: Sessions) -> Non
 def test_a_database_of_one_implementation_is_not_filled_by_another(toys: Sessions) -> None:
     toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT)}")
     (own,) = toys.database.glob("implementations/mine-*")
+    before = (own / "Toy.csv").read_bytes()
     done = toys.run_in_process("--update-mode=all", f"--database-path={own}")
     assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "implementation mine" in done
+    assert "mine" in done
+    assert (own / "Toy.csv").read_bytes() == before
+
+
+def test_a_row_that_an_implementation_does_not_support_is_not_measured_with_another(toys: Sessions) -> None:
+    toys.run_in_process(f"--implementation={kernels(toys, Toy=PREPARED)}")
+    (own,) = toys.database.glob("implementations/mine-*")
+    before = (own / "Toy.csv").read_bytes()
+    done = toys.run_in_process("--update-mode=missing-only", f"--database-path={own}")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert (own / "Toy.csv").read_bytes() == before
+    assert toys.run_in_process("--update-mode=missing-only", "--mixed", f"--database-path={own}").code == 0
+
+
+@pytest.mark.parametrize("name", ["torch", "torch_npu", "flashinfer"])
+def test_a_folder_with_the_name_of_an_implementation_of_opatlas_is_refused(toys: Sessions, name: str) -> None:
+    folder = kernels(toys, Toy=RIGHT).rename(toys.folder / name)
+    done = toys.run_in_process(f"--implementation={folder}")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert str(folder) in done
+    assert all("Status" not in cells for cells in toys.read("Toy"))
 
 
 @pytest.mark.parametrize(
