@@ -81,8 +81,10 @@ _TOLD_BY_TORCH = {
 }
 _SMALLEST_NORMAL = sys.float_info.min
 _ENVIRONMENT, _THREADS, _CHILDREN = "environment", "running threads", "child processes"
-#: What libraries with a compiler change when they are first used: variables, and a pool of threads and processes.
-OF_LIBRARIES = frozenset({_ENVIRONMENT, _THREADS, _CHILDREN})
+_RECURSION = "recursion limit"
+#: What libraries with a compiler change when they are first used: variables, a pool of threads and processes, and the
+#: depth of calls that the compiler needs.
+OF_LIBRARIES = frozenset({_ENVIRONMENT, _THREADS, _CHILDREN, _RECURSION})
 #: Maximum number of names in the description of a change.
 _NAMED = 5
 
@@ -139,7 +141,7 @@ def _of_python() -> dict[str, Reader]:
     return {
         "garbage collection": gc.isenabled,
         "garbage collection threshold": gc.get_threshold,
-        "recursion limit": sys.getrecursionlimit,
+        _RECURSION: sys.getrecursionlimit,
         "switch interval": sys.getswitchinterval,
         "trace function": sys.gettrace,
         "profile function": sys.getprofile,

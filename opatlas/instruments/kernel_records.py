@@ -24,6 +24,7 @@ from opatlas.model.errors import ReplayError
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
+_LENGTH = re.compile(r"\d+")
 #: Innermost template arguments.
 _BRACKETS = re.compile(r"<[^<>]*>")
 #: Approximate duration of a queue of samples. Time limits are checked only between queues.
@@ -153,10 +154,22 @@ def _span_us(launched: Sequence[KernelRecord]) -> float:
 def readable_name(name: str) -> str:
     """Returns the name of a kernel without return type, template arguments and parameters: `at::native::gemm`."""
     plain = torch._C._demangle(name)
+    if plain.startswith("_ZN"):
+        # The C++ library gives up on names of templates of templates.
+        return _qualified_name(plain) or name
     while plain != (inner := _BRACKETS.sub("", plain)):
         plain = inner
     words = plain.replace("(anonymous namespace)::", "").partition("(")[0].split()
     return words[-1] if words else name
+
+
+def _qualified_name(mangled: str) -> str:
+    """Returns the namespaces and the function at the start of a mangled name, which has the length before each word."""
+    words, at = [], len("_ZN")
+    while length := _LENGTH.match(mangled, at):
+        words.append(mangled[length.end() : length.end() + int(length[0])])
+        at = length.end() + int(length[0])
+    return "::".join(words)
 
 
 def _short(name: str) -> str:

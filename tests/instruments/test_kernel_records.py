@@ -12,6 +12,7 @@ from opatlas.instruments.kernel_records import (
     KernelRecord,
     KernelRecords,
     between_marks,
+    readable_name,
 )
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.model.errors import ReplayError
@@ -119,6 +120,26 @@ def test_the_kernels_of_a_call_are_named_and_their_span_includes_the_gaps():
     assert samples.kernel_names == ("at::native::cat", "cutlass::Kernel")
     assert samples.durations_us == (12.5,) * 3
     assert samples.spans_us == pytest.approx((12.5 + GAP_US,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "readable"),
+    [
+        ("_fused_add_rms_norm_kernel", "_fused_add_rms_norm_kernel"),
+        (
+            "void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(__nv_bfloat16*)",
+            "flashinfer::norm::FusedAddRMSNormKernel",
+        ),
+        (
+            "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, (bool)1>(Params)",
+            "internal::gemvx::kernel",
+        ),
+        ("_ZN7cutlass13device_kernelINS_4gemm" + "no name that can be demangled", "cutlass::device_kernel"),
+        ("memcpy", "memcpy"),
+    ],
+)
+def test_names_are_shown_without_templates_and_parameters(name, readable):
+    assert readable_name(name) == readable
 
 
 def test_a_call_that_launches_nothing_is_an_error():
