@@ -118,6 +118,26 @@ def _columns_of_lines(widths: Sequence[int], width: int) -> list[list[int]]:
     return lines
 
 
+def align_numbers(rows: Sequence[Sequence[str]], *, least: int = 16) -> list[str]:
+    """Returns the lines of a table of a name and numbers within 80 columns; a name that is too long gets its own line.
+
+    Args:
+        rows: the cells of each row, header included.
+        least: the least width of the names.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = _COLUMNS - sum(width + 2 for width in widths[1:])
+    first = max(min(widths[0], room), least)
+    lines = []
+    for name, *cells in rows:
+        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        if len(name) > first:
+            lines.append(name)
+            name = ""
+        lines.append(f"{name:{first}}{numbers}".rstrip())
+    return lines
+
+
 def _output_width() -> int:
     """Returns the width of the terminal on stdout, or COLUMNS; without both a width larger than any line."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 1 << 20

@@ -20,6 +20,7 @@ from opatlas.implementations.catalog import find_implementations
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.location import (
     DEFAULT_NPU_DEVICE,
+    IMPLEMENTATIONS,
     device_kind,
     expect_npu,
     implementation_path,
@@ -34,8 +35,6 @@ from .options import named, refuse
 from .workload import Workload
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
-#: The folder in a database that --database-path names, for the databases of implementations.
-_IMPLEMENTATIONS = "implementations"
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def targets_of(
             targets.append(Target(each, base, replace(origin, implementation=each.name), note=note))
             continue
         path = (
-            base / _IMPLEMENTATIONS / f"{each.name}-{each.version}"
+            base / IMPLEMENTATIONS / f"{each.name}-{each.version}"
             if option.database_path
             else absolute_path(
                 implementation_path(database_name(devices), each.name, each.version, detect(option.versions))

@@ -35,6 +35,7 @@ LAYERS = (
     "collectives",
     "theory",
     "report",
+    "compare",
     "checks",
     "doctor",
     "cli",
@@ -220,7 +221,7 @@ def test_no_files_import_each_other_in_a_ring(imports: list[Import]) -> None:
     assert cycle(imports) == []
 
 
-_TORCHLESS = ("plugins", "model", "store", "combine", "capture", "checks", "report", "cli")
+_TORCHLESS = ("plugins", "model", "store", "combine", "capture", "checks", "report", "compare", "cli")
 
 
 @pytest.mark.parametrize(

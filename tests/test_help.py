@@ -15,12 +15,12 @@ from warm_python import warm_python
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 68
+MOST_OPTIONS = 74
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {
-    "--format": "of a weight's layout, or of a plot's file",
-    "--ops": "which kernel types to run, or to plot",
-    "--output": "a table, a plot, or a folder of plots",
+    "--format": "of a weight's layout, a plot's file, or a comparison",
+    "--ops": "which kernel types to run, to plot, or to compare",
+    "--output": "a table, a comparison, a plot, or a folder of plots",
     "--weights": "their dtype, or their shapes",
 }
 

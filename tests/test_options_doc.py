@@ -30,6 +30,7 @@ COMMANDS = {
     "History": "history",
     "Check": "check",
     "Combine": "combine",
+    "Compare": "compare",
     "Doctor": "doctor",
     "Plot": "plot",
 }

@@ -37,7 +37,7 @@ from opatlas.store import journal
 from opatlas.store.csv_files import read_frame, write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
-from opatlas.text import pluralize, print_problems, show
+from opatlas.text import align_numbers, pluralize, print_problems, show
 
 _COLUMNS = 80
 _DAY_S = 86400.0
@@ -257,7 +257,7 @@ def _page(found: Overview) -> Iterable[str]:
     noise = [each.noise for each in found.kernel_types if each.noise is not None]
     middle = _percent(median(noise) if noise else None)
     rows.append((pluralize(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
-    yield from _align([header, *rows])
+    yield from align_numbers([header, *rows])
     yield ""
     yield "noise: standard deviation / mean of a measured row, the median of all"
     yield f"noisy: not quiet by its Quality; without one: noise over {NOISE_LIMIT * 100:.0f} %"
@@ -284,22 +284,7 @@ def _list(found: Sequence[Overview]) -> list[str]:
         )
         for each in found
     ]
-    return [str(ROOT), *_align([header, *rows])]
-
-
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table of a name and numbers; a name that is too long gets its own line."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = _COLUMNS - sum(width + 2 for width in widths[1:])
-    first = max(min(widths[0], room), 16)
-    lines = []
-    for name, *cells in rows:
-        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        if len(name) > first:
-            lines.append(name)
-            name = ""
-        lines.append(f"{name:{first}}{numbers}".rstrip())
-    return lines
+    return [str(ROOT), *align_numbers([header, *rows])]
 
 
 def _counts(counts: Mapping[str, int], unit: str = "") -> str:

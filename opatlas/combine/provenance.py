@@ -296,7 +296,7 @@ def folder_origin(database: Database) -> MeasurementOrigin | None:
     if named is None:
         return None
     device, versions = named
-    return MeasurementOrigin(device, device_kind(device), versions, implementation=implementation_of(database.path))
+    return MeasurementOrigin(device, device_kind(device), versions, implementation=implementation_of(database.path)[0])
 
 
 def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:

@@ -74,6 +74,8 @@ _CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinc
 _NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
 #: The software of the folder of an implementation, after the name and the version of the implementation.
 _IMPLEMENTATION_DIR = r"{name}([^_]+)_torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?"
+#: The folder of a base that --database-path names, for the databases of implementations: `{name}-{version}`.
+IMPLEMENTATIONS = "implementations"
 _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
@@ -129,11 +131,19 @@ def _implementation_place(device: str, name: str, version_dir: str) -> ParsedPat
     return device, {software: version for software, version in named if version}
 
 
-def implementation_of(path: Path) -> str:
-    """Returns the name of the implementation that the path of a database names; "" for the default of a device."""
+def implementation_of(path: Path) -> tuple[str, str]:
+    """Returns the name and the version of the implementation that the path of a database names.
+
+    Returns:
+        ("", "") for the default of a device, and for a path that names none.
+    """
+    folder = path.resolve()
+    name, dash, version = folder.name.rpartition("-")
+    if folder.parent.name == IMPLEMENTATIONS and dash:
+        return name, version
     place = parse_path(path)
-    library = path.resolve().parent.name
-    return library if place is not None and library in place[1] and library != TORCH.name else ""
+    library = folder.parent.name
+    return (library, place[1][library]) if place is not None and library in set(place[1]) - {TORCH.name} else ("", "")
 
 
 def list_databases(root: Path = ROOT) -> list[Path]:

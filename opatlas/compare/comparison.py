@@ -1,0 +1,253 @@
+"""The rows of several databases side by side, and the figures of each rival against the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from opatlas.compare.calls import MISSING, NO_CALL, ComparedCall, read_calls
+from opatlas.compare.databases import ComparedDatabase
+from opatlas.compare.verdict import CallPair, compare_calls
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.model.communication import COLLECTIVES
+from opatlas.model.schema import Status
+from opatlas.model.signature import make_case_id
+from opatlas.store.database import Database
+from opatlas.text import suggest
+
+#: fast_p is given for these p.
+FAST = (1.0, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class RowComparison:
+    """A row in all databases.
+
+    Attributes:
+        calls: the row in each database, by the database's name.
+        pairs: each rival's call against the baseline's, by the rival's name; only rows that both measured.
+        fastest: the name of the database with the shortest duration among those that compare with the baseline; ""
+            if no database measured the row.
+        is_composition: whether the baseline timed a composition in place of the kernel.
+    """
+
+    kernel_type: str
+    signature: str
+    calls: Mapping[str, ComparedCall]
+    pairs: Mapping[str, CallPair]
+    fastest: str
+    is_composition: bool
+
+    @property
+    def case_id(self) -> str:
+        """The id of the row, as pytest and `opatlas history` name it."""
+        return make_case_id(self.kernel_type, self.signature)
+
+    def is_partial(self, baseline: str, rival: str) -> bool:
+        """Whether one of the two has fewer outputs, or untimed conversions."""
+        return self.calls[baseline].is_partial or self.calls[rival].is_partial
+
+
+@dataclass(frozen=True)
+class RivalFigures:
+    """The figures of a rival over some rows.
+
+    Attributes:
+        kernel_type: the kernel type of the rows; "" for all.
+        rows: their number.
+        statuses: rows by the rival's status.
+        verdicts: rows that both measured, by verdict.
+        covered_rows: rows in `covered`: both measured, comparable, and the baseline is no composition.
+        covered: geometric mean of the speed-ups; None without rows.
+        deployed_rows: rows in `deployed`: those that the baseline measured, and not as a composition.
+        deployed: the same mean, with 1.0 for a row without a comparable duration of the rival; None without rows.
+        fast: by p the share of all rows in which the rival is right and at least p times as fast; None without rows.
+        compositions: rows that both measured whose baseline is a composition.
+    """
+
+    kernel_type: str
+    rows: int
+    statuses: Mapping[str, int]
+    verdicts: Mapping[str, int]
+    covered_rows: int
+    covered: float | None
+    deployed_rows: int
+    deployed: float | None
+    fast: Mapping[float, float | None]
+    compositions: int
+
+    def of_statuses(self, *statuses: Status | str) -> int:
+        """Returns the number of rows with one of these statuses."""
+        return sum(self.statuses.get(str(status), 0) for status in statuses)
+
+    @property
+    def measured(self) -> int:
+        """Rows with a duration and a correct result."""
+        return self.of_statuses(Status.MEASURED)
+
+    @property
+    def unsupported(self) -> int:
+        """Rows that the rival does not claim to run."""
+        return self.of_statuses(Status.UNSUPPORTED)
+
+    @property
+    def wrong(self) -> int:
+        """Rows with an error or a wrong result."""
+        return self.of_statuses(Status.FAILED, Status.INVALID)
+
+    @property
+    def crashed(self) -> int:
+        """Rows that ended the process, met their deadline or did not fit into memory."""
+        return self.of_statuses(Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR)
+
+    @property
+    def missing(self) -> int:
+        """Rows that the rival does not have, or has not finished."""
+        return self.rows - self.measured - self.unsupported - self.wrong - self.crashed
+
+
+@dataclass(frozen=True)
+class DatabaseComparison:
+    """A baseline and its rivals on the same rows.
+
+    Attributes:
+        baseline: the database that speed-ups refer to.
+        rivals: the others.
+        rows: the rows that any of them has, by kernel type.
+        with_compositions: whether rows whose baseline is a composition count in geometric means.
+        problems: sentences about files that cannot be read.
+    """
+
+    baseline: ComparedDatabase
+    rivals: Sequence[ComparedDatabase]
+    rows: Sequence[RowComparison]
+    with_compositions: bool = False
+    problems: Sequence[str] = ()
+
+    @cached_property
+    def by_kernel_type(self) -> Mapping[str, Sequence[RowComparison]]:
+        """The rows of each kernel type."""
+        found: dict[str, list[RowComparison]] = {}
+        for row in self.rows:
+            found.setdefault(row.kernel_type, []).append(row)
+        return found
+
+    @property
+    def fastest(self) -> Counter[str]:
+        """The number of rows in which each database is the fastest; "" for rows that no database measured."""
+        return Counter(row.fastest for row in self.rows)
+
+    @property
+    def without_rival(self) -> Sequence[str]:
+        """The kernel types of which no rival has measured a row."""
+        return [
+            kernel_type
+            for kernel_type, rows in self.by_kernel_type.items()
+            if not any(row.calls[rival.name].status == Status.MEASURED.value for row in rows for rival in self.rivals)
+        ]
+
+    def total(self, rival: str) -> RivalFigures:
+        """Returns the figures of a rival over all rows."""
+        return self._figures("", rival, self.rows)
+
+    def figures(self, rival: str) -> list[RivalFigures]:
+        """Returns the figures of a rival for each kernel type that it has rows of, the slowest first."""
+        found = [self._figures(name, rival, rows) for name, rows in self.by_kernel_type.items()]
+        with_rows = [each for each in found if each.of_statuses(MISSING) < each.rows]
+        return sorted(with_rows, key=lambda each: math.inf if each.covered is None else each.covered)
+
+    def _figures(self, kernel_type: str, rival: str, rows: Sequence[RowComparison]) -> RivalFigures:
+        pairs = [pair for row in rows if (pair := row.pairs.get(rival))]
+        comparable = [pair.speed_up for pair in pairs if pair.is_comparable]
+        counted = [row for row in rows if self.with_compositions or not row.is_composition]
+        of_counted = [row.pairs.get(rival) for row in counted]
+        covered = [pair.speed_up for pair in of_counted if pair is not None and pair.is_comparable]
+        has_baseline = sum(row.calls[self.baseline.name].sum_us is not None for row in counted)
+        return RivalFigures(
+            kernel_type,
+            len(rows),
+            dict(Counter(row.calls[rival].status for row in rows)),
+            dict(Counter(pair.verdict.value for pair in pairs)),
+            len(covered),
+            geometric_mean(covered),
+            has_baseline,
+            geometric_mean([*covered, *[1.0] * (has_baseline - len(covered))]),
+            {p: sum(ratio >= p for ratio in comparable) / len(rows) if rows else None for p in FAST},
+            sum(row.is_composition and rival in row.pairs for row in rows),
+        )
+
+
+def geometric_mean(ratios: Collection[float]) -> float | None:
+    """Returns the geometric mean of positive numbers; None for none."""
+    return math.exp(fmean(map(math.log, ratios))) if ratios else None
+
+
+def compare_databases(
+    databases: Sequence[ComparedDatabase],
+    *,
+    baseline: str = "",
+    kernel_types: Sequence[str] = (),
+    with_compositions: bool = False,
+) -> DatabaseComparison:
+    """Reads databases and compares their rows.
+
+    Args:
+        baseline: the name of the baseline; "": the default implementation, else the first database.
+        kernel_types: the kernel types, or names of collectives, to compare; all if empty.
+        with_compositions: whether rows whose baseline is a composition count in geometric means.
+
+    Raises:
+        UsageError: no database has the name or a kernel type.
+    """
+    chosen = _baseline(databases, baseline)
+    rivals = [each for each in databases if each is not chosen]
+    problems: list[str] = []
+    rows: list[RowComparison] = []
+    for kernel_type in _kernel_types(databases, kernel_types):
+        tables: dict[str, Mapping[str, ComparedCall]] = {}
+        for each in (chosen, *rivals):
+            try:
+                tables[each.name] = read_calls(each.path, kernel_type)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                tables[each.name] = {}
+        for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
+            calls = {name: table.get(signature, NO_CALL) for name, table in tables.items()}
+            rows.append(_compare_row(kernel_type, signature, calls, chosen.name))
+    return DatabaseComparison(chosen, rivals, rows, with_compositions, problems)
+
+
+def _compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCall], baseline: str) -> RowComparison:
+    ours = calls[baseline]
+    pairs = {name: pair for name, call in calls.items() if name != baseline and (pair := compare_calls(ours, call))}
+    excluded = {name for name, pair in pairs.items() if not pair.is_comparable}
+    durations = {
+        name: us for name, call in calls.items() if name not in excluded and (us := call.duration_us) is not None
+    }
+    fastest = min(durations, key=durations.__getitem__, default="")
+    return RowComparison(kernel_type, signature, calls, pairs, fastest, ours.is_composition)
+
+
+def _baseline(databases: Sequence[ComparedDatabase], name: str) -> ComparedDatabase:
+    by_name = {each.name: each for each in databases}
+    if name and name not in by_name:
+        raise UsageError(f"--baseline {name}: not compared here{suggest(name, by_name)}: {', '.join(by_name)} are")
+    return by_name[name] if name else next((each for each in databases if each.is_default), databases[0])
+
+
+def _kernel_types(databases: Iterable[ComparedDatabase], named: Sequence[str]) -> list[str]:
+    """Returns the kernel types to compare, sorted. Raises UsageError."""
+    present: set[str] = set()
+    for each in databases:
+        database = Database(each.path)
+        present.update(database.kernel_types())
+        present.update(of.kernel_type for of in COLLECTIVES if database.csv_path(of.kernel_type).is_file())
+    collectives = {each.name: each.kernel_type for each in COLLECTIVES}
+    wanted = [collectives.get(name, name) for name in named]
+    if unknown := [name for name in wanted if name not in present]:
+        raise UsageError(f"--ops {unknown[0]}: no database has this kernel type{suggest(unknown[0], present)}")
+    return sorted(wanted or present)

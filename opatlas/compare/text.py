@@ -1,0 +1,214 @@
+"""A comparison as text within 80 columns, and as Markdown: figures by kernel type, rows from both ends, losses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
+from opatlas.compare.databases import ComparedDatabase
+from opatlas.compare.verdict import CallPair, PairVerdict
+from opatlas.model.schema import Status
+from opatlas.report.row_summary import markdown_table, microseconds_text
+from opatlas.text import align_numbers, pluralize, shorten, wrap
+
+_COLUMNS = 80
+#: Rows of a list, and reasons of rows without a duration.
+_ROWS_SHOWN = 10
+_REASONS_SHOWN = 5
+_PARTIAL, _COMPOSITION, _HOST_BOUND = "*", "c", "h"
+_FAST_TITLE = "/".join(f"{p:g}x" for p in FAST)
+
+
+@dataclass(frozen=True)
+class _List:
+    """Rows of one verdict of a rival, the most telling first."""
+
+    title: str
+    rows: Sequence[tuple[RowComparison, CallPair]]
+
+
+def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
+    """Yields the lines for a terminal."""
+    yield f"baseline  {comparison.baseline.label}  ({comparison.baseline.path})"
+    for rival in comparison.rivals:
+        yield f"against   {rival.label}  ({rival.path})"
+    yield ""
+    yield wrap(f"fastest: {_fastest(comparison)}", indent=0)
+    used: set[str] = set()
+    for rival in comparison.rivals:
+        yield from ("", f"{rival.label}: speed-up over {comparison.baseline.label}", "")
+        yield from align_numbers(_figures_table(comparison, rival), least=12)
+        yield ""
+        yield wrap(_verdicts(comparison.total(rival.name)), indent=0)
+        for each in _lists(comparison, rival):
+            header = (each.title, "baseline", "rival", "speed-up", "")
+            cells = []
+            for row, pair in each.rows[:_ROWS_SHOWN]:
+                marks = _marks(comparison, rival, row, pair)
+                used.update(marks)
+                cells.append((_cut(row.case_id), *_cells(pair), marks))
+            yield ""
+            yield from align_numbers([header, *cells])
+            if more := len(each.rows) - len(cells):
+                yield f"and {pluralize(more, 'row')} more"
+        if reasons := list(_reasons(comparison, rival)):
+            yield ""
+            yield from (shorten(line, _COLUMNS) for line in reasons)
+    yield ""
+    yield from (wrap(line, indent=0) for line in _notes(comparison, used))
+
+
+def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
+    """Yields the lines of a comment on a pull request."""
+    baseline = comparison.baseline.label
+    yield f"### Speed-up over {baseline}"
+    yield ""
+    totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in comparison.rivals]
+    yield from markdown_table(["", *_TITLES], totals)
+    yield ""
+    yield f"Fastest: {_fastest(comparison)}"
+    used: set[str] = set()
+    for rival in comparison.rivals:
+        yield from ("", f"<details><summary>{_escape(rival.label)}</summary>", "")
+        header, *rows = _figures_table(comparison, rival)
+        yield from markdown_table([title or "rows" for title in header], rows)
+        yield from ("", _verdicts(comparison.total(rival.name)))
+        for each in _lists(comparison, rival):
+            cells = []
+            for row, pair in each.rows[:_ROWS_SHOWN]:
+                marks = _marks(comparison, rival, row, pair)
+                used.update(marks)
+                cells.append((f"`{row.case_id}`", *_cells(pair), marks.replace(_PARTIAL, f"\\{_PARTIAL}")))
+            yield ""
+            yield from markdown_table([each.title, "baseline", "rival", "speed-up", ""], cells)
+            if more := len(each.rows) - len(cells):
+                yield from ("", f"and {pluralize(more, 'row')} more")
+        if reasons := list(_reasons(comparison, rival)):
+            yield ""
+            yield from (f"- {_escape(line)}" for line in reasons)
+        yield from ("", "</details>")
+    yield ""
+    yield from (f"- {_escape(line)}" for line in _notes(comparison, used))
+
+
+_TITLES = ("rows", "measured", "unsupported", "wrong", "crashed", "missing", "covered", "deployed", _FAST_TITLE)
+
+
+def _figures(figures: RivalFigures) -> tuple[str, ...]:
+    counts = (figures.rows, figures.measured, figures.unsupported, figures.wrong, figures.crashed, figures.missing)
+    shares = [figures.fast[p] for p in FAST]
+    return (
+        *(f"{count:,}" if count else "" for count in counts),
+        _mean(figures.covered),
+        _mean(figures.deployed),
+        "/".join("-" if share is None else f"{share * 100:.0f}" for share in shares) + " %",
+    )
+
+
+def _figures_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
+    """Returns the table of kernel types, without the columns in which all cells are empty."""
+    total = comparison.total(rival.name)
+    rows = [(each.kernel_type, *_figures(each)) for each in comparison.figures(rival.name)]
+    rows.append(("all rows", *_figures(total)))
+    short = ("kernel type", *(_SHORT.get(title, title) for title in _TITLES))
+    used = [column for column in range(len(short)) if any(row[column] for row in rows)]
+    return [tuple(row[column] for column in used) for row in (short, *rows)]
+
+
+#: Titles that leave room for names in 80 columns.
+_SHORT = {"measured": "meas.", "unsupported": "uns.", "crashed": "crash", "missing": "miss."}
+
+
+def _lists(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterator[_List]:
+    """Yields the slower rows, the worst first, and the faster rows, the best first."""
+    pairs = [(row, pair) for row in comparison.rows if (pair := row.pairs.get(rival.name))]
+    for title, verdict, sign in (("slower", PairVerdict.SLOW, 1), ("faster", PairVerdict.FAST, -1)):
+        found = [(row, pair) for row, pair in pairs if pair.verdict is verdict]
+        if found:
+            yield _List(title, sorted(found, key=lambda each: sign * each[1].speed_up))
+
+
+def _cells(pair: CallPair) -> tuple[str, ...]:
+    return microseconds_text(pair.baseline_us), microseconds_text(pair.rival_us), ratio_text(pair.speed_up)
+
+
+def _marks(comparison: DatabaseComparison, rival: ComparedDatabase, row: RowComparison, pair: CallPair) -> str:
+    marks = (
+        (_PARTIAL, row.is_partial(comparison.baseline.name, rival.name)),
+        (_COMPOSITION, row.is_composition),
+        (_HOST_BOUND, pair.host_bound),
+    )
+    return "".join(mark for mark, holds in marks if holds)
+
+
+def _reasons(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterator[str]:
+    """Yields the most frequent reasons of rows that the rival ran in vain, and their numbers."""
+    calls = [row.calls[rival.name] for row in comparison.rows]
+    reasons = Counter((call.status, call.reason) for call in calls if Status.from_cell(call.status))
+    of_losses = [(each, count) for each, count in reasons.most_common() if each[0] != Status.MEASURED.value]
+    for (status, reason), count in of_losses[:_REASONS_SHOWN]:
+        yield f"{count:,} {status}: {reason or 'no reason is known'}"
+    if more := sum(count for _, count in of_losses[_REASONS_SHOWN:]):
+        yield f"{pluralize(more, 'row')} for other reasons"
+
+
+def _verdicts(total: RivalFigures) -> str:
+    counts = [
+        f"{total.verdicts[verdict.value]:,} {verdict}" for verdict in PairVerdict if verdict.value in total.verdicts
+    ]
+    return f"rows that both measured: {', '.join(counts) or 'none'}"
+
+
+def _fastest(comparison: DatabaseComparison) -> str:
+    counts = comparison.fastest
+    names = [each.name for each in (comparison.baseline, *comparison.rivals) if counts[each.name]]
+    found = [f"{name} in {pluralize(counts[name], 'row')}" for name in names]
+    return ", ".join(found + [f"nobody measured {pluralize(counts[''], 'row')}"] * bool(counts[""])) or "no rows"
+
+
+def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
+    """Yields what the figures and the marks mean."""
+    names = comparison.without_rival
+    if names:
+        rows = sum(len(comparison.by_kernel_type[name]) for name in names)
+        one = "no rival has measured a row" if len(comparison.rivals) > 1 else "the rival has measured no row"
+        yield f"{one} of {pluralize(len(names), 'kernel type')} ({pluralize(rows, 'row')}): {', '.join(names)}"
+    yield "covered: geometric mean of the speed-ups of rows that both measured"
+    yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
+    yield f"{_FAST_TITLE}: share of all rows in which the rival is right and at least so fast"
+    if not comparison.with_compositions:
+        left_out = max((comparison.total(each.name).compositions for each in comparison.rivals), default=0)
+        if left_out:
+            yield (
+                f"left out of both means: {pluralize(left_out, 'row')} whose baseline is a composition of operators "
+                f"(--compositions counts them)"
+            )
+    if _PARTIAL in used:
+        yield f"{_PARTIAL}: outputs are missing, or inputs or results were converted outside the measured time"
+    if _COMPOSITION in used:
+        yield f"{_COMPOSITION}: the baseline is a composition of operators"
+    if _HOST_BOUND in used:
+        yield f"{_HOST_BOUND}: host-bound: the device waited between kernels, so the sums of kernels are compared"
+
+
+def ratio_text(ratio: float) -> str:
+    """Returns `1.35x`, `445x`, `0.012x`."""
+    return f"{ratio:,.0f}x" if ratio >= 100 else f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.2g}x"
+
+
+def _mean(ratio: float | None) -> str:
+    return "no rows" if ratio is None else ratio_text(ratio)
+
+
+def _cut(case_id: str) -> str:
+    """Returns an id that fits a line; the digest at its end stays."""
+    return case_id if len(case_id) <= _COLUMNS else f"{case_id[: _COLUMNS - 16]}..{case_id[-14:]}"
+
+
+def _escape(text: str) -> str:
+    """Returns text without a meaning in Markdown or HTML."""
+    for character in "\\`*_|[]":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

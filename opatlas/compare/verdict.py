@@ -1,0 +1,88 @@
+"""Two calls of a row against each other: the speed-up, and whether it exceeds the spread of the samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from opatlas.compare.calls import ComparedCall
+
+#: Smaller differences of logarithms count as none.
+_LEAST_DIFFERENCE = 0.05
+#: A difference within this many standard errors counts as none.
+_STANDARD_ERRORS = 3.0
+#: Samples with a larger relative standard deviation describe no duration.
+_MOST_NOISE = 0.20
+
+
+class PairVerdict(str, Enum):
+    """A rival against the baseline."""
+
+    FAST = "FAST"
+    SLOW = "SLOW"
+    SAME = "SAME"
+    AMBIGUOUS = "AMBIGUOUS"
+    NOT_COMPARABLE = "NOT COMPARABLE"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class CallPair:
+    """A rival's call and the baseline's, both measured.
+
+    Attributes:
+        baseline_us, rival_us: the durations that are compared: sums if either call is host-bound.
+        margin: the difference of logarithms up to which the durations count as the same.
+        reason: why the verdict is AMBIGUOUS or NOT_COMPARABLE; "" for others.
+        host_bound: whether a call waits for the host between its kernels.
+    """
+
+    baseline_us: float
+    rival_us: float
+    margin: float
+    verdict: PairVerdict
+    reason: str = ""
+    host_bound: bool = False
+
+    @property
+    def speed_up(self) -> float:
+        """The baseline's duration / the rival's."""
+        return self.baseline_us / self.rival_us
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the ratio is one of two implementations, and not of two ways to measure."""
+        return self.verdict is not PairVerdict.NOT_COMPARABLE
+
+
+def compare_calls(baseline: ComparedCall, rival: ComparedCall) -> CallPair | None:
+    """Returns the comparison of two calls of a row; None unless both are measured."""
+    if baseline.sum_us is None or rival.sum_us is None:
+        return None
+    host_bound = baseline.is_host_bound or rival.is_host_bound
+    baseline_us, rival_us = (call.sum_us if host_bound else call.duration_us for call in (baseline, rival))
+    assert baseline_us is not None
+    assert rival_us is not None
+    margin = max(_LEAST_DIFFERENCE, _STANDARD_ERRORS * math.sqrt(baseline.variance_of_mean + rival.variance_of_mean))
+    verdict, reason = _verdict(baseline, rival, math.log(baseline_us / rival_us), margin)
+    return CallPair(baseline_us, rival_us, margin, verdict, reason, host_bound)
+
+
+def _verdict(baseline: ComparedCall, rival: ComparedCall, difference: float, margin: float) -> tuple[PairVerdict, str]:
+    """Returns the verdict and its reason. `difference` is positive if the rival is faster."""
+    for what, ours, theirs in (
+        ("cache", baseline.cache_state, rival.cache_state),
+        ("instrument", baseline.instrument, rival.instrument),
+    ):
+        if ours != theirs:
+            return PairVerdict.NOT_COMPARABLE, f"{what}: {ours or 'not known'} and {theirs or 'not known'}"
+    for who, call in (("the baseline", baseline), ("the rival", rival)):
+        noisy = f"noise of {call.noise:.0%}" if call.noise is not None and call.noise > _MOST_NOISE else ""
+        if why := call.unsteady or noisy:
+            return PairVerdict.AMBIGUOUS, f"{who}: {why}"
+    if abs(difference) < margin:
+        return PairVerdict.SAME, ""
+    return (PairVerdict.FAST if difference > 0 else PairVerdict.SLOW), ""

@@ -1,0 +1,243 @@
+"""`opatlas compare`: which databases it takes, its four formats, and its exit status."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared import lost, measured, shape, write_tables
+
+from opatlas.cli import compare as command
+from opatlas.cli.main import main
+
+Golden = Callable[[str, str], None]
+COMPOSITION = "composition of 11 torch operators (pow, mean, ...)"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Four kernel types of torch; two rivals have some of them."""
+    folder = write_tables(
+        tmp_path / "base",
+        {
+            "AddRmsNorm": [measured(1, 21, stand_in=COMPOSITION), measured(2, 30, stand_in=COMPOSITION)],
+            "MatMulV2": [measured(4, 50), measured(8, 100)],
+            "Sort": [measured(16, 5)],
+            "SwiGlu": [
+                measured(1, 8),
+                measured(2, 12, kernels="3", span="13"),
+                measured(3, 9, kernels="2", span="30"),
+                measured(4, 10, std_us=3),
+                measured(5, 10),
+                measured(6, 10),
+            ],
+        },
+    )
+    write_tables(
+        folder / "implementations" / "flashinfer-0.5.3",
+        {
+            "AddRmsNorm": [measured(1, 3, missing="1"), lost(2, "unsupported", "hidden size 96: a multiple of 64")],
+            "SwiGlu": [
+                measured(1, 4),
+                measured(2, 13.1),
+                measured(3, 18),
+                measured(4, 5),
+                measured(5, 5, cache="warm"),
+                lost(6, "failed", "result 0: 3 of 64 elements differ"),
+            ],
+        },
+    )
+    write_tables(
+        folder / "implementations" / "flag_gems-5.0.2",
+        {"MatMulV2": [measured(4, 55.2), lost(8, "timeout", "exceeded 60 s")], "SwiGlu": [measured(1, 6)]},
+    )
+    write_tables(folder / "implementations" / "flag_gems-4.9", {"MatMulV2": [measured(4, 1)]})
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main(["compare", *map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    status, out, err = run(capsys, *arguments, "--format", "json")
+    assert (status, err) == (0, "")
+    content: dict[str, Any] = json.loads(out)
+    return content
+
+
+@pytest.mark.parametrize(("form", "file"), [("text", "compare.txt"), ("markdown", "compare.md")])
+def test_the_implementations_of_a_base(
+    base: Path,
+    form: str,
+    file: str,
+    golden: Golden,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status, out, err = run(capsys, base, "--format", form)
+    assert (status, err) == (0, "")
+    plain = out.replace(str(base), "BASE")
+    golden(file, plain)
+    if form == "text":
+        assert max(map(len, plain.splitlines())) <= 80
+
+
+def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, base)
+    assert found["baseline"] == {"name": "torch", "version": "", "path": str(base)}
+    assert found["without_rival"] == ["Sort"]
+    assert found["fastest"] == {"flashinfer": 3, "torch": 8}
+    assert len(found["rows"]) == 11
+    flag_gems, flashinfer = found["rivals"]
+    assert [each["name"] for each in (flag_gems, flashinfer)] == ["flag_gems", "flashinfer"]
+    # The newest version of two, of which the older has another duration.
+    assert flag_gems["version"] == "5.0.2"
+    assert flag_gems["all"]["covered"] == pytest.approx(math.sqrt(50 / 55.2 * 8 / 6))
+    assert (flag_gems["all"]["crashed"], flag_gems["all"]["missing"]) == (1, 8)
+    all_rows = flashinfer["all"]
+    # AddRmsNorm is a composition, row 5 is warm: of SwiGlu's pairs four count, of two kernels by span or by sum.
+    ratios = [8 / 4, 13 / 13.1, 9 / 18, 10 / 5]
+    product = math.prod(ratios)
+    assert (all_rows["rows"], all_rows["measured"], all_rows["unsupported"], all_rows["wrong"]) == (11, 6, 1, 1)
+    assert all_rows["covered"] == pytest.approx(product ** (1 / 4))
+    assert (all_rows["covered_rows"], all_rows["deployed_rows"], all_rows["compositions"]) == (4, 9, 1)
+    assert all_rows["deployed"] == pytest.approx(product ** (1 / 9))
+    assert all_rows["fast"] == pytest.approx({"1.0": 3 / 11, "1.5": 3 / 11, "2.0": 3 / 11})
+    assert all_rows["verdicts"] == {"FAST": 2, "SAME": 1, "SLOW": 1, "AMBIGUOUS": 1, "NOT COMPARABLE": 1}
+    by_type = {each["kernel_type"]: each for each in flashinfer["kernel_types"]}
+    assert by_type["AddRmsNorm"]["covered"] is None
+    assert by_type["AddRmsNorm"]["deployed"] is None
+    bound = [row for row in found["rows"] if "flashinfer" in row["pairs"] and row["pairs"]["flashinfer"]["host_bound"]]
+    assert [row["calls"]["torch"]["sum_us"] for row in bound] == [9]
+
+
+def test_compositions_count_on_request(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, base, "--compositions", "--ops", "AddRmsNorm", "--baseline", "torch")
+    *_, flashinfer = found["rivals"]
+    assert flashinfer["all"]["covered"] == pytest.approx(7)
+    assert flashinfer["all"]["deployed"] == pytest.approx(math.sqrt(7))
+
+
+def test_csv_has_a_line_for_each_row_and_database(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compared.csv"
+    status, out, _ = run(capsys, base, "--format", "csv", "--output", file)
+    assert status == 0
+    assert str(file) in out
+    lines = list(csv.DictReader(io.StringIO(file.read_text())))
+    assert len(lines) == 11 * 3
+    warm = next(line for line in lines if line["verdict"] == "NOT COMPARABLE")
+    assert (warm["database"], warm["fastest"], float(warm["speed_up"])) == ("flashinfer", "False", 2)
+
+
+def test_siblings_of_a_default_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    device = tmp_path / "NVIDIA_H200"
+    rows = {"Sort": [measured(1, 2)]}
+    base = write_tables(device / "torch" / "torch2.11.0_cuda13.0", rows)
+    for version in ("0.5.3_torch2.11.0_cuda13.0", "0.5.10_torch2.11.0_cuda13.0", "0.6.0_torch2.12.0_cuda13.0"):
+        write_tables(device / "flashinfer" / f"flashinfer{version}", rows)
+    write_tables(device / "nccl" / "2.28.9", rows)
+    found = as_json(capsys, base)
+    # 0.6.0 was measured with another torch than the base.
+    assert [(each["name"], each["version"]) for each in found["rivals"]] == [("flashinfer", "0.5.10")]
+
+
+def test_the_default_database_of_this_machine(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "default_path", lambda device, versions: base)
+    assert as_json(capsys)["baseline"]["path"] == str(base)
+
+
+def test_named_databases_have_names_that_tell_them_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"Sort": [measured(1, 2)]}
+    one, two = (write_tables(tmp_path / name, rows) for name in ("one", "two"))
+    old, new = (write_tables(one / "implementations" / f"liger-{version}", rows) for version in ("0.8", "0.9"))
+
+    def names(*folders: Path) -> list[str]:
+        found = as_json(capsys, *folders)
+        return [found["baseline"]["name"], *(each["name"] for each in found["rivals"])]
+
+    assert names(two, one) == ["two", "one"]
+    assert names(new, one) == ["torch", "liger"]
+    assert names(new, old) == ["liger 0.9", "liger 0.8"]
+    assert names(tmp_path / "x" / ".." / "one", two) == ["one", "two"]
+
+
+def test_collectives_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n"
+    for name, us in (("one", 100), ("two", 50)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "hcom_allReduce_.csv").write_text(f"{header}1048576,2,DT_BF16,1,{us}\n")
+    found = as_json(capsys, tmp_path / "one", tmp_path / "two", "--ops", "all_reduce")
+    assert found["rivals"][0]["all"]["covered"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("least", "below"), [("1.05", []), ("1.15", ["flag_gems 5.0.2"]), ("1.3", ["flag_gems 5.0.2", "flashinfer 0.5.3"])]
+)
+def test_fail_below(base: Path, least: str, below: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, base, "--fail-below", least, "--ops", "SwiGlu,MatMulV2")
+    # flag_gems has 1.10 and flashinfer 1.19.
+    assert status == bool(below)
+    assert [name for name in ("flag_gems 5.0.2", "flashinfer 0.5.3") if name in err] == below
+
+
+def test_a_rival_without_rows_is_below_any_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_tables(tmp_path / "one", {"Sort": [measured(1, 2)]})
+    two = write_tables(tmp_path / "two", {"Sort": [shape(1)]})
+    assert run(capsys, one, two)[0] == 0
+    status, out, err = run(capsys, one, two, "--fail-below", "0.1")
+    assert status == 1
+    assert "no rows" in out
+    assert "two" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--baseline", "flashinfre"], "did you mean flashinfer?"),
+        (["--ops", "SwiGul"], "did you mean SwiGlu?"),
+    ],
+)
+def test_a_wrong_name_is_refused(
+    base: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, base, *arguments)
+    assert (status, out) == (2, "")
+    assert named in err
+
+
+def test_wrong_databases_are_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = write_tables(tmp_path / "alone", {"Sort": [measured(1, 2)]})
+    for folders, named in (([alone], "--implementation"), ([base, base], "twice"), ([tmp_path / "none"], "none")):
+        status, out, err = run(capsys, *folders)
+        assert (status, out) == (2, ""), folders
+        assert named in err
+
+
+def test_a_file_that_cannot_be_read_costs_itself(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = base / "implementations" / "flashinfer-0.5.3" / "SwiGlu.csv"
+    damaged.write_text("")
+    status, out, err = run(capsys, base)
+    assert status == 1
+    assert str(damaged) in err
+    assert "AddRmsNorm" in out
+
+
+def test_text_of_a_stranger_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_tables(tmp_path / "one", {"Sort": [measured(1, 2)]})
+    two = write_tables(tmp_path / "two", {"Sort": [lost(1, "failed", "\x1b[2J <script>x</script> |")]})
+    assert "\x1b" not in run(capsys, one, two)[1]
+    shown = run(capsys, one, two, "--format", "markdown")[1]
+    assert "\x1b" not in shown
+    assert "<script>" not in shown

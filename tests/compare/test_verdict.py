@@ -1,0 +1,119 @@
+"""The verdict of two calls, for any durations and spreads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from opatlas.compare.calls import ComparedCall
+from opatlas.compare.comparison import geometric_mean
+from opatlas.compare.verdict import CallPair, PairVerdict, compare_calls
+
+SWAPPED = {PairVerdict.FAST: PairVerdict.SLOW, PairVerdict.SLOW: PairVerdict.FAST}
+durations = st.floats(0.1, 1e7)
+quiet = st.builds(
+    ComparedCall,
+    status=st.just("measured"),
+    sum_us=durations,
+    noise=st.none() | st.floats(0, 0.2),
+    samples=st.none() | st.integers(1, 1000),
+)
+any_calls = st.builds(
+    ComparedCall,
+    status=st.just("measured"),
+    sum_us=durations,
+    span_us=st.none() | durations,
+    kernels=st.none() | st.integers(1, 5),
+    noise=st.none() | st.floats(0, 1),
+    samples=st.none() | st.integers(1, 1000),
+    quality=st.sampled_from(["", "quiet", "noisy", "bimodal", "throttled"]),
+    cache_state=st.sampled_from(["", "cold", "warm"]),
+    instrument=st.sampled_from(["", "cupti", "kineto"]),
+)
+
+
+def pair_of(baseline: ComparedCall, rival: ComparedCall) -> CallPair:
+    pair = compare_calls(baseline, rival)
+    assert pair is not None
+    return pair
+
+
+@given(any_calls, any_calls)
+def test_swapped_calls_have_the_opposite_verdict(one: ComparedCall, other: ComparedCall) -> None:
+    forth, back = pair_of(one, other), pair_of(other, one)
+    assert back.verdict is SWAPPED.get(forth.verdict, forth.verdict)
+    assert math.log(forth.speed_up) == pytest.approx(-math.log(back.speed_up), abs=1e-9)
+    assert (forth.margin, forth.host_bound) == (pytest.approx(back.margin), back.host_bound)
+
+
+@given(any_calls)
+def test_a_call_equals_itself_unless_it_is_unsteady(call: ComparedCall) -> None:
+    assert pair_of(call, call).verdict in (PairVerdict.SAME, PairVerdict.AMBIGUOUS)
+
+
+@given(any_calls, any_calls)
+def test_other_conditions_never_compare(one: ComparedCall, other: ComparedCall) -> None:
+    differ = (one.cache_state, one.instrument) != (other.cache_state, other.instrument)
+    assert (pair_of(one, other).verdict is PairVerdict.NOT_COMPARABLE) == differ
+
+
+@given(quiet, quiet, durations)
+def test_the_margin_decides_between_quiet_calls(one: ComparedCall, other: ComparedCall, us: float) -> None:
+    spread = sum((0.1 if call.noise is None else call.noise) ** 2 / (call.samples or 1) for call in (one, other))
+    margin = max(0.05, 3 * math.sqrt(spread))
+    for difference, verdict in (
+        (1.01, PairVerdict.FAST),
+        (-1.01, PairVerdict.SLOW),
+        (0.99, PairVerdict.SAME),
+        (-0.99, PairVerdict.SAME),
+    ):
+        rival = replace(other, sum_us=us)
+        assert pair_of(replace(one, sum_us=us * math.exp(difference * margin)), rival).verdict is verdict
+
+
+@given(quiet, quiet, st.sampled_from(["bimodal", "throttled", ""]))
+def test_an_unsteady_call_is_ambiguous_however_fast(one: ComparedCall, other: ComparedCall, quality: str) -> None:
+    unsteady = replace(other, quality=quality) if quality else replace(other, noise=0.201)
+    assert pair_of(one, unsteady).verdict is PairVerdict.AMBIGUOUS
+    assert pair_of(unsteady, one).verdict is PairVerdict.AMBIGUOUS
+
+
+@given(quiet, quiet, st.integers(2, 1000))
+def test_more_samples_never_widen_the_margin(one: ComparedCall, other: ComparedCall, samples: int) -> None:
+    few, many = (pair_of(one, replace(other, samples=number)).margin for number in (samples - 1, samples))
+    assert many <= few
+
+
+@given(durations, durations, st.floats(0.2, 5), st.integers(1, 5))
+def test_several_kernels_compare_by_their_span_unless_the_host_is_slow(
+    one_us: float, other_us: float, gap: float, kernels: int
+) -> None:
+    assume(abs(gap - 1.2) > 1e-6)
+    one = ComparedCall("measured", sum_us=one_us, span_us=one_us, kernels=1)
+    other = ComparedCall("measured", sum_us=other_us, span_us=other_us * gap, kernels=kernels)
+    pair = pair_of(one, other)
+    assert pair.host_bound == (kernels > 1 and gap > 1.2)
+    assert pair.rival_us == (other.span_us if kernels > 1 and gap < 1.2 else other_us)
+    assert pair.baseline_us == one_us
+
+
+@pytest.mark.parametrize("lost", [ComparedCall(), ComparedCall("failed"), ComparedCall("unsupported")])
+def test_a_call_without_a_duration_makes_no_pair(lost: ComparedCall) -> None:
+    here = ComparedCall("measured", sum_us=1.0)
+    assert compare_calls(here, lost) is None
+    assert compare_calls(lost, here) is None
+
+
+@given(st.lists(st.floats(1e-3, 1e3), max_size=20))
+def test_a_mean_of_nothing_is_none_and_others_lie_within(ratios: list[float]) -> None:
+    mean = geometric_mean(ratios)
+    if not ratios:
+        assert mean is None
+    else:
+        assert mean is not None
+        assert min(ratios) * (1 - 1e-9) <= mean <= max(ratios) * (1 + 1e-9)
+        assert geometric_mean([1 / ratio for ratio in ratios]) == pytest.approx(1 / mean)
