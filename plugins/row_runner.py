@@ -142,6 +142,7 @@ class RowRunner:
             group=spec.group(row.cells, settings.workload.options) if spec.group else None,
             source=settings.targets[row.target].implementation.source(row.kernel_type),
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
+            database=str(settings.targets[row.target].path) if row.target else "",
         )
 
     def _device(self, spec: DeviceSpec) -> Executor:

@@ -26,6 +26,7 @@ class Job:
         group: the group of devices that the row needs; None: one device.
         instrument: name of the instrument that measured the stored duration and must measure the new duration; "": any.
         source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
+        database: folder of the database that the result belongs to; "": that of the session's first implementation.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -38,6 +39,7 @@ class Job:
     group: GroupSpec | None = None
     instrument: str = ""
     source: KernelSource | None = None
+    database: str = ""
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import signal
 
 from moods import Mood
@@ -22,6 +23,56 @@ def test_the_profile_of_a_killed_session_is_read_by_the_next(sessions: Sessions,
     assert "body of" not in done
     assert measured_right(sessions, "Moody") == {1, 2}
     assert not (sessions.database / "profiles").exists() or not list((sessions.database / "profiles").rglob("PROF_*"))
+
+
+#: A replay of a kernel type that the kernels below launch.
+ADDS = """
+from opatlas.bench import formulas
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine.registry import replays
+
+
+@replays("Add", npu=None)
+def test_add(row, replay):
+    replay(impl.add, *row.inputs(), expected=formulas.add)
+"""
+#: Waits for ever in the row of length 8, after it said so.
+WAITS = """
+import pathlib
+import time
+
+def kernel(x, y):
+    if len(x) == 8:
+        pathlib.Path(__file__).with_suffix(".waits").touch()
+        time.sleep(3600)
+    return x + y
+"""
+
+
+def test_the_profile_of_a_killed_session_of_two_implementations_goes_into_the_database_of_each(
+    sessions: Sessions, npus: StandInNpus
+) -> None:
+    sessions.write("Add", [row(1), row(2), row(8)])
+    (sessions.folder / "test_adds.py").write_text(ADDS)
+    kernel = sessions.folder / "mine" / "Add.py"
+    kernel.parent.mkdir()
+    kernel.write_text(WAITS)
+    chosen = f"--implementation=torch_npu,{kernel.parent}"
+    killed = npus.start(chosen)
+    assert wait_for(lambda: kernel.with_suffix(".waits").exists(), seconds=300)
+    killed.send(signal.SIGKILL)
+    killed.wait()
+    assert wait_for(lambda: not sessions.processes(), seconds=300)
+    done = npus.run("--update-mode=missing-only", "-k", "Add-1_1 or Add-2_2", chosen)
+    assert "merged 3 records" in done
+    assert "merged 2 records" in done
+    assert measured_right(sessions, "Add") == {1, 2, 8}
+    (own,) = sessions.database.glob("implementations/mine-*/Add.csv")
+    with open(own, newline="") as file:
+        rows = {cells["Input Shapes"]: cells for cells in csv.DictReader(file)}
+    assert {shapes for shapes, cells in rows.items() if cells["Average Duration(us)"]} == {"1;1", "2;2"}
+    assert all(rows[shapes]["Implementation"].startswith("mine ") for shapes in ("1;1", "2;2"))
+    assert not any(cells.get("Implementation", "").startswith("mine ") for cells in sessions.read("Add"))
 
 
 def test_ctrl_c_keeps_what_the_session_has_launched(sessions: Sessions, npus: StandInNpus) -> None:

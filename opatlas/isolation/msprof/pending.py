@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -203,6 +204,8 @@ class _PendingRow:
     stand_in: str = ""
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
     execution: Execution = field(default_factory=Execution)
+    #: Folder of the database of the row; "": the database that holds the profile.
+    database: str = ""
 
 
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
@@ -222,6 +225,7 @@ def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
         "stand_in": measurement.stand_in,
         "bound_us": measurement.bound_us,
         "execution": measurement.execution.to_json(),
+        "database": job.database,
     }
     with open(output / _FILE, "a", encoding="utf-8") as file:
         file.write(json_line(values) + "\n")
@@ -233,7 +237,9 @@ def clear_pending(output: Path) -> None:
 
 
 def recover_profiles(database: Database) -> list[str]:
-    """Writes journals from the profiles of killed sessions. The caller holds the lock of the database.
+    """Writes journals from the profiles of killed sessions, each in the database of its rows.
+
+    The caller holds the lock of the database.
 
     A profile is removed even if it has the samples of only some rows: the other rows have no outcome and run again.
 
@@ -250,10 +256,14 @@ def recover_profiles(database: Database) -> list[str]:
                 raise OpAtlasError("the name of the folder does not belong to a session: move the folder away")
             _expect_plain(output)
             rows, unreadable = _read_pending_rows(output / _FILE)
-            records = list(_records(output / _FILE, run, rows))
-            if records:
-                path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
-                journal.write(path, JournalHeader(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
+            by_folder: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+            for folder, record in _records(output / _FILE, run, rows):
+                by_folder[folder].append(record.to_json())
+            for folder, records in by_folder.items():
+                # The other implementations of the killed session have databases of their own.
+                holder = Database(Path(folder)) if folder else database
+                path = holder.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
+                journal.write(path, JournalHeader(run, UpdateMode.ALL.value, False), records)
             if unreadable:
                 # Renamed, so that the file is reported only once, because a later session cannot read more.
                 kept = (output / _FILE).replace(output / f"{_FILE}.unreadable")
@@ -301,14 +311,15 @@ def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
     return rows, ""
 
 
-def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[Record]:
+def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[tuple[str, Record]]:
+    """Yields the folder of the database of each row with samples ("" for the profile's), and its record."""
     rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
     pending = [RowOutcome(Status.MEASURED, measurement=_measurement_without_samples(job)) for job in jobs]
     for job, read in zip(jobs, complete_outcomes(noted.parent, rows, pending), strict=True):
         measurement = read.outcome.measurement
         if read.is_missing or measurement is None:
             continue
-        yield Record(
+        record = Record(
             kernel_type=job.kernel_type,
             signature=signature(job.kernel_type, job.cells),
             cells=job.cells,
@@ -318,6 +329,7 @@ def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[Rec
             finished_at=noted.stat().st_mtime,
             measurement=measurement,
         )
+        yield job.database, record
 
 
 def _measurement_without_samples(job: _PendingRow) -> Measurement:
