@@ -23,11 +23,13 @@ from opatlas.engine.registry import replay_spec
 from opatlas.implementations.catalog import every_implementation, named_implementations
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.store.csv_files import write_text
-from opatlas.text import pluralize, show, table_lines, wrap
+from opatlas.text import pluralize, show, suggest, table_lines, wrap
 
 _NOT_RUN = "not run"
+_NO_REPLAY = "no replay"
 #: The proof of a replay that says that there is no call on an NPU.
 _NO_CALL = "none"
+_COLUMNS = 80
 _ON_A_GPU = "checked on a GPU"
 
 
@@ -51,11 +53,12 @@ class Listed:
     about: str
     kernel_types: Sequence[KernelOfImplementation]
     notes: Sequence[str]
+    is_of_user: bool
 
     @property
     def proven(self) -> int:
         """The number of kernel types with a proof."""
-        return sum(each.proof != _NOT_RUN for each in self.kernel_types)
+        return sum(each.proof not in (_NOT_RUN, _NO_REPLAY) for each in self.kernel_types)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,18 +75,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         contents = {"implementations": [asdict(each) for each in found]}
         write_text(arguments.json, msgspec.json.format(msgspec.json.encode(contents)).decode() + "\n")
-    show("\n\n".join(map(details, found)) if arguments.name else as_table(found))
+    show(as_details(found) if arguments.name else as_table(found))
     return 0
 
 
 def listed(implementation: Implementation) -> Listed:
     """Returns what is known of an implementation."""
-    proofs = _proofs(implementation)
-    kernels = []
+    proofs, replays = _proofs(implementation), replays_of_bench()
+    kernels, notes = [], list(implementation.notes)
     for kernel_type in sorted(_kernel_types(implementation)):
         source = implementation.source(kernel_type)
         place = f"{source.module or Path(source.path).name}:{source.function}" if source is not None else ""
-        kernels.append(KernelOfImplementation(kernel_type, place, proofs.get(kernel_type, _NOT_RUN)))
+        if kernel_type not in replays:
+            notes.append(f"no kernel type is called {kernel_type}{suggest(kernel_type, replays)}")
+        proof = proofs.get(kernel_type, _NOT_RUN) if kernel_type in replays else _NO_REPLAY
+        kernels.append(KernelOfImplementation(kernel_type, place, proof))
     return Listed(
         implementation.name,
         implementation.version,
@@ -91,7 +97,8 @@ def listed(implementation: Implementation) -> Listed:
         implementation.devices or tuple(KINDS),
         implementation.about,
         kernels,
-        implementation.notes,
+        notes,
+        implementation.name not in (each.name for each in every_implementation()),
     )
 
 
@@ -129,13 +136,19 @@ def as_table(found: Sequence[Listed]) -> str:
     return "\n".join([*table_lines(rows), *([""] if missing else []), *(wrap(line, 0) for line in missing)])
 
 
-def details(found: Listed) -> str:
-    """Returns the kernel types of an implementation for a terminal, and what was ignored of a user's folder."""
+def as_details(found: Sequence[Listed]) -> str:
+    """Returns the kernel types of implementations for a terminal, and what is to be known of a user's files."""
+    notes = dict.fromkeys(note for each in found for note in each.notes)
+    return "\n\n".join([*map(_details, found), *(["\n".join(wrap(note, 0) for note in notes)] if notes else [])])
+
+
+def _details(found: Listed) -> str:
+    """Returns the kernel types of an implementation for a terminal."""
     here = " ".join(filter(None, (found.name, found.version, found.missing)))
+    rows = [("kernel type", "function", "proof")] if found.is_of_user else [("kernel type", "proof")]
+    for each in found.kernel_types:
+        rows.append((each.kernel_type, *([each.function] if found.is_of_user else []), each.proof))
     lines = [wrap(f"{here}: {found.about}", 0)]
-    lines.append(f"{pluralize(len(found.kernel_types), 'kernel type')} on {', '.join(found.devices)}")
-    lines += [
-        "",
-        *table_lines([("kernel type", "proof"), *((each.kernel_type, each.proof) for each in found.kernel_types)]),
-    ]
-    return "\n".join([*lines, *([""] if found.notes else []), *(wrap(f"ignored: {note}", 0) for note in found.notes)])
+    lines += [f"{pluralize(len(found.kernel_types), 'kernel type')} on {', '.join(found.devices)}", ""]
+    lines += table_lines(rows, _COLUMNS)
+    return "\n".join(lines)

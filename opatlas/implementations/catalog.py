@@ -58,7 +58,7 @@ def named_implementations(name: str) -> list[Implementation]:
     if name in known:
         return [known[name]]
     if Path(name).exists():
-        return read_directory(Path(name))
+        return _read_own(name)
     raise OpAtlasError(_unknown(name, known))
 
 
@@ -94,23 +94,24 @@ def _named(name: str, kind: str) -> Iterable[Implementation]:
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return [_of_user(each, name) for each in read_directory(Path(name))]
+        return _read_own(name)
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
+
+
+def _read_own(place: str) -> list[Implementation]:
+    """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
+    found = read_directory(Path(place))
+    taken = {ALL, *DEFAULT_DEVICES, *shipped()}
+    for each in found:
+        if each.name in taken:
+            raise OpAtlasError(f"{place}: {each.name} is the name of another implementation: rename the folder or file")
+    return found
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     known = list(known)
     meant = suggest(name, known) or f" ({', '.join(known)})"
     return f"{name}: there is no such implementation, folder or file{meant}"
-
-
-def _of_user(implementation: Implementation, place: str) -> Implementation:
-    """Returns an implementation of a user. Raises OpAtlasError where its name is that of a shipped one or a default."""
-    if implementation.name in (TORCH, *DEFAULTS.values(), *shipped()):
-        raise OpAtlasError(
-            f"--implementation {place}: {implementation.name} is the name of an implementation of OpAtlas: rename it"
-        )
-    return implementation
 
 
 def _fits(implementation: Implementation, kind: str) -> bool:

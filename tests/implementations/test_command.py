@@ -1,0 +1,60 @@
+"""`opatlas implementations`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opatlas.cli.main import main
+from opatlas.implementations.catalog import every_implementation
+
+
+def test_the_list_has_a_line_for_each_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["implementations"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [each.name for each in every_implementation()]
+    assert [line.split()[0] for line in lines[1 : 1 + len(names)]] == names
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "torch", "torch_compile"])
+def test_an_implementation_lists_its_kernel_types(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    assert main(["implementations", name, "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (found,) = json.loads(path.read_text())["implementations"]
+    assert found["name"] == name
+    shown = {line.split()[0] for line in lines if line}
+    assert {each["kernel_type"] for each in found["kernel_types"]} <= shown
+
+
+def test_a_folder_of_ones_own_shows_what_was_read_and_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "Add").mkdir(parents=True)
+    for name in ("AddRmsNrom.py", "Add/fast.py"):
+        (folder / name).write_text("def kernel(x): ...\n")
+    (folder / "notes.py").write_text("")
+    assert main(["implementations", str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert "mine-fast" in output
+    assert "notes.py" in output
+    assert "AddRmsNorm" in output
+
+
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["implementations", "flashinfr"]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_it_does_not_wait_for_torch() -> None:
+    code = "import sys; from opatlas.cli.main import main; main(['implementations']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
