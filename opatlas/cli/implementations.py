@@ -145,10 +145,13 @@ def as_details(found: Sequence[Listed]) -> str:
 def _details(found: Listed) -> str:
     """Returns the kernel types of an implementation for a terminal."""
     here = " ".join(filter(None, (found.name, found.version, found.missing)))
-    rows = [("kernel type", "function", "proof")] if found.is_of_user else [("kernel type", "proof")]
-    for each in found.kernel_types:
-        rows.append((each.kernel_type, *([each.function] if found.is_of_user else []), each.proof))
+    rows = [
+        ("kernel type", "function", "proof"),
+        *((each.kernel_type, each.function, each.proof) for each in found.kernel_types),
+    ]
+    # A user looks for the file of a kernel; the functions of a library are not those of the user.
+    shown = rows if found.is_of_user else [(kernel_type, proof) for kernel_type, _, proof in rows]
     lines = [wrap(f"{here}: {found.about}", 0)]
     lines += [f"{pluralize(len(found.kernel_types), 'kernel type')} on {', '.join(found.devices)}", ""]
-    lines += table_lines(rows, _COLUMNS)
+    lines += table_lines(shown, _COLUMNS)
     return "\n".join(lines)
