@@ -116,8 +116,9 @@ def read_implementation_proofs() -> dict[str, dict[str, str]]:
 
 
 def write_implementation_proofs(proofs: Mapping[str, Mapping[str, str]]) -> None:
-    """Writes the proofs for `read_implementation_proofs`."""
-    _write(IMPLEMENTATION_PROOFS, {name: dict(sorted(own.items())) for name, own in proofs.items()})
+    """Writes the proofs for `read_implementation_proofs`, with a line for each kernel type."""
+    text = json.dumps({name: own for name, own in proofs.items() if own}, indent=1, sort_keys=True)
+    IMPLEMENTATION_PROOFS.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

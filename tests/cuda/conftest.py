@@ -16,6 +16,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="write bench/facts/gpu_calls.json anew, from what ran here (default: compare)",
     )
+    parser.addoption(
+        "--write-implementation-proofs",
+        action="store_true",
+        help="write what was measured here into bench/facts/implementation_proofs.json (default: compare)",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_pages import IMPLEMENTATIONS, ROOT, implementations_page
+
 from opatlas.cli.main import main
+from opatlas.engine.kernel_facts import read_implementation_proofs, replays_of_bench
 from opatlas.implementations.catalog import every_implementation
 
 
@@ -53,6 +56,17 @@ def test_a_folder_of_ones_own_shows_what_was_read_and_ignored(
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["implementations", "flashinfr"]) == 1
     assert capsys.readouterr().out == ""
+
+
+def test_the_page_has_the_present_table() -> None:
+    page = ROOT / IMPLEMENTATIONS
+    assert page.read_text(encoding="utf-8") == implementations_page(), "run `python -m tests.support.kernel_pages`"
+
+
+def test_proofs_are_of_kernel_types_that_an_implementation_has() -> None:
+    known = {each.name: each for each in every_implementation()}
+    for name, proofs in read_implementation_proofs().items():
+        assert [each for each in proofs if each not in replays_of_bench() or not known[name].implements(each)] == []
 
 
 def test_it_does_not_wait_for_torch() -> None:

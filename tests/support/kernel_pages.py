@@ -1,4 +1,4 @@
-"""Writes docs/kernels.md and the table of kernels in README.md: `python -m tests.support.kernel_pages`."""
+"""Writes docs/kernels.md, and the tables of kernels in README.md and docs/implementations.md: `python -m tests.support.kernel_pages`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from dataclasses import astuple
 from pathlib import Path
 
 from opatlas.cli.kernels import HEADERS, Kernel, kernels
-from opatlas.engine.kernel_facts import KINDS, WITHOUT_REPLAY
+from opatlas.engine.kernel_facts import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench
+from opatlas.implementations.catalog import shipped
+from opatlas.model.siblings import base_type
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = "docs/kernels.md", "README.md"
+IMPLEMENTATIONS = "docs/implementations.md"
 
 _PAGE = """\
 # Kernels
@@ -76,11 +79,38 @@ def as_summary(kernels: Sequence[Kernel]) -> str:
     return f"{count}\n\n{_table(('family', 'kernel types', 'NPU calls proven by'), rows)}"
 
 
+#: What `as_coverage` gives: the last section of its page.
+_COVERAGE = re.compile(r"^\| kernel type \|.*\Z", re.MULTILINE | re.DOTALL)
+
+
+def implementations_page(root: Path = ROOT) -> str:
+    """docs/implementations.md with the present table at its end. Raises ValueError."""
+    text, tables = _COVERAGE.subn(lambda _: as_coverage(), (root / IMPLEMENTATIONS).read_text(encoding="utf-8"))
+    if tables != 1:
+        raise ValueError(f"{root / IMPLEMENTATIONS} has no table of kernel types at its end: write `| kernel type |`")
+    return text
+
+
+def as_coverage() -> str:
+    """A line for each kernel type that an implementation marks, with what each makes of it."""
+    proofs, names = read_implementation_proofs(), list(shipped())
+    # AddAiCore is Add by another name.
+    marked = {base_type(each) for found in shipped().values() for each in found.sources} & set(replays_of_bench())
+    rows = []
+    for kernel_type in sorted(marked):
+        cells = [
+            "checked" if kernel_type in proofs.get(name, {}) else "not run" if found.implements(kernel_type) else ""
+            for name, found in shipped().items()
+        ]
+        rows.append((kernel_type, *cells))
+    return _table(("kernel type", *names), rows)
+
+
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, ["---"] * len(headers), *rows))
 
 
 if __name__ == "__main__":
-    for page, text in pages(kernels()).items():
+    for page, text in {**pages(kernels()), ROOT / IMPLEMENTATIONS: implementations_page()}.items():
         page.write_text(text, encoding="utf-8")
         print(f"wrote {page}")

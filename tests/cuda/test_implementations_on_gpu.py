@@ -1,0 +1,139 @@
+"""Every implementation that is installed, on a GPU: each kernel type is measured and right, or says why it is not run.
+
+Rows run in device processes, so that a row that ends its process ends nothing else. What was measured is written after
+each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps what it found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from replaying import cells_of, replay_of
+from sample_rows import ROWS
+
+from opatlas.engine.job import Job
+from opatlas.engine.kernel_facts import (
+    read_implementation_proofs,
+    replays_of_bench,
+    write_implementation_proofs,
+)
+from opatlas.engine.registry import replay_spec
+from opatlas.implementations.catalog import shipped
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.device_process import DeviceProcess
+from opatlas.model.location import ROOT, list_databases, parse_path
+from opatlas.model.schema import Status
+from opatlas.model.siblings import base_type
+from opatlas.store.database import Database
+from opatlas.store.row_copy import read_rows
+
+#: One kernel type of each way in which torch.compile's kernels compute; it takes seconds for each row.
+COMPILED = (
+    *("Abs", "Add", "AddRmsNorm", "Cast", "DynamicQuant", "LayerNormV4", "MatMulV2", "ReduceSum", "RmsNorm"),
+    *("RotaryMul", "SoftmaxV2", "SwiGlu", "Transpose", "QuantBatchMatmulV3", "GatherV2", "AddRmsNormDynamicQuant"),
+)
+#: So many rows of a kernel type are measured, of so many sample rows.
+MEASURED, TRIED = 2, 6
+#: So many rows of a database follow if too few are measured: libraries have only usual sizes.
+FROM_DATABASE = 4
+#: The first call may compile the kernel with nvcc.
+ROW_S = 600.0
+
+
+def kernel_types_of(name: str) -> list[str]:
+    implementation, replays = shipped()[name], replays_of_bench()
+    marked = COMPILED if implementation.wrap is not None else implementation.sources
+    # AddAiCore is Add by another name: the same function with the same arguments.
+    return [
+        each
+        for each in sorted(marked)
+        if each in replays and (base_type(each) == each or base_type(each) not in marked)
+    ]
+
+
+CASES = [(name, kernel_type) for name in shipped() for kernel_type in kernel_types_of(name)]
+
+
+def rows_of(kernel_type: str) -> Iterator[dict[str, str]]:
+    """The sample rows, those without elements left out, which launch nothing."""
+    for row in ROWS[kernel_type]:
+        cells = cells_of(row)
+        if not any("0" in shape.split(",") for cell in cells.values() for shape in cell.split(";")):
+            yield cells
+
+
+@cache
+def databases() -> list[Path]:
+    return [path for path in list_databases(ROOT) if "NVIDIA" in str(path) and parse_path(path) is not None]
+
+
+def rows_of_databases(kernel_type: str) -> Iterator[dict[str, str]]:
+    """The rows of a database of a GPU whose shapes have the fewest characters, which are about the smallest."""
+    rows = [dict(row) for path in databases() for row in read_rows(Database(path), kernel_type)]
+    yield from sorted(rows, key=lambda cells: sum(map(len, cells.values())))[:FROM_DATABASE]
+
+
+@pytest.fixture(scope="module")
+def processes(gpu):
+    """A device process for each implementation, opened when it is needed; one is open at a time."""
+    opened: dict[str, DeviceProcess] = {}
+
+    def process_of(name: str) -> DeviceProcess:
+        if name not in opened:
+            while opened:
+                opened.popitem()[1].close()
+            opened[name] = DeviceProcess(gpu, MeasureSettings(repeat_count=3, instrument="cupti"))
+        return opened[name]
+
+    yield process_of
+    while opened:
+        opened.popitem()[1].close()
+
+
+def job_of(name: str, kernel_type: str, cells: dict[str, str]) -> Job:
+    module, _, function = replay_of(kernel_type).rpartition(".")
+    source = shipped()[name].source(kernel_type)
+    assert source is not None
+    return Job(module, "", function, kernel_type, cells, ROW_S, source=source)
+
+
+@pytest.mark.parametrize(("name", "kernel_type"), CASES)
+def test_kernel_type_is_measured_or_unsupported(name, kernel_type, processes, request):
+    implementation = shipped()[name]
+    if implementation.missing:
+        pytest.skip(f"{name} is {implementation.missing}")
+    if "cuda" not in implementation.devices:
+        pytest.skip(f"{name} does not run on a GPU")
+    spec = replay_spec(replays_of_bench()[kernel_type])
+    if spec.group is not None:
+        pytest.skip(f"{kernel_type} is run by several devices together")
+    process = processes(name)
+    measured, wrong, unsupported = 0, [], []
+    rows = [*islice(rows_of(kernel_type), TRIED), *rows_of_databases(kernel_type)]
+    for cells in rows:
+        if measured >= MEASURED:
+            break
+        outcome = process.run(job_of(name, kernel_type, cells))
+        if outcome.status is Status.MEASURED:
+            measured += 1
+            assert outcome.measurement.device_kernels >= 1
+        elif outcome.status is Status.UNSUPPORTED:
+            assert outcome.reason
+            unsupported.append(outcome.reason)
+        else:
+            wrong.append(f"{cells}: {outcome.status}: {outcome.explanation}\n{outcome.detail}")
+    proofs = read_implementation_proofs()
+    if request.config.getoption("--write-implementation-proofs"):
+        own = {each: proof for each, proof in proofs.get(name, {}).items() if each != kernel_type}
+        if measured and not wrong:
+            own[kernel_type] = f"checked on {process.describe().name}, {implementation.label}"
+        write_implementation_proofs({**proofs, name: own})
+    assert not wrong, "\n".join(wrong)
+    if not measured:
+        assert unsupported, "there is no row to run"
+        assert kernel_type not in proofs.get(name, {}) or request.config.getoption("--write-implementation-proofs")
+        pytest.skip(f"every row is unsupported: {unsupported[0]}")
