@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from kernel_pages import IMPLEMENTATIONS, ROOT, implementations_page
 
 from opatlas.cli.main import main

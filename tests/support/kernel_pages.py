@@ -1,4 +1,7 @@
-"""Writes docs/kernels.md, and the tables of kernels in README.md and docs/implementations.md: `python -m tests.support.kernel_pages`."""
+"""Writes docs/kernels.md, and the tables of kernels in README.md and docs/implementations.md.
+
+`python -m tests.support.kernel_pages` does it.
+"""
 
 from __future__ import annotations
 
