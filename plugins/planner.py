@@ -88,6 +88,13 @@ def _plan_session(context: SessionContext) -> Plan:
     if settings.prof_path is not None:
         with context.past_capture():
             context.profile = read_profile(settings.prof_path)
+    if settings.writes:
+        # Refuse before anything is written. Checked again with each plan, when no other session writes.
+        for own in context.databases:
+            _read_origin(context, own)
+        # In the order of their paths: two sessions never wait for each other.
+        for own in sorted(context.databases, key=lambda each: each.database.path):
+            _lock_database(context, own)
     plan = Plan()
     for number in range(len(settings.targets)):
         plan.add(_plan_target(context, number))
@@ -96,23 +103,21 @@ def _plan_session(context: SessionContext) -> Plan:
 
 
 def _plan_target(context: SessionContext, number: int) -> Plan:
-    """Makes the plan of a target, and takes its database for the session if the session writes."""
+    """Makes the plan of a target, whose database the session has if the session writes."""
     settings, own = context.settings, context.databases[number]
     database, target = own.database, own.target
     requested = settings.workload.rows
     if settings.writes:
-        # Refuse before anything is written. Checked again below, when no other session writes.
-        _read_origin(context, own)
-        _lock_database(context, own)
         prepared = _prepare_for(context, own)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
         if target.rows_from is not None:
             requested = _rows_of(target, database)
+    sampled = context.profile.cases.keys() if context.profile is not None else ()
     plan = make_plan(
         database,
         settings.choice,
-        sampled=() if context.profile is None else context.profile.cases.keys(),
+        elsewhere=sampled if target.rows_from is None else Database(target.rows_from).kernel_types(),
         requested=requested,
         unmeasured=prepared.edited.positions,
         stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
@@ -225,7 +230,7 @@ def make_plan(
     database: Database,
     chosen: Choice,
     *,
-    sampled: Container[str] = (),
+    elsewhere: Container[str] = (),
     requested: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
     stale_runs: StaleRuns | None = None,
@@ -237,7 +242,8 @@ def make_plan(
     Args:
         database: holds the rows, and gets their durations.
         chosen: the rows that the user chose.
-        sampled: kernel types with samples in a profile; they may be chosen although the database has no rows of them.
+        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
+            profile, and those of the database whose rows an implementation measures.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
@@ -250,13 +256,17 @@ def make_plan(
     """
     plan = Plan()
     names = database.kernel_types() if requested is None else list(requested)
-    unknown = sorted(name for name in chosen.ops.difference(names) if name not in sampled)
+    unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
     if unknown:
         meant = "".join(suggest(name, names) for name in unknown)
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
     suffix = implementation.suffix if implementation is not None else ""
-    lacking = [name for name in names if implementation is not None and not implementation.implements(name)]
+    lacking = [
+        name
+        for name in dict.fromkeys((*names, *sorted(chosen.ops)))
+        if implementation is not None and not implementation.implements(name)
+    ]
     if lacking and implementation is not None:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in names:

@@ -18,6 +18,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record, RowName
 from opatlas.store import journal
 from opatlas.store.csv_files import not_writable
+from opatlas.store.database import Database
 from opatlas.store.journal import Journal
 from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import WriteBackResult, write_back_run
@@ -106,6 +107,7 @@ class SessionRecords:
         devices: name and facts of each device that rows were run on.
         reported_only: samples without a row that the update mode does not add, for the report.
         merged: what the merge did to the CSVs of all targets; None before the merge, and where one was not merged.
+        pruned_in: the databases with rows that the merge pruned.
         manifest: the manifest of the first target with records in its CSVs; None before there is one.
         problems: why records could not be kept or merged; they make the session fail.
     """
@@ -121,6 +123,7 @@ class SessionRecords:
         self.devices: list[Mapping[str, Any]] = []
         self.reported_only: list[RowName] = []
         self.merged: WriteBackResult | None = None
+        self.pruned_in: list[Database] = []
         self.manifest: Manifest | None = None
         self.problems: list[str] = []
 
@@ -208,6 +211,8 @@ class SessionRecords:
         unsaved = [record for target, record in self._unsaved if target == number]
         done = write_back_run(own.database, self._context.journal_header, unsaved)
         self.problems += done.problems
+        if done.result is not None and done.result.pruned:
+            self.pruned_in.append(own.database)
         if done.result is not None and number == 0:
             done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
         if done.records:

@@ -139,10 +139,9 @@ class SessionSummary:
         if merged is not None and (rows or self._results.has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
-            if merged.pruned:
-                folder = self._context.database.pruned_dir
-                restored = f"`opatlas history {self._context.database.path} --restore pruned` brings them back"
-                yield f"pruned rows are in {folder}: {restored}"
+            for database in self._records.pruned_in:
+                restored = f"`opatlas history {database.path} --restore pruned` brings them back"
+                yield f"pruned rows are in {database.pruned_dir}: {restored}"
             if merged.unmatched:
                 yield self._context.settings.workload.unmatched(len(merged.unmatched))
             if merged.of_siblings:
@@ -187,12 +186,14 @@ class SessionSummary:
         yield self._ledger.line()
         if self._context.settings.read_only:
             return
-        database = self._context.database
-        try:
-            kept = pluralize(count_run_records(database, self._context.run_id), "record stays", "records stay")
-        except OSError as error:
-            kept = f"the records stay ({error.strerror})"
-        yield f"stopped at once: {kept} in {database.journal_dir}; the next session on this database merges them"
+        for each in self._context.databases:
+            try:
+                count = count_run_records(each.database, self._context.run_id)
+                kept = pluralize(count, "record stays", "records stay")
+            except OSError as error:
+                kept = f"the records stay ({error.strerror})"
+            folder = each.database.journal_dir
+            yield f"stopped at once: {kept} in {folder}; the next session on this database merges them"
 
     def _not_run_lines(self, plan: Plan) -> Iterator[str]:
         """Yields how to go on after a session that stopped early."""

@@ -5,6 +5,7 @@ A pruned row stays in `pruned/` if the CSV has a row of the same signature.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,12 @@ PRUNED_REASON = "Pruned Reason"
 def pruned_path(database: Database, kernel_type: str) -> Path:
     """Returns the path of a kernel type's pruned rows. Raises OpAtlasError if the type cannot name a file."""
     return database.pruned_dir / database.csv_path(kernel_type).name
+
+
+def pruned_signatures(database: Database, kernel_type: str) -> Sequence[str]:
+    """Returns the signatures of a kernel type's pruned rows. Raises TableError."""
+    path = pruned_path(database, kernel_type)
+    return signatures(kernel_type, read_frame(path, kernel_type)) if path.exists() else ()
 
 
 def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> None:

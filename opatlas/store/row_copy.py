@@ -10,6 +10,7 @@ from opatlas.model.schema import POOLED, is_profiling_column
 from opatlas.model.signature import signature, signatures
 from opatlas.store.cells import duration_columns, is_measured_column
 from opatlas.store.database import Database, Table
+from opatlas.store.pruned import pruned_signatures
 
 
 def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
@@ -29,7 +30,7 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
     """Appends the rows that a database lacks, without durations, and returns their number.
 
     Args:
-        rows: rows by kernel type; those with a signature that the database has are left out.
+        rows: rows by kernel type; those with a signature that the database has, or has pruned, are left out.
 
     Raises:
         OpAtlasError: a file cannot be read or written.
@@ -38,7 +39,7 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
     for kernel_type, cells in rows.items():
         with database.lock():
             table = database.read_or_empty(kernel_type)
-            known = set(signatures(kernel_type, table.frame))
+            known = {*signatures(kernel_type, table.frame), *pruned_signatures(database, kernel_type)}
             missing = {signature(kernel_type, row): row for row in cells}
             new = [row for name, row in missing.items() if name not in known]
             if new:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from sessions import Sessions, row
+
+from opatlas.store.database import Database, SessionLock
 
 SIZES = (3, 5, 8)
 RIGHT = "def kernel(x, y):\n    return x + y\n"
@@ -21,6 +24,18 @@ def kernel(x, y):
         x.add_(y)
         return x
     return Prepared(call, changes=[x], converted=["nothing of note"])
+"""
+
+#: Says that it waits, in the row of length 8, and waits for ever.
+WAITS = """
+import pathlib
+import time
+
+def kernel(x, y):
+    if len(x) == 8:
+        pathlib.Path(__file__).with_suffix(".waits").touch()
+        time.sleep(3600)
+    return x + y
 """
 
 
@@ -139,6 +154,59 @@ def test_a_folder_with_the_name_of_an_implementation_of_opatlas_is_refused(toys:
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert str(folder) in done
     assert all("Status" not in cells for cells in toys.read("Toy"))
+
+
+def test_pruned_rows_stay_pruned_and_every_database_with_some_is_named(toys: Sessions) -> None:
+    folder = kernels(toys, Toy="def kernel(x, y):\n    return x - y\n")
+    command = (f"--implementation=torch,{folder}", "--prune-empty-duration-rows")
+    first = toys.run_in_process(*command)
+    assert first.ledger() == {"measured": len(SIZES), "failed": len(SIZES)}
+    (own,) = toys.database.glob("implementations/mine-*")
+    assert f"{own}/pruned" in first
+    assert f"{toys.database}/pruned" not in first
+    pruned = (own / "pruned" / "Toy.csv").read_bytes()
+    assert toys.run_in_process(*command).ledger() == {"measured": len(SIZES)}
+    assert (own / "pruned" / "Toy.csv").read_bytes() == pruned
+
+
+def test_a_kernel_type_that_one_of_two_implementations_lacks_can_be_chosen(toys: Sessions) -> None:
+    toys.write("OtherToy", [row(3)])
+    chosen = f"--implementation=torch,{kernels(toys, Toy=RIGHT)}"
+    assert toys.run_in_process(chosen, "--ops=Toy,OtherToy").ledger() == {"measured": 2 * len(SIZES) + 1}
+    assert toys.run_in_process(chosen, "--ops=Tay").code == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize("names", ["torch,{}", "{},torch"])
+def test_databases_are_taken_in_one_order_so_that_two_sessions_never_wait_for_each_other(
+    toys: Sessions, names: str
+) -> None:
+    folder = kernels(toys, Toy=RIGHT)
+    lock = SessionLock(Database(toys.database), run_id="other", command="another session")
+    lock.acquire(0, print)
+    try:
+        done = toys.run_in_process(f"--implementation={names.format(folder)}")
+    finally:
+        lock.release()
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert f"{toys.database} is in use by" in done
+    assert not (toys.database / "implementations").exists()
+
+
+def test_ctrl_c_twice_names_the_journals_of_all_implementations(toys: Sessions) -> None:
+    folder = kernels(toys, Toy=WAITS)
+    running = toys.start(f"--implementation=torch,{folder}", "--case-timeout=3000")
+    running.wait_until((folder / "Toy.waits").exists)
+    running.send(signal.SIGINT)
+    running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
+    running.send(signal.SIGINT)
+    done = running.wait()
+    (own,) = toys.database.glob("implementations/mine-*")
+    assert done.tells("3 records stay", f"{toys.database}/journal")
+    assert done.tells("2 records stay", f"{own}/journal")
+    again = toys.run_in_process(f"--implementation=torch,{folder}", "-k", "Toy-3_3", "--update-mode=missing-only")
+    assert again.code == 0
+    assert all(cells["Average Duration(us)"] for cells in toys.read("Toy"))
+    assert {size for size, cells in durations(toys, "mine").items() if cells["Average Duration(us)"]} == {3, 5}
 
 
 @pytest.mark.parametrize(
