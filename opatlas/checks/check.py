@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
 from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication
-from opatlas.model.quality import NOISE_LIMIT
+from opatlas.model.quality import NOISE_LIMIT, is_composition
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -30,7 +30,9 @@ from opatlas.model.schema import (
     PROFILING_AVERAGE,
     PROFILING_MEDIAN,
     PROFILING_STD,
+    QUALITY,
     RUN_ID,
+    STAND_IN,
     TOPOLOGY_TIER,
 )
 from opatlas.model.signature import signatures
@@ -144,6 +146,19 @@ class CheckedTable:
         ]
         median = average if is_communication(self.kernel_type) else self.numbers(MICROBENCH_MEDIAN)
         return _durations("replay", median, average, self.numbers(MICROBENCH_STD), conditions)
+
+    @cached_property
+    def compositions(self) -> npt.NDArray[np.bool_]:
+        """Which rows have the replayed duration of a composition of torch operators."""
+        cells = zip(self.cells(QUALITY), self.cells(STAND_IN), strict=True)
+        composed = np.array([is_composition(*pair) for pair in cells], dtype=bool)
+        found: npt.NDArray[np.bool_] = composed & (self.replayed.us > 0)
+        return found
+
+    @cached_property
+    def own_kernel(self) -> Durations:
+        """The durations that replays measured, without those of compositions."""
+        return replace(self.replayed, us=np.where(self.compositions, np.nan, self.replayed.us))
 
     @cached_property
     def noise(self) -> Floats:

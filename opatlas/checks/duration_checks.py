@@ -1,6 +1,7 @@
 """Checks of durations: against the peaks of the device, against rows with another M, and within their samples.
 
-Rows that differ in M alone are a family. M is the leading dimension of the first input, or the bytes of a message.
+Durations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
+dimension of the first input, or the bytes of a message.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Family:
 def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
     """Yields the families of at least `least` rows, first of replayed durations, then of captured ones."""
     keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
-    for durations in (table.replayed, table.captured):
+    for durations in (table.own_kernel, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
         for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
             key, m = keyed[index]
@@ -122,7 +123,7 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     found = []
     columns = {name: table.cells(name) for name in BASE}
     cache = table.cells(CACHE_STATE)
-    replayed, captured = table.replayed.us, table.captured.us
+    replayed, captured = table.own_kernel.us, table.captured.us
     for index in np.flatnonzero(~(np.isnan(replayed) & np.isnan(captured))).tolist():
         work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
         if work is None:
@@ -216,7 +217,7 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
     A row without a Quality is noisy if the standard deviation exceeds NOISE_LIMIT of the mean (for a message, of the
     median).
     """
-    durations, share = table.replayed, table.noise
+    durations, share = table.own_kernel, table.noise
     qualities = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
     reasons = table.cells(QUALITY_REASON)
     found = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.roofline import PEAKS, Peak
-from opatlas.model.schema import STAND_IN
+from opatlas.model.schema import QUALITY
 from opatlas.model.slots import known_dtype
 from opatlas.options import positive, removed
 from opatlas.progress import Progress
@@ -29,7 +29,14 @@ from opatlas.report.plots.durations import (
 )
 from opatlas.report.plots.figure import FORMATS, Plot, expect_plot_file, save
 from opatlas.report.plots.roofline import BANDWIDTH, ROOFLINE, bandwidth_plots, roofline_plots
-from opatlas.report.plots.timed_rows import TimedRow, database_device, expect_tables, on_device, read_timed_rows
+from opatlas.report.plots.timed_rows import (
+    TimedRow,
+    database_device,
+    expect_tables,
+    on_device,
+    read_timed_rows,
+    without_composition,
+)
 from opatlas.store.database import Database
 from opatlas.text import parse_whole, pluralize, print_problems, show, suggest
 
@@ -54,17 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kind",
-        choices=("all", "collectives", "products"),
+        choices=("all", "compositions", "collectives", "products"),
         default="all",
-        help="all: every plot that one database has data for; collectives: their bus bandwidth; products: matrix "
-        "products of chosen weights (default: %(default)s)",
+        help="all: every plot that one database has data for; compositions: the same, with the replays of several "
+        "torch operators in place of a kernel, which all leaves out; collectives: their bus bandwidth; products: "
+        "matrix products of chosen weights (default: %(default)s)",
     )
     parser.add_argument(
         "--output",
         required=True,
         type=Path,
         metavar="PATH",
-        help="all: folder of the plots, made where it does not exist; else the plot, a .svg, .png or .pdf file",
+        help="all, compositions: folder of the plots, made where it does not exist; else the plot, a .svg, .png or "
+        ".pdf file",
     )
     parser.add_argument(
         "--ops",
@@ -103,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     folders: list[Path] = arguments.databases
     if bool(arguments.weights) != (arguments.kind == "products"):
         raise UsageError("--kind products and --weights N,K belong together: give both, or none")
-    if arguments.kind != "all":
+    if arguments.kind in ("collectives", "products"):
         with usage_errors():
             expect_plot_file(arguments.output)
             for folder in folders:
@@ -114,7 +123,9 @@ def run(arguments: argparse.Namespace) -> int:
             return _plot_collectives(folders, names, arguments.output)
         return _plot_products(folders, names, arguments.weights, arguments.output)
     if len(folders) > 1:
-        raise UsageError(f"--kind all plots one database, and {len(folders)} are named: leave one, or choose a --kind")
+        raise UsageError(
+            f"--kind {arguments.kind} plots one database, and {len(folders)} are named: leave one, or choose a --kind"
+        )
     return _plot_all(folders[0], names, arguments)
 
 
@@ -149,7 +160,7 @@ def _plot_products(
         wanted = ", ".join(f"{n},{k}" for n, k in weights)
         raise OpAtlasError(
             f"{', '.join(map(str, folders))}: {kernel_type} has no duration of a weight {wanted}: name a weight whose "
-            f"shape stands second in the Input Shapes"
+            f"shape stands second in the Input Shapes, in rows that are no compositions (column {QUALITY})"
         )
     devices = {folder: database_device(folder) or folder.name for folder in folders}
     save(products_figure(lines, kernel_type, devices), output)
@@ -165,17 +176,17 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     peak = _peak(device, dict(arguments.peaks or ()))
     # Replays on another device are left out. Captures may come from another device, and are left out if there are
     # replays.
-    rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
+    left_out = [row for row in timed.rows if row.is_composition and arguments.kind == "all"]
+    chosen = [row for each in timed.rows if (row := without_composition(each) if left_out else each) is not None]
+    rows_of_device = [row for each in chosen if (row := on_device(each, device)) is not None]
     others = sorted({row.device for row in timed.rows if row.device and row.device != device})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
-    # A stand-in moves other bytes than the kernel.
-    own_kernels = [row for row in of_one if not row.is_stand_in]
-    both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
+    both = [row for row in chosen if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
     for title, kind, draw, rows in (
         ("Kernel durations", DURATIONS, durations_plots, rows_of_device),
-        ("Roofline", ROOFLINE, roofline_plots, own_kernels),
-        ("Memory bandwidth", BANDWIDTH, bandwidth_plots, own_kernels),
+        ("Roofline", ROOFLINE, roofline_plots, of_one),
+        ("Memory bandwidth", BANDWIDTH, bandwidth_plots, of_one),
     ):
         made[kind.name] = draw(rows, _title(title, device, rows), peak)
     made[COMPARISON.name] = comparison_plots(both, _title_of_both(both, timed.captured_on), peak)
@@ -192,8 +203,8 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     show(_summary(arguments, made, device, peak))
     if others:
         show(f"replays on {', '.join(others)} are only in {COMPARISON.name} (--device plots another device)")
-    if stand_ins := len(of_one) - len(own_kernels):
-        show(f"{pluralize(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {ROOFLINE.name} and {BANDWIDTH.name}")
+    if left_out:
+        show(f"{pluralize(len(left_out), 'composition')} of torch operators left out (--kind compositions plots them)")
     print_problems(problems)
     print_problems(Database(folder).misspelt_columns(), word="warning")
     return 1 if problems or not any(made.values()) else 0

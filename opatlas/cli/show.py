@@ -41,7 +41,8 @@ from opatlas.text import align_numbers, pluralize, print_problems, show
 
 _COLUMNS = 80
 _DAY_S = 86400.0
-_NUMBERS = ("rows", "measured", "captured", "failed", "missing")
+_COMPOSED = "composed"
+_NUMBERS = ("rows", "measured", _COMPOSED, "captured", "failed", "missing")
 #: The quality of a row without the column Quality.
 _NOT_JUDGED = "not judged"
 
@@ -51,18 +52,20 @@ class KernelTypeOverview:
     """The contents of the CSV of a kernel type. A row may be both measured and captured.
 
     Attributes:
-        measured, captured: rows with a duration of a replay, of a capture.
+        measured, captured: rows with a duration of a replay of the kernel, of a capture.
+        composed: rows with a duration of a replay of several torch operators in place of the kernel.
         failed: rows that were run and have no replayed duration.
         missing: rows with neither duration, failed ones included.
         noise: median of standard deviation / mean over the measured rows; None if no row has both.
         noisy: measured rows whose Quality is not quiet, and rows without Quality above NOISE_LIMIT.
-        quality, cache, instrument: measured rows by the cell of these columns.
+        quality, cache, instrument: measured and composed rows by the cell of these columns.
         status: rows by status; "" if a row was never run.
     """
 
     kernel_type: str
     rows: int
     measured: int
+    composed: int
     captured: int
     failed: int
     missing: int
@@ -152,34 +155,36 @@ def _has_measured(manifest: Manifest) -> bool:
 
 def _table_overview(table: CheckedTable) -> KernelTypeOverview:
     replayed, captured = table.replayed.us > 0, table.captured.us > 0
+    own = table.own_kernel.us > 0
     statuses = table.cells(STATUS)
-    noise = table.noise[~np.isnan(table.noise)]
+    noise = table.noise[own & ~np.isnan(table.noise)]
     judged = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
     noisy = [
-        has and is_noisy(quality, own)
-        for has, quality, own in zip(replayed.tolist(), judged, table.noise.tolist(), strict=True)
+        has and is_noisy(quality, noise_of)
+        for has, quality, noise_of in zip(own.tolist(), judged, table.noise.tolist(), strict=True)
     ]
+    qualities = np.where(table.compositions, Quality.COMPOSITION.value, table.cells(QUALITY)).tolist()
     failed = [
         not has and bool(status) and status != Status.MEASURED.value
         for has, status in zip(replayed.tolist(), statuses, strict=True)
     ]
 
-    def of_measured(column: str, unknown: str = "") -> dict[str, int]:
-        cells = zip(table.cells(column), replayed.tolist(), strict=True)
-        return dict(Counter(cell or unknown for cell, has in cells if has))
+    def of_replayed(cells: Iterable[str], unknown: str) -> dict[str, int]:
+        return dict(Counter(cell or unknown for cell, has in zip(cells, replayed.tolist(), strict=True) if has))
 
     return KernelTypeOverview(
         table.kernel_type,
         rows=len(table),
-        measured=int(replayed.sum()),
+        measured=int(own.sum()),
+        composed=int(table.compositions.sum()),
         captured=int(captured.sum()),
         failed=sum(failed),
         missing=int((~(replayed | captured)).sum()),
         noise=float(np.median(noise)) if len(noise) else None,
         noisy=sum(noisy),
-        quality=of_measured(QUALITY, _NOT_JUDGED),
-        cache=of_measured(CACHE_STATE, "not known"),
-        instrument=of_measured(INSTRUMENT, "not known"),
+        quality=of_replayed(qualities, _NOT_JUDGED),
+        cache=of_replayed(table.cells(CACHE_STATE), "not known"),
+        instrument=of_replayed(table.cells(INSTRUMENT), "not known"),
         status=dict(Counter(statuses)),
     )
 
@@ -251,35 +256,44 @@ def _page(found: Overview) -> Iterable[str]:
     if not found.kernel_types:
         yield "no kernel types: `opatlas ingest` or `opatlas shapes` adds rows"
         return
-    header = ("kernel type", "rows", "measured", "captured", "failed", "missing", "noise", "noisy")
-    rows = [_row(each) for each in found.kernel_types]
-    total = [f"{found.total(what):,}" for what in _NUMBERS]
+    numbers = _shown([found])
+    header = ("kernel type", *numbers, "noise", "noisy")
+    rows = [_row(each, numbers) for each in found.kernel_types]
+    total = [f"{found.total(what):,}" for what in numbers]
     noise = [each.noise for each in found.kernel_types if each.noise is not None]
     middle = _percent(median(noise) if noise else None)
     rows.append((pluralize(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
     yield from align_numbers([header, *rows])
     yield ""
     yield "noise: standard deviation / mean of a measured row, the median of all"
+    if _COMPOSED in numbers:
+        yield "composed: several torch operators were measured in place of the kernel"
     yield f"noisy: not quiet by its Quality; without one: noise over {NOISE_LIMIT * 100:.0f} %"
     yield "missing: no duration; failed rows are among them"
 
 
-def _row(each: KernelTypeOverview) -> tuple[str, ...]:
-    numbers = (getattr(each, what) for what in _NUMBERS)
+def _shown(databases: Iterable[Overview]) -> list[str]:
+    """Returns the numbers of a table of these databases: compositions only if there are some."""
+    composed = any(each.total(_COMPOSED) for each in databases)
+    return [what for what in _NUMBERS if composed or what != _COMPOSED]
+
+
+def _row(each: KernelTypeOverview, numbers: Iterable[str]) -> tuple[str, ...]:
     return (
         each.kernel_type,
-        *(f"{number:,}" if number else "" for number in numbers),
+        *(f"{number:,}" if (number := getattr(each, what)) else "" for what in numbers),
         _percent(each.noise),
         str(each.noisy or ""),
     )
 
 
 def _list(found: Sequence[Overview]) -> list[str]:
-    header = ("database", "rows", "measured", "captured", "missing", "newest")
+    shown = [what for what in _shown(found) if what != "failed"]
+    header = ("database", *shown, "newest")
     rows = [
         (
             str(Path(each.path).relative_to(ROOT)),
-            *(f"{each.total(what):,}" for what in ("rows", "measured", "captured", "missing")),
+            *(f"{each.total(what):,}" for what in shown),
             _age(each),
         )
         for each in found

@@ -1,4 +1,4 @@
-"""The quality of a row's samples: quiet, noisy, drifting, bimodal, throttled, or shorter than possible.
+"""The quality of a row's samples: quiet, noisy, drifting, bimodal, throttled, shorter than possible, of a composition.
 
 The verdict depends only on the samples and on what the device reported meanwhile. docs/measurement.md has the rules.
 """
@@ -83,6 +83,7 @@ class Quality(str, Enum):
     BIMODAL = "bimodal"  # two populations
     THROTTLED = "throttled"  # the device ran below its clock
     ABOVE_ROOFLINE = "above roofline"  # shorter than the device's peaks allow
+    COMPOSITION = "composition"  # of several operators of torch in place of the kernel
 
     def __str__(self) -> str:
         return self.value
@@ -97,8 +98,8 @@ class Quality(str, Enum):
 
     @property
     def is_warning(self) -> bool:
-        """Whether reports show the quality: it is neither quiet nor unknown."""
-        return self not in (Quality.QUIET, Quality.UNKNOWN)
+        """Whether reports count the samples as not quiet: they are enough, and not those of a composition."""
+        return self not in (Quality.QUIET, Quality.UNKNOWN, Quality.COMPOSITION)
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,23 @@ def is_noisy(quality: Quality | None, noise: float | None) -> bool:
     if quality is not None:
         return quality.is_warning
     return noise is not None and noise > NOISE_LIMIT
+
+
+def is_composition(quality: str, stand_in: str) -> bool:
+    """Returns whether a replayed duration is that of a composition, and no estimate of the kernel's own.
+
+    Args:
+        quality, stand_in: the cells of Quality and Stand-In. A row of an older OpAtlas has only Stand-In, or neither:
+            then the row does not tell.
+    """
+    return bool(stand_in.strip()) or Quality.from_cell(quality) is Quality.COMPOSITION
+
+
+def judge_composition(verdict: QualityVerdict) -> QualityVerdict:
+    """Returns the verdict on a composition with these samples: what the samples are is the reason."""
+    samples = "" if verdict.quality is Quality.QUIET else verdict.quality.value
+    reason = ": ".join(filter(None, (samples, verdict.reason)))
+    return QualityVerdict(Quality.COMPOSITION, reason, verdict.outliers)
 
 
 def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float | None = None) -> QualityVerdict:

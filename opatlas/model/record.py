@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.quality import QualityVerdict, Summary, judge, summarize
+from opatlas.model.quality import QualityVerdict, Summary, judge, judge_composition, summarize
 from opatlas.model.schema import (
     MESSAGE_BYTES,
     NUM_DEVICES,
@@ -118,7 +118,8 @@ class Measurement:
     @property
     def verdict(self) -> QualityVerdict:
         """The quality of the samples; computed at each access."""
-        return judge(self.samples_us, throttled=self.throttled, bound_us=self.bound_us)
+        verdict = judge(self.samples_us, throttled=self.throttled, bound_us=self.bound_us)
+        return judge_composition(verdict) if self.stand_in else verdict
 
     @property
     def summary(self) -> Summary:

@@ -91,11 +91,16 @@ class RowSummary:
         """The quality, if it needs a warning; "" otherwise."""
         return self.quality.value if self.quality.is_warning else ""
 
+    @property
+    def mark(self) -> str:
+        """The quality, if it needs a warning or is a composition; "" otherwise."""
+        return self.quality.value if self.quality is Quality.COMPOSITION else self.warning
+
     def text(self, width: int = 1_000) -> str:
         """Returns `601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`, without the last parts if `width` is too small."""
         share = "" if self.share is None else share_text(self.share)
         head = f"{microseconds_text(self.median_us)} {noise_text(self.noise)}".rstrip() + f" ({self.samples})"
-        head = " ".join(filter(None, (head, self.warning)))
+        head = " ".join(filter(None, (head, self.mark)))
         for tail in ((self.rate, share and f"{share} of peak"), (self.rate, share), (self.rate,)):
             text = " ".join(filter(None, (head, *tail)))
             if len(text) <= width:
@@ -106,7 +111,7 @@ class RowSummary:
         """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`, which CI shows."""
         parts = [microseconds_text(self.median_us), noise_text(self.noise), f"n={self.samples}", self.cache]
         parts = [" ".join(filter(None, (*parts, self.instrument)))]
-        parts += filter(None, [self.warning, self.rate])
+        parts += filter(None, [self.mark, self.rate])
         if self.share is not None:
             parts.append(f"{share_text(self.share)} of peak")
         if self.captured_us and self.ratio:
@@ -323,9 +328,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> l
 
 
 def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
-    """Yields lines with the numbers of rows that are not quiet; `cause` is what may have caused noise."""
+    """Yields lines on compositions and on rows that are not quiet; `cause` is what may have caused noise."""
     counts = Counter(row.quality for row in rows)
     all_rows = pluralize(len(rows), "row")
+    if composed := counts.pop(Quality.COMPOSITION, 0):
+        what = "a composition" if composed == 1 else "compositions"
+        yield (
+            f"{composed:,} of {all_rows} {_are(composed)} {what} of torch operators: "
+            "no estimate of the kernel's own duration"
+        )
     if noisy := counts.pop(Quality.NOISY, 0):
         why = f": {cause}" if cause else ""
         yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {100 * NOISE_LIMIT:.0f} %{why}"

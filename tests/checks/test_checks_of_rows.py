@@ -21,6 +21,7 @@ from opatlas.model.schema import (
     MICROBENCH_STD,
     QUALITY,
     RUN_ID,
+    STAND_IN,
     STATUS,
     STATUS_REASON,
 )
@@ -110,6 +111,11 @@ def test_a_duration_without_the_manifest_of_its_run_is_found(tmp_path: Path, run
 )
 def test_noisy_rows_are_found(tmp_path: Path, change: dict[str, str]) -> None:
     assert found_in(tmp_path, "noisy", change) == ["3: 9.00 us"]
+
+
+@pytest.mark.parametrize("composed", [{QUALITY: "composition"}, {QUALITY: "noisy", STAND_IN: "composition of 4"}])
+def test_a_composition_is_not_noisy(tmp_path: Path, composed: dict[str, str]) -> None:
+    assert not found_in(tmp_path, "noisy", {MICROBENCH_STD: "1.0", **composed})
 
 
 @pytest.mark.parametrize("quality", ["quiet", "unknown"])

@@ -75,6 +75,22 @@ def test_rows_are_counted_by_what_is_known_of_them(
     ]
 
 
+@pytest.mark.parametrize("composed", [{"Quality": "composition"}, {"Quality": "noisy", "Stand-In": "composition of 4"}])
+def test_compositions_are_not_among_the_measured_rows(
+    tmp_path: Path, composed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = Database(tmp_path / "database")
+    database.path.mkdir()
+    rows = [{"Stand-In": "", **measured(1, "0.1", "quiet")}, {**measured(2, "9"), **composed}]
+    write(database, [{**dict.fromkeys(rows[0], ""), **row} for row in rows])
+    (table,) = told(tmp_path, str(database.path))["kernel_types"]
+    numbers = {name: table[name] for name in ("rows", "measured", "composed", "missing", "noisy")}
+    assert numbers == {"rows": 2, "measured": 1, "composed": 1, "missing": 0, "noisy": 0}
+    assert table["noise"] == pytest.approx(0.01)
+    assert table["quality"] == {"quiet": 1, "composition": 1}
+    assert max(map(len, capsys.readouterr().out.splitlines()[1:])) <= 80
+
+
 @pytest.mark.filterwarnings("error")
 def test_zeros_that_stand_for_no_duration_are_no_noise(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")

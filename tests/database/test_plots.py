@@ -236,17 +236,21 @@ def test_bandwidth_is_of_kernels_that_stream(folder: Path) -> None:
     assert points["Add"][0] == BandwidthPoint(3 * 2 * 1024, pytest.approx(6144 / 2.5e-6 / 1e9))
 
 
-def test_stand_ins_are_in_no_roofline_and_no_bandwidth(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compositions_are_plotted_only_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = folder / "Add.csv"
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([f"{header},Stand-In", *(f"{row},composition of 2" for row in rows)]) + "\n")
-    assert {row.is_stand_in for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
+    assert {row.is_composition for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
     out = capsys.readouterr().out
-    assert "2 stand-ins" in out
+    assert "--kind compositions" in out
     assert numbers_by_line(out)["roofline.png"] == (2, 1)
     assert not (folder / "plots" / "bandwidth.png").exists()
+    asked = ["plot", str(folder), "--kind", "compositions", "--output", str(folder / "plots")]
+    assert main(asked) == 0
+    assert "--kind compositions" not in capsys.readouterr().out
+    assert (folder / "plots" / "bandwidth.png").exists()
 
 
 def test_agreement_of_few_rows_has_no_tenths() -> None:

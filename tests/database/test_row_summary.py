@@ -104,6 +104,16 @@ def test_a_stand_in_has_a_rate_and_no_share_of_a_peak() -> None:
     assert summarize_row(measured, H200).share is not None
     assert summarize_row(stands_in, H200).share is None
     assert summarize_row(stands_in, H200).rate
+    assert "composition" in summarize_row(stands_in, H200).line()
+    assert "composition" not in summarize_row(measured, H200).line()
+
+
+def test_compositions_are_not_counted_as_noisy() -> None:
+    noisy = record([10.0, 20.0, 40.0])
+    assert noisy.measurement is not None
+    composed = replace(noisy, measurement=replace(noisy.measurement, stand_in="composition of 4"))
+    (of_kernels,), (of_both,) = (summarize_types([summarize_row(each, H200)]) for each in (noisy, composed))
+    assert (of_kernels.not_quiet, of_both.not_quiet) == (1, 0)
 
 
 def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
@@ -177,7 +187,8 @@ def test_a_bar_in_a_cell_is_no_column_of_markdown() -> None:
 def test_noise_is_told_with_its_cause_and_other_qualities_are_counted() -> None:
     rows = [figures(quality=quality) for quality in Quality] + [figures(quality=Quality.NOISY)]
     cause = "load 4.2 on 2 cores"
-    noisy, too_few, others = quality_lines(rows, cause)
+    composed, noisy, too_few, others = quality_lines(rows, cause)
+    assert numbers_in(composed) == (1, len(rows))
     assert noisy.endswith(cause)
     assert numbers_in(noisy.removesuffix(cause)) == (2, len(rows), 10)
     assert numbers_in(too_few)[:3] == (1, len(rows), 3)

@@ -12,7 +12,7 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from opatlas.errors import CellError, TableError
-from opatlas.model.quality import valid_duration
+from opatlas.model.quality import is_composition, valid_duration
 from opatlas.model.roofline import Peak, tensor_bytes
 from opatlas.model.schema import (
     AVERAGE,
@@ -20,6 +20,8 @@ from opatlas.model.schema import (
     INPUT_SLOTS,
     MICROBENCH_MIN,
     MICROBENCH_STD,
+    QUALITY,
+    STAND_IN,
 )
 from opatlas.model.slots import parse_slots
 from opatlas.report.plots.figure import (
@@ -295,7 +297,7 @@ class ProductLine(NamedTuple):
 
 
 def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[ProductLine, list[ProductPoint]]:
-    """Returns the points of each line, by M; empty if no row has this weight (N, K).
+    """Returns the points of each line, by M; empty if no row has this weight (N, K). Leaves compositions out.
 
     Raises:
         TableError: the file is missing, not a compute CSV, or has a malformed shape.
@@ -304,6 +306,8 @@ def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> di
     table = Database(folder).read(kernel_type)
     for line, cells in enumerate(table.frame.to_dict("records"), start=2):
         average_us = valid_duration(cells.get(AVERAGE, ""))
+        if is_composition(cells.get(QUALITY, ""), cells.get(STAND_IN, "")):
+            continue
         shapes, dtypes, formats = (cells.get(column, "") for column in INPUT_SLOTS)
         try:
             slots = parse_slots(shapes, dtypes, formats, INPUT_SLOTS)

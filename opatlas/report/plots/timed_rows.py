@@ -11,7 +11,7 @@ from opatlas.capture.cases import read_ingests
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.gc_pause import gc_paused
-from opatlas.model.quality import Quality, is_noisy, valid_duration
+from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
@@ -43,7 +43,8 @@ class TimedRow:
         conditions: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
         device: the device of the replay, by the manifest of the run; "" if unknown.
         noisy: whether the samples of the replay are noisy, by quality or relative standard deviation.
-        is_stand_in: whether the replay timed a stand-in for the kernel (column Stand-In).
+        is_composition: whether the replay timed several operators of torch in place of the kernel, so that
+            `microbench_us` is no estimate of the kernel's own duration (columns Quality and Stand-In).
     """
 
     kernel_type: str
@@ -54,7 +55,7 @@ class TimedRow:
     conditions: str
     device: str = ""
     noisy: bool = False
-    is_stand_in: bool = False
+    is_composition: bool = False
 
     @property
     def duration_us(self) -> float:
@@ -114,11 +115,18 @@ def on_device(row: TimedRow, device: str) -> TimedRow | None:
     """Returns a row without the duration of a replay on another device; None if it has no other duration."""
     if row.microbench_us is None or not row.device or row.device == device:
         return row
-    return (
-        None
-        if row.profiling_us is None
-        else replace(row, microbench_us=None, conditions="", device="", noisy=False, is_stand_in=False)
-    )
+    return _without_replay(row)
+
+
+def without_composition(row: TimedRow) -> TimedRow | None:
+    """Returns a row without the duration of a composition; None if it has no other duration."""
+    return _without_replay(row) if row.is_composition else row
+
+
+def _without_replay(row: TimedRow) -> TimedRow | None:
+    if row.profiling_us is None:
+        return None
+    return replace(row, microbench_us=None, conditions="", device="", noisy=False, is_composition=False)
 
 
 def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
@@ -212,7 +220,7 @@ def _read_rows(
             conditions,
             device,
             noisy,
-            bool(microbench_us and stand_in),
+            microbench_us is not None and is_composition(quality, stand_in),
         )
     if unread:
         problems.append(f"{table.path}: {pluralize(unread, 'row')} left out: {example}; correct the cell")
