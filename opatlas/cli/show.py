@@ -40,6 +40,8 @@ from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
 from opatlas.text import align_numbers, pluralize, print_problems, show
 
 _COLUMNS = 80
+#: Room for the name of a kernel type; longer names get a line of their own.
+_LEAST_NAME = 12
 _DAY_S = 86400.0
 _COMPOSED = "composed"
 _NUMBERS = ("rows", "measured", _COMPOSED, "captured", "failed", "missing")
@@ -263,7 +265,7 @@ def _page(found: Overview) -> Iterable[str]:
     noise = [each.noise for each in found.kernel_types if each.noise is not None]
     middle = _percent(median(noise) if noise else None)
     rows.append((pluralize(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
-    yield from align_numbers([header, *rows])
+    yield from align_numbers([header, *rows], least=_LEAST_NAME)
     yield ""
     yield "noise: standard deviation / mean of a measured row, the median of all"
     if _COMPOSED in numbers:
