@@ -217,11 +217,12 @@ def compare_databases(
                 tables[each.name] = {}
         for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
             calls = {name: table.get(signature, NO_CALL) for name, table in tables.items()}
-            rows.append(_compare_row(kernel_type, signature, calls, chosen.name))
+            rows.append(compare_row(kernel_type, signature, calls, chosen.name))
     return DatabaseComparison(chosen, rivals, rows, with_compositions, problems)
 
 
-def _compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCall], baseline: str) -> RowComparison:
+def compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCall], baseline: str) -> RowComparison:
+    """Returns the comparison of a row; `calls` and `baseline` by the names of the databases."""
     ours = calls[baseline]
     pairs = {name: pair for name, call in calls.items() if name != baseline and (pair := compare_calls(ours, call))}
     excluded = {name for name, pair in pairs.items() if not pair.is_comparable}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from opatlas.compare.calls import MISSING
 from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.verdict import CallPair, PairVerdict
@@ -31,17 +32,17 @@ class _List:
 
 def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
     """Yields the lines for a terminal."""
-    yield f"baseline  {comparison.baseline.label}  ({comparison.baseline.path})"
-    for rival in comparison.rivals:
-        yield f"against   {rival.label}  ({rival.path})"
+    for database in (comparison.baseline, *comparison.rivals):
+        word = "baseline" if database is comparison.baseline else "against"
+        yield from (f"{word:8}  {database.label}", f"          {database.path}")
     yield ""
     yield wrap(f"fastest: {_fastest(comparison)}", indent=0)
     used: set[str] = set()
     for rival in comparison.rivals:
         yield from ("", f"{rival.label}: speed-up over {comparison.baseline.label}", "")
-        yield from align_numbers(_figures_table(comparison, rival), least=12)
+        yield from align_numbers(_figures_table(comparison, rival), least=8)
         yield ""
-        yield wrap(_verdicts(comparison.total(rival.name)), indent=0)
+        yield wrap(_verdicts(comparison, rival), indent=0)
         for each in _lists(comparison, rival):
             header = (each.title, "baseline", "rival", "speed-up", "")
             cells = []
@@ -74,7 +75,7 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
         yield from ("", f"<details><summary>{_escape(rival.label)}</summary>", "")
         header, *rows = _figures_table(comparison, rival)
         yield from markdown_table([title or "rows" for title in header], rows)
-        yield from ("", _verdicts(comparison.total(rival.name)))
+        yield from ("", _escape(_verdicts(comparison, rival)))
         for each in _lists(comparison, rival):
             cells = []
             for row, pair in each.rows[:_ROWS_SHOWN]:
@@ -103,22 +104,22 @@ def _figures(figures: RivalFigures) -> tuple[str, ...]:
         *(f"{count:,}" if count else "" for count in counts),
         _mean(figures.covered),
         _mean(figures.deployed),
-        "/".join("-" if share is None else f"{share * 100:.0f}" for share in shares) + " %",
+        "/".join("-" if share is None else f"{share * 100:.0f}" for share in shares),
     )
 
 
 def _figures_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
-    """Returns the table of kernel types, without the columns in which all cells are empty."""
+    """Returns the table of kernel types, without the missing rows and the columns in which all cells are empty."""
     total = comparison.total(rival.name)
     rows = [(each.kernel_type, *_figures(each)) for each in comparison.figures(rival.name)]
     rows.append(("all rows", *_figures(total)))
     short = ("kernel type", *(_SHORT.get(title, title) for title in _TITLES))
-    used = [column for column in range(len(short)) if any(row[column] for row in rows)]
+    used = [column for column, title in enumerate(short) if title != "missing" and any(row[column] for row in rows)]
     return [tuple(row[column] for column in used) for row in (short, *rows)]
 
 
 #: Titles that leave room for names in 80 columns.
-_SHORT = {"measured": "meas.", "unsupported": "uns.", "crashed": "crash", "missing": "miss."}
+_SHORT = {"measured": "meas.", "unsupported": "uns.", "crashed": "crash"}
 
 
 def _lists(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterator[_List]:
@@ -146,6 +147,8 @@ def _marks(comparison: DatabaseComparison, rival: ComparedDatabase, row: RowComp
 def _reasons(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterator[str]:
     """Yields the most frequent reasons of rows that the rival ran in vain, and their numbers."""
     calls = [row.calls[rival.name] for row in comparison.rows]
+    if missing := sum(call.status == MISSING for call in calls):
+        yield f"{missing:,} missing: no such row, or it never ran"
     reasons = Counter((call.status, call.reason) for call in calls if Status.from_cell(call.status))
     of_losses = [(each, count) for each, count in reasons.most_common() if each[0] != Status.MEASURED.value]
     for (status, reason), count in of_losses[:_REASONS_SHOWN]:
@@ -154,11 +157,14 @@ def _reasons(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterato
         yield f"{pluralize(more, 'row')} for other reasons"
 
 
-def _verdicts(total: RivalFigures) -> str:
-    counts = [
-        f"{total.verdicts[verdict.value]:,} {verdict}" for verdict in PairVerdict if verdict.value in total.verdicts
-    ]
-    return f"rows that both measured: {', '.join(counts) or 'none'}"
+def _verdicts(comparison: DatabaseComparison, rival: ComparedDatabase) -> str:
+    """Returns the numbers of rows by verdict, with the most frequent difference of those that do not compare."""
+    pairs = [pair for row in comparison.rows if (pair := row.pairs.get(rival.name))]
+    counts = Counter(pair.verdict for pair in pairs)
+    texts = [f"{counts[verdict]:,} {verdict}" for verdict in PairVerdict if counts[verdict]]
+    differences = Counter(pair.reason for pair in pairs if not pair.is_comparable)
+    texts += [f"of which {count:,} by {difference}" for difference, count in differences.most_common(1)]
+    return f"rows that both measured: {', '.join(texts) or 'none'}"
 
 
 def _fastest(comparison: DatabaseComparison) -> str:
@@ -177,7 +183,7 @@ def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
         yield f"{one} of {pluralize(len(names), 'kernel type')} ({pluralize(rows, 'row')}): {', '.join(names)}"
     yield "covered: geometric mean of the speed-ups of rows that both measured"
     yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
-    yield f"{_FAST_TITLE}: share of all rows in which the rival is right and at least so fast"
+    yield f"{_FAST_TITLE}: percent of all rows in which the rival is right and at least so fast"
     if not comparison.with_compositions:
         left_out = max((comparison.total(each.name).compositions for each in comparison.rivals), default=0)
         if left_out:

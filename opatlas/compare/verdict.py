@@ -78,7 +78,7 @@ def _verdict(baseline: ComparedCall, rival: ComparedCall, difference: float, mar
         ("instrument", baseline.instrument, rival.instrument),
     ):
         if ours != theirs:
-            return PairVerdict.NOT_COMPARABLE, f"{what}: {ours or 'not known'} and {theirs or 'not known'}"
+            return PairVerdict.NOT_COMPARABLE, f"{what} ({ours or 'not known'}, {theirs or 'not known'})"
     for who, call in (("the baseline", baseline), ("the rival", rival)):
         noisy = f"noise of {call.noise:.0%}" if call.noise is not None and call.noise > _MOST_NOISE else ""
         if why := call.unsteady or noisy:

@@ -90,6 +90,26 @@ def test_the_implementations_of_a_base(
         assert max(map(len, plain.splitlines())) <= 80
 
 
+def test_many_rows_and_long_names_fit_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    statuses = ("unsupported", "failed", "crashed", "skipped", "measured")
+    names = ("FusedInferAttentionScore", "MoeGatingTopK", "hcom" * 40)
+    ours = {name: [measured(size, 12345.6) for size in range(3000)] for name in names}
+    theirs = {
+        name: [
+            measured(size, 1e6 if size % 2 else 0.001) if status == "measured" else lost(size, status, "why " * 40)
+            for size in range(3000)
+            for status in [statuses[size % 5]]
+        ]
+        for name in names
+    }
+    folders = [write_tables(tmp_path / "a", ours), write_tables(tmp_path / "b", theirs)]
+    status, out, _ = run(capsys, *folders)
+    assert status == 0
+    tables = [line for line in out.splitlines() if str(tmp_path) not in line and names[2] not in line]
+    assert max(map(len, tables)) <= 80
+    assert sum(line.startswith("Fused") for line in tables) > 2
+
+
 def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, base)
     assert found["baseline"] == {"name": "torch", "version": "", "path": str(base)}

@@ -1,0 +1,93 @@
+"""The figures of a rival, for any rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opatlas.compare.calls import MISSING, NO_CALL, ComparedCall
+from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, compare_row
+from opatlas.compare.databases import ComparedDatabase
+from opatlas.model.schema import Status
+
+calls = st.one_of(
+    st.builds(
+        ComparedCall,
+        status=st.just("measured"),
+        sum_us=st.floats(0.1, 1e6),
+        noise=st.floats(0, 0.3),
+        samples=st.integers(1, 50),
+        cache_state=st.sampled_from(["cold", "warm"]),
+        stand_in=st.sampled_from(["", "composition of 2 torch operators (pow, mean)"]),
+    ),
+    st.builds(ComparedCall, status=st.sampled_from([MISSING, *(each.value for each in Status if each != "measured")])),
+)
+pairs_of_calls = st.lists(st.tuples(calls, calls), max_size=12)
+
+
+def comparison_of(rows: list[tuple[ComparedCall, ComparedCall]], *, compositions: bool = False) -> DatabaseComparison:
+    one, other = (ComparedDatabase(name, Path(name)) for name in ("a", "b"))
+    compared = [
+        compare_row("Sort", f"{number},1|BF16||{number},1|BF16", {"a": ours, "b": theirs}, "a")
+        for number, (ours, theirs) in enumerate(rows)
+    ]
+    return DatabaseComparison(one, [other], compared, compositions)
+
+
+def figures_of(rows: list[tuple[ComparedCall, ComparedCall]], *, compositions: bool = False) -> RivalFigures:
+    return comparison_of(rows, compositions=compositions).total("b")
+
+
+@given(pairs_of_calls, st.booleans())
+def test_every_row_counts_once(rows: list[tuple[ComparedCall, ComparedCall]], compositions: bool) -> None:
+    found = figures_of(rows, compositions=compositions)
+    assert found.rows == len(rows)
+    assert found.measured + found.unsupported + found.wrong + found.crashed + found.missing == len(rows)
+    assert found.covered_rows <= sum(found.verdicts.values()) <= found.measured
+    assert found.covered_rows <= found.deployed_rows <= len(rows)
+
+
+@given(pairs_of_calls)
+def test_a_dispatcher_is_between_the_rival_and_the_baseline(rows: list[tuple[ComparedCall, ComparedCall]]) -> None:
+    found = figures_of(rows)
+    assert (found.covered is None) == (found.covered_rows == 0)
+    assert (found.deployed is None) == (found.deployed_rows == 0)
+    if found.deployed is not None:
+        low, high = sorted((1.0, 1.0 if found.covered is None else found.covered))
+        assert low * (1 - 1e-9) <= found.deployed <= high * (1 + 1e-9)
+
+
+@given(pairs_of_calls)
+def test_a_larger_speed_up_has_no_more_rows(rows: list[tuple[ComparedCall, ComparedCall]]) -> None:
+    shares = [figures_of(rows).fast[p] for p in FAST]
+    if not rows:
+        assert shares == [None, None, None]
+        return
+    known = [share for share in shares if share is not None]
+    assert 1 >= known[0] >= known[1] >= known[2] >= 0
+
+
+@given(pairs_of_calls)
+def test_the_means_leave_compositions_of_the_baseline_out(rows: list[tuple[ComparedCall, ComparedCall]]) -> None:
+    kernels = [(ours, theirs) for ours, theirs in rows if not ours.stand_in]
+    without, alone = figures_of(rows), figures_of(kernels)
+    assert (without.covered, without.deployed) == (alone.covered, alone.deployed)
+    assert figures_of(rows, compositions=True).deployed_rows == sum(ours.sum_us is not None for ours, _ in rows)
+
+
+@given(calls, calls)
+def test_the_fastest_compares_with_the_baseline(ours: ComparedCall, theirs: ComparedCall) -> None:
+    (row,) = comparison_of([(ours, theirs)]).rows
+    if ours.sum_us is None or theirs.sum_us is None:
+        assert row.fastest == ("a" if ours.sum_us is not None else "b" if theirs.sum_us is not None else "")
+    elif ours.cache_state != theirs.cache_state:
+        assert row.fastest == "a"
+    else:
+        assert row.fastest == ("a" if ours.sum_us <= theirs.sum_us else "b")
+
+
+def test_a_row_of_the_rival_alone_counts_in_no_mean() -> None:
+    found = figures_of([(NO_CALL, ComparedCall("measured", sum_us=1.0))])
+    assert (found.rows, found.measured, found.covered, found.deployed) == (1, 1, None, None)
