@@ -7,15 +7,19 @@ from opatlas.engine.inputs.operands import (
     LARGEST,
     bias,
     expect_int8,
+    expect_real_product,
+    is_fp8,
     scale_range,
 )
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.model.slots import FP8
 
 from . import formulas
 from .implementations import torch as impl
 
+_QUANTIZED = FP8 | {"INT8"}
 #: A permutation does not record the number of experts.
 _ASSUMED_EXPERTS = 64
 
@@ -113,9 +117,12 @@ def test_grouped_matmul(row, replay):
             "a row without it is a whole mixture of experts, which launches several kernels",
             "restore the slot from the capture, or record the row under the types of these kernels",
         )
-    quantized = row.input_slots[0].dtype == "INT8"
-    if quantized != (row.input_slots[1].dtype == "INT8"):
+    # INT8 or FP8, with scales for each row and each column; rows do not have scales of blocks.
+    quantized = row.input_slots[0].dtype in _QUANTIZED
+    if quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
+    if quantized and is_fp8(row, 0, 1):
+        expect_real_product(row, 2 if row.has(2) else None)
     row.expect_shapes({2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
     whole = LARGEST if quantized else None
     weight = row.matrices(1, rank=3, largest=whole)

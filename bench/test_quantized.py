@@ -5,12 +5,14 @@ from __future__ import annotations
 from opatlas.engine.inputs.operands import (
     LARGEST,
     bias,
-    expect_int8,
+    expect_real_product,
     factors,
+    is_fp8,
     scale_range,
 )
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
+from opatlas.model.slots import FP8
 
 from . import formulas
 from .implementations import torch as impl
@@ -18,9 +20,12 @@ from .implementations import torch as impl
 
 @replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")
 def test_quant_matmul(row, replay):
-    """Reads the slots x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`."""
+    """Reads the slots x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`.
+
+    x1 and x2 are INT8 or FP8. FP8 has a scale for each token and each column; rows do not have scales of blocks.
+    """
     row.expect_inputs(2, 3, 4, 5, 6)
-    expect_int8(row, 0, 1)
+    fp8 = is_fp8(row, 0, 1)
     rank = 2 if len(row.shape(0)) == 2 else None
     a, b = row.matrices(0, largest=LARGEST), row.matrices(1, rank=rank, largest=LARGEST)
     x1, x2 = factors(row, a, b, transposed_b_first=False)
@@ -31,19 +36,21 @@ def test_quant_matmul(row, replay):
     else:
         row.assume("no scale slot: the scale is ones")
         scale = row.ones(n)
+    slots = _added(row, m, n, fp8)
+    if fp8:
+        expect_real_product(row, slots.get("bias"))
     ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5)}
     added = {
-        name: bias(row, slot, k) if name == "bias" else row.tensor(slot, *ranges[name])
-        for name, slot in _added(row, m, n).items()
+        name: bias(row, slot, k) if name == "bias" else row.tensor(slot, *ranges[name]) for name, slot in slots.items()
     }
     replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
 
 
-def _added(row, m, n):
+def _added(row, m, n, fp8):
     """Returns the slots of bias, offset and scale per token by argument.
 
     A row of up to four slots lacks absent slots: dtype and size tell what the fourth slot is. A longer row has the
-    order of the kernel.
+    order of the kernel. An offset is added to INT8 results, so products in FP8 have none.
     """
     if len(row.input_slots) > 4:
         added = {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
@@ -51,15 +58,17 @@ def _added(row, m, n):
             # A bias may have the axes of a batch before its own axis.
             shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [(m,)]}
             row.expect_shape(slot, *shapes[name], what=f"the {name.replace('_', ' ')}")
+        if fp8 and "offset" in added:
+            raise row.refuse(INPUT_SHAPES, "slot 3 is an offset, which products in FP8 do not have", "remove it")
         return added
     if not row.has(3):
         return {}
     shape, dtype = row.shape(3), row.input_slots[3].dtype
     if dtype == "FLOAT" and shape == (m,):
         return {"pertoken_scale": 3}
-    if dtype == "FLOAT" and shape in ((1,), (n,)):
+    if dtype == "FLOAT" and shape in ((1,), (n,)) and not fp8:
         return {"offset": 3}
-    if dtype in ("INT32", "BF16", "FLOAT16") and shape[-1:] == (n,):
+    if dtype in ("INT32", "BF16", "FLOAT16", "FLOAT") and shape[-1:] == (n,):
         return {"bias": 3}
     raise row.refuse(
         INPUT_SHAPES,
@@ -102,8 +111,11 @@ def test_dynamic_quant(row, replay):
     if len(row.input_slots) == 2:
         row.expect_shape(1, x.shape[-1:], (1,), what="the smooth scales")
         smooth = {"smooth_scales": row.tensor(1, 0.5, 1.5)}
-    if row.output_slots and row.output_slots[0].dtype == "INT4":
+    name = row.output_slots[0].dtype if row.output_slots else ""
+    if name == "INT4":
         smooth["dst_type"] = impl.quantized_dtype("INT4")
+    elif name in FP8:
+        smooth["dst_type"] = row.output_dtype()
     replay(impl.dynamic_quant, x, **smooth, expected=formulas.dynamic_quant)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from opatlas.engine.formula import (
     each,
+    elements,
     per_element,
     per_row,
     to_float64,
@@ -17,7 +18,7 @@ from opatlas.engine.formula import (
 from opatlas.engine.result_check import Picks, Rounded
 
 from .activation import gate_halves
-from .quantized import dequantize
+from .quantized import FP8, dequantize, sum_of_products
 
 At = tuple[torch.Tensor, ...]
 
@@ -122,13 +123,12 @@ def grouped_matmul(
     """
     i, j = at
     e = torch.searchsorted(group_list, i, right=True)
-    rows, columns = x[0][i], weight[0].mT[e, j]
+    rows, columns = elements(x[0], (i,)), elements(weight[0].mT, (e, j))
     scale_of, bias_of = (None if values is None else values[0][e, j] for values in (scale, bias))
-    if rows.is_floating_point():
-        total = (to_float64(rows) * to_float64(columns)).sum(dim=-1)
+    total = sum_of_products(rows, columns)
+    if rows.is_floating_point() and rows.dtype not in FP8:
         return total if bias_of is None else total + to_float64(bias_of)
     token = None if per_token_scale is None else per_token_scale[0][i]
-    total = (rows.long() * columns.long()).sum(dim=-1)
     return dequantize(total, scale_of, None, token, bias_of, output_dtype or x[0].dtype)
 
 

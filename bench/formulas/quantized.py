@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import per_element, per_row, to_float64
+from opatlas.engine.formula import elements, per_element, per_row, to_float64
 from opatlas.engine.result_check import Rounded
 
 from .matmul import batch_places
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 At = tuple[torch.Tensor, ...]
 
 _LIMITS = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
+_LIMITS |= {dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype in FP8}
 
 
 def _common_length(x1: torch.Tensor, *_: Any, **__: Any) -> int:
@@ -32,12 +35,19 @@ def quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor | Rounded:
-    """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
+    """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], of INT8 or FP8."""
     *batch, i, j = at
     of_row, of_column = (*batch_places(batch, x1), i), (*batch_places(batch, x2), j)
-    total = (x1[of_row].long() * x2.mT[of_column].long()).sum(dim=-1)
+    total = sum_of_products(elements(x1, of_row), elements(x2.mT, of_column))
     token = None if pertoken_scale is None else pertoken_scale[i]
     return dequantize(total, _elements(scale, j), _elements(offset, j), token, _elements(bias, j), output_dtype)
+
+
+def sum_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Returns the sums of products along the last axis: INT64 of integers, float64 of FP8."""
+    if a.is_floating_point():
+        return (to_float64(a) * to_float64(b)).sum(dim=-1)
+    return (a.long() * b.long()).sum(dim=-1)
 
 
 def dequantize(
@@ -50,7 +60,8 @@ def dequantize(
 ) -> torch.Tensor | Rounded:
     """Returns (total + bias) scale token + offset for an INT32 bias, and total scale token + bias for a real bias.
 
-    The arguments are cut to the sampled elements. An INT32 result is total + bias. Source: formulas 2-1, 2-2, 3-1 and
+    The arguments are cut to the sampled elements. An INT32 result is total + bias. INT8 and FP8 results are cut to the
+    range of their dtype. Source: formulas 2-1, 2-2, 3-1 and
     3-2 of torch_npu.npu_grouped_matmul, which hold for npu_quant_matmul too.
     """
     if bias is not None and not bias.is_floating_point():
@@ -64,7 +75,9 @@ def dequantize(
         result = result + to_float64(bias)
     if offset is not None:
         result = result + to_float64(offset)
-    return Rounded(result.clamp(-128, 127)) if dtype is torch.int8 else result
+    if dtype in _LIMITS:
+        result = result.clamp(*_LIMITS[dtype])
+    return Rounded(result) if dtype is torch.int8 else result
 
 
 @per_row("input")
@@ -90,7 +103,10 @@ def dynamic_quant(
     smooth_scales: torch.Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[Rounded, torch.Tensor]:
-    """Computes scale = max |x| / 127, y = round(x / scale); 7 in place of 127 for four bits (aclnnDynamicQuant)."""
+    """Computes scale = max |x| / 127, y = round(x / scale).
+
+    In place of 127: 7 for four bits, 448 for FP8 in E4M3, and 57,344 in E5M2 (aclnnDynamicQuant).
+    """
     return _quantize_rows(input, smooth_scales, dst_type)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 #: x; weight; bias; scale; offset; two of weights alone in integers; group_list; scale per token.
 QUANTIZED_GROUPS = "INT8;INT8;DT_UNDEFINED;FLOAT;DT_UNDEFINED;DT_UNDEFINED;DT_UNDEFINED;INT64;FLOAT"
+FP8_GROUPS = QUANTIZED_GROUPS.replace("INT8", "FLOAT8_E4M3FN")
 #: x; two weights; experts; two scales; the experts' weights.
 LAYER = "DT_BF16;DT_BF16;DT_BF16;INT32;FLOAT;FLOAT;FLOAT"
 LAYER_INT8 = "DT_BF16;INT8;INT8;INT32;FLOAT;FLOAT;FLOAT"
@@ -46,6 +47,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "19,48;5,48,40;5,40;;;;;5 | FLOAT16;FLOAT16;FLOAT16;;;;;INT64 -> 19,40 | FLOAT16",
         "19,48;5,5,3,16,16;;;;;;5 | DT_BF16;DT_BF16;;;;;;INT64 -> 19,80 | DT_BF16",
         "19,48;5,48,40;;;;;;5 | INT8;INT8;;;;;;INT64 -> 19,40 | DT_BF16",
+        f"19,96;5,3,6,16,32;;5,96;;;;5;19 | {FP8_GROUPS} -> 19,96 | DT_BF16",
+        f"3,96;5,64,96;;5,64;;;;5;3 | {FP8_GROUPS} -> 3,64 | FLOAT16",
+        "19,48;5,48,40;5,40;5,40;;;;5 | FLOAT8_E5M2;FLOAT8_E4M3FN;FLOAT;FLOAT;;;;INT64 -> 19,40 | DT_BF16",
     ),
     "GroupedMatmulSwigluQuant": (
         "19,96;5,4,6,16,32;5,128;19;5 | INT8;INT8;FLOAT;FLOAT;INT64 -> 19,64;19 | INT8;FLOAT",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 INT8 = "INT8;INT8"
+E4M3 = "FLOAT8_E4M3FN;FLOAT8_E4M3FN"
+E5M2 = "FLOAT8_E5M2;FLOAT8_E4M3FN"
 QUANTIZE = (
     "6,72;72;72 | DT_BF16;DT_BF16;DT_BF16 -> 6,72 | INT8",
     "1,1536;1536;1536 | DT_BF16;DT_BF16;DT_BF16 -> 1,1536 | INT8",
@@ -17,6 +19,8 @@ DYNAMIC = (
     "1,7168 | DT_BF16 -> 1,7168;1 | INT8;FLOAT",
     "3,5,33;33 | FLOAT16;FLOAT16 -> 3,5,33;3,5 | INT8;FLOAT",
     "4,64 | DT_BF16 -> 4,64;4 | INT4;FLOAT",
+    "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_E4M3FN;FLOAT",
+    "3,5,33;33 | FLOAT16;FLOAT16 -> 3,5,33;3,5 | FLOAT8_E5M2;FLOAT",
 )
 ADD_RMS_NORM = (
     "6,72;6,72;72;72;72 | FLOAT;FLOAT;FLOAT;FLOAT;FLOAT -> 6,72;6,72;6,72;6;6 | INT8;INT8;FLOAT;FLOAT;FLOAT",
@@ -43,6 +47,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"5,40;40,72;72;;72;5 | {INT8};FLOAT;;FLOAT16;FLOAT -> 5,72 | FLOAT16",
         f"5,40;40,72;72;;72;5 | {INT8};FLOAT;;INT32;FLOAT -> 5,72 | DT_BF16",
         f"2,5,40;2,40,72;72 | {INT8};FLOAT -> 2,5,72 | DT_BF16",
+        # FP8: scales per token and per column, one scale, a bias, results in FP8.
+        f"9,96;2,6,16,32;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16",
+        f"9,96;64,96;64;9 | {E5M2};FLOAT;FLOAT -> 9,64 | DT_BF16",
+        f"9,96;96,64;1 | {E4M3};FLOAT -> 9,64 | FLOAT16",
+        f"9,96;96,64;64;64 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16",
+        f"9,96;96,64;64;;64;9 | {E4M3};FLOAT;;DT_BF16;FLOAT -> 9,64 | DT_BF16",
+        f"9,96;96,64;64 | {E4M3};INT64 -> 9,64 | FLOAT8_E4M3FN",
+        f"2,5,40;2,40,72;72 | {E4M3};FLOAT -> 2,5,72 | FLOAT",
     ),
     "AscendQuantV2": QUANTIZE,
     "AscendQuantV2Aicore": QUANTIZE[:1],

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from opatlas.bench.implementations import torch as impl
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from sample_rows_moe import FP8_GROUPS
+from sample_rows_quantized import E4M3
 
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, Status
 
 DTYPES = {"FLOAT8_E4M3FN": torch.float8_e4m3fn, "FLOAT8_E5M2": torch.float8_e5m2}
 
@@ -32,3 +36,107 @@ def test_large_tensors_are_drawn_in_pieces(monkeypatch):
     numbers = input_row("7,93", "FLOAT8_E4M3FN").tensor(0).float()
     assert numbers.shape == (7, 93)
     assert not torch.equal(numbers.flatten()[:100], numbers.flatten()[100:200])
+
+
+PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
+GROUPED = f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | DT_BF16"
+DYNAMIC = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_E4M3FN;FLOAT"
+DYNAMIC_E5M2 = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_E5M2;FLOAT"
+
+
+def quantized_with(largest, dtype, scale_of=None):
+    """Returns DynamicQuant with another largest number, or scales that `scale_of` makes of the right ones."""
+
+    def dynamic_quant(x, *, dst_type):
+        scale = x.float().abs().amax(-1, keepdim=True) / largest
+        scale = scale if scale_of is None else scale_of(scale)
+        return (x.float() / scale).to(dtype).to(dst_type), scale.squeeze(-1)
+
+    return dynamic_quant
+
+
+def truncated(x, *, dst_type):
+    """Cuts the last bits of E4M3 off rather than rounding."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    wide = x.float() / scale
+    return ((wide.view(torch.int32) >> 20) << 20).view(torch.float32).to(dst_type), scale.squeeze(-1)
+
+
+def product_with(change):
+    right = impl.quant_matmul
+    return lambda x1, x2, scale, **given: right(*change(x1, x2, scale, given), **given)
+
+
+def without_token_scale(x1, x2, scale, *, pertoken_scale, output_dtype):
+    return impl.quantized.quant_matmul(x1, x2, scale, output_dtype=output_dtype)
+
+
+def reread(x, dtype):
+    """Takes the bits of numbers for those of another dtype."""
+    return x.view(dtype)
+
+
+MISTAKES = {
+    "no scale per token": ("quant_matmul", PRODUCT, without_token_scale),
+    "one scale for all columns": ("quant_matmul", PRODUCT, product_with(lambda a, b, s, _: (a, b, s[:1].expand(64)))),
+    "E5M2 for E4M3": ("quant_matmul", PRODUCT, product_with(lambda a, b, s, _: (reread(a, torch.float8_e5m2), b, s))),
+    "last terms left out": ("quant_matmul", PRODUCT, product_with(lambda a, b, s, _: (a[:, :-4], b[:-4], s))),
+    "a group's own scales for all": (
+        "grouped_matmul",
+        GROUPED,
+        lambda x, w, *, scale, **how: impl.moe.grouped_matmul(x, w, scale=[scale[0][:1].expand(5, 64)], **how),
+    ),
+    "no scale per row": (
+        "grouped_matmul",
+        GROUPED,
+        lambda x, w, *, per_token_scale, **how: impl.moe.grouped_matmul(x, w, **how),
+    ),
+    "groups begin a row late": (
+        "grouped_matmul",
+        GROUPED,
+        lambda x, w, *, group_list, **how: impl.moe.grouped_matmul(
+            x, w, group_list=(group_list + 1).clamp(max=19), **how
+        ),
+    ),
+    "the range of E4M3FNUZ": ("dynamic_quant", DYNAMIC, quantized_with(240, torch.float8_e4m3fn)),
+    "the range of E4M3 for E5M2": ("dynamic_quant", DYNAMIC_E5M2, quantized_with(448, torch.float8_e5m2)),
+    "two bits of three": ("dynamic_quant", DYNAMIC, quantized_with(448, torch.float8_e5m2)),
+    "scales as powers of two": (
+        "dynamic_quant",
+        DYNAMIC,
+        quantized_with(448, torch.float8_e4m3fn, lambda scale: scale.log2().ceil().exp2()),
+    ),
+    "truncated": ("dynamic_quant", DYNAMIC, truncated),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_a_kernel_is_caught(monkeypatch, mistake):
+    name, row, wrong = MISTAKES[mistake]
+    kernel_type = {"quant_matmul": "QuantBatchMatmulV3", "grouped_matmul": "GroupedMatmul"}.get(name, "DynamicQuant")
+    assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, row)
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row", "column"),
+    [
+        ("QuantBatchMatmulV3", f"9,96;96,64;64;64 | {E4M3};FLOAT;INT32 -> 9,64 | DT_BF16", INPUT_DTYPES),
+        ("QuantBatchMatmulV3", f"9,96;96,64;64;64;;9 | {E4M3};FLOAT;FLOAT;;FLOAT -> 9,64 | DT_BF16", INPUT_SHAPES),
+        ("QuantBatchMatmulV3", f"9,96;96,64;64 | {E4M3};FLOAT -> 9,64 | INT8", OUTPUT_DTYPES),
+        ("GroupedMatmul", f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | INT32", OUTPUT_DTYPES),
+    ],
+)
+def test_integers_have_no_place_in_a_product_in_fp8(kernel_type, row, column):
+    assert_refused(kernel_type, row, column)
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row"),
+    [
+        ("QuantBatchMatmulV3", "9,96;96,64;64 | FLOAT8_E4M3FN;INT8;FLOAT -> 9,64 | DT_BF16"),
+        ("GroupedMatmul", "19,48;5,48,40;;;;;;5 | INT8;FLOAT8_E4M3FN;;;;;;INT64 -> 19,40 | DT_BF16"),
+        ("GroupedMatmul", "19,48;5,48,40;;;;;;5 | DT_BF16;FLOAT8_E4M3FN;;;;;;INT64 -> 19,40 | DT_BF16"),
+    ],
+)
+def test_operands_of_two_kinds_are_unsupported(kernel_type, row):
+    assert replay_row(kernel_type, row).status is Status.UNSUPPORTED

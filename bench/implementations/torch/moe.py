@@ -10,6 +10,7 @@ from torch.nn import functional
 from opatlas import Prepared
 
 from .activation import swiglu
+from .fp8 import FP8, scaled_groups
 from .matmul import linear
 from .preparing import may_prepare
 from .quantized import dequantize, dynamic_quant, integer_matmul
@@ -95,15 +96,24 @@ def grouped_matmul(
     if not bias and dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
         ends = group_list.to(torch.int32)
         return Prepared(lambda: [grouped(rows, matrices, offs=ends)], converted=("ends of groups to int32",))
+    if rows.dtype in FP8 and not bias:
+        converted: list[str] = []
+        scale_of, token = (given[0] if given else None for given in (scale, per_token_scale))
+        product = scaled_groups(rows, matrices, scale_of, token, group_list, dtype, converted)
+        if product is not None:
+            return Prepared(lambda: [product()], converted=converted) if may_prepare(rows) else [product()]
     result = torch.empty(len(rows), matrices.shape[-1], dtype=dtype, device=rows.device)
     for group, own in groups_of(group_list):
         bias_of = bias[0][group] if bias else None
-        if rows.is_floating_point():
+        if rows.is_floating_point() and rows.dtype not in FP8:
             result[own] = linear(rows[own], matrices[group].mT, bias_of)
             continue
         scale_of, token = scale[0][group] if scale else None, per_token_scale[0][own] if per_token_scale else None
-        product = integer_matmul(rows[own], matrices[group])
-        result[own] = dequantize(product, scale_of, None, token, bias_of, dtype)
+        if rows.dtype in FP8:
+            sums = torch.matmul(rows[own].float(), matrices[group].float())
+        else:
+            sums = integer_matmul(rows[own], matrices[group])
+        result[own] = dequantize(sums, scale_of, None, token, bias_of, dtype)
     return [result]
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
+from .fp8 import FP8, scaled_product
 from .preparing import may_prepare
 
 #: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.
@@ -19,6 +20,7 @@ _FEW_ROWS = 8
 _MOST_ROWS_WITHOUT_CUBLAS = 16
 
 _RANGES = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
+_RANGES |= {dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype in FP8}
 
 
 def quantized_dtype(name: str) -> torch.dtype:
@@ -67,9 +69,10 @@ def quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor | Prepared:
-    """Maps INT8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
+    """Maps INT8 or FP8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
 
-    On a GPU a few rows are padded in set-up, because cuBLAS takes no fewer.
+    On a GPU a few rows of INT8 are padded in set-up, because cuBLAS takes no fewer. FP8 is one kernel where torch and
+    the GPU have one, else a product in float32.
 
     Args:
         scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it.
@@ -77,6 +80,13 @@ def quant_matmul(
         pertoken_scale: (M).
         bias: (N); INT32 is added before the scales, real numbers after them.
     """
+    if x1.dtype in FP8:
+        converted: list[str] = []
+        product = scaled_product(x1, x2, scale, pertoken_scale, bias, output_dtype, converted)
+        if product is None:
+            sums = torch.matmul(x1.float(), x2.float())
+            return dequantize(sums, scale, offset, pertoken_scale, bias, output_dtype)
+        return Prepared(product, converted=converted) if may_prepare(x1) else product()
     rows = x1.shape[0]
     if (
         may_prepare(x1)
@@ -100,7 +110,7 @@ def dequantize(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns the result of a quantized product from its INT32 sums (..., M, N), which are overwritten."""
+    """Returns the result of a quantized product from its sums (..., M, N), INT32 or float32, which are overwritten."""
     if bias is not None and not bias.is_floating_point():
         product.add_(bias)
     if dtype is torch.int32:
@@ -109,7 +119,7 @@ def dequantize(
     if scale is not None and not scale.is_floating_point():
         # The lower half of a packed scale is the scale in float32.
         scale = scale.view(torch.float32)[..., ::2]
-    if scale is not None and offset is None and dtype.is_floating_point and may_prepare(product):
+    if scale is not None and offset is None and dtype not in _RANGES and may_prepare(product):
         return _dequantize_on_gpu(product, scale, pertoken_scale, bias, dtype)
     result = product.float()
     if scale is not None:
@@ -120,7 +130,7 @@ def dequantize(
         result.add_(bias)
     if offset is not None:
         result.add_(offset)
-    return result.round_().clamp_(-128, 127).to(dtype) if dtype is torch.int8 else result.to(dtype)
+    return _round(result, dtype) if dtype in _RANGES else result.to(dtype)
 
 
 def _dequantize_on_gpu(
@@ -165,7 +175,7 @@ def dynamic_quant(
     smooth_scales: torch.Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maps (..., D) to INT8 or INT4, and the scale (...) of each row, by its largest number."""
+    """Maps (..., D) to INT8, INT4 or FP8, and the scale (...) of each row, by its largest number."""
     wide = input.float()
     if smooth_scales is not None:
         wide = wide * smooth_scales
@@ -199,7 +209,10 @@ def add_rms_norm_dynamic_quant(
 
 
 def _round(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Overwrites `wide`."""
+    """Returns the nearest numbers of a quantized dtype. Overwrites `wide`."""
+    if dtype in FP8:
+        # Without the limits some versions of torch round large numbers to NaN.
+        return wide.clamp_(*_RANGES[dtype]).to(dtype)
     whole = wide.round_().clamp_(*_RANGES[dtype])
     if dtype is not torch.quint4x2:
         return whole.to(torch.uint8 if dtype is torch.quint8 else torch.int8)

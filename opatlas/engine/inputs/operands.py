@@ -7,7 +7,8 @@ from itertools import combinations, pairwise, permutations, product
 from typing import TYPE_CHECKING
 
 from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.model.slots import FP8
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def factors(
     return a.mT if a_is_transposed else a, b.mT if b_is_transposed else b
 
 
-#: Largest absolute value of INT8 operands, so that a product fits into FLOAT16 without a scale.
+#: Largest absolute value of INT8 and FP8 operands, so that a product fits into FLOAT16 without a scale.
 LARGEST = 16
 
 
@@ -49,6 +50,27 @@ def expect_int8(row: ReplayRow, *slots: int) -> None:
     for slot in slots:
         if row.has(slot) and row.input_slots[slot].dtype != "INT8":
             raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only: slot {slot} is not INT8")
+
+
+def is_fp8(row: ReplayRow, *slots: int) -> bool:
+    """Returns whether the operands are FP8, not INT8. Raises Unsupported for other operands, and for both in a row."""
+    dtypes = {row.input_slot(slot).dtype for slot in slots}
+    if dtypes <= FP8:
+        return True
+    if dtypes & FP8:
+        raise Unsupported(f"{row.kernel_type} is replayed for operands of one kind, both FP8 or both INT8")
+    expect_int8(row, *slots)
+    return False
+
+
+def expect_real_product(row: ReplayRow, bias_slot: int | None) -> None:
+    """Refuses integers as the result and as the bias of a product in FP8."""
+    if row.output_slots and not row.output_dtype().is_floating_point:
+        raise row.refuse(OUTPUT_DTYPES, "a product in FP8 has real results", "correct the dtype of the output")
+    if bias_slot is not None and not row.input_dtype(bias_slot).is_floating_point:
+        raise row.refuse(
+            INPUT_DTYPES, f"slot {bias_slot} (bias) is added to a product in FP8, so it is real", "correct its dtype"
+        )
 
 
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
