@@ -15,7 +15,12 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 At = tuple[torch.Tensor, ...]
 
-_LIMITS = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
+_LIMITS: dict[torch.dtype, tuple[float, float]] = {
+    torch.qint8: (-128, 127),
+    torch.quint8: (0, 255),
+    torch.quint4x2: (-8, 7),
+    torch.int8: (-128, 127),
+}
 _LIMITS |= {dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype in FP8}
 
 

@@ -19,7 +19,12 @@ _FEW_ROWS = 8
 #: cuBLAS multiplies INT8 matrices of more rows than this.
 _MOST_ROWS_WITHOUT_CUBLAS = 16
 
-_RANGES = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
+_RANGES: dict[torch.dtype, tuple[float, float]] = {
+    torch.qint8: (-128, 127),
+    torch.quint8: (0, 255),
+    torch.quint4x2: (-8, 7),
+    torch.int8: (-128, 127),
+}
 _RANGES |= {dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype in FP8}
 
 
