@@ -6,7 +6,6 @@ Scales are those of rows and columns, or one for all. torch has scales of blocks
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 
@@ -80,20 +79,17 @@ def scaled_groups(
     if token is None:
         converted.append("a scale of one for each row")
     of_rows = torch.ones(len(rows), device=rows.device) if token is None else token
-    how = {"offs": offs, "out_dtype": dtype, "use_fast_accum": False}
-    return lambda: torch._scaled_grouped_mm(rows, weight, of_rows, of_columns, **how)
+    return lambda: torch._scaled_grouped_mm(
+        rows, weight, of_rows, of_columns, offs=offs, out_dtype=dtype, use_fast_accum=False
+    )
 
 
 def _fits(a: torch.Tensor, b: torch.Tensor, least: tuple[int, int]) -> bool:
     k, n = b.shape[-2:]
-    return a.is_cuda and k % _ALIGNED == n % _ALIGNED == 0 and capability(a.device) >= least
-
-
-@torch.compiler.assume_constant_result
-@cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """Returns the compute capability of a GPU."""
-    return torch.cuda.get_device_capability(device)
+    if not a.is_cuda or k % _ALIGNED or n % _ALIGNED:
+        return False
+    gpu = torch.cuda.get_device_properties(a.device)
+    return (gpu.major, gpu.minor) >= least
 
 
 def _by_columns(matrices: torch.Tensor, converted: list[str]) -> torch.Tensor:
