@@ -27,7 +27,7 @@ from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database, Table
 from opatlas.store.history import Histories, save_replaced
 from opatlas.store.journal import JournalContents, JournalHeader
-from opatlas.store.manifest import RunOrder
+from opatlas.store.manifest import RunOrder, read_manifests
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
 from opatlas.store.update_mode import UpdateMode
@@ -92,10 +92,13 @@ def write_back(
     """
     result = WriteBackResult()
     histories = Histories(database)
+    # Run ids tell the second of a start, manifests its fraction.
+    starts = {run: each.started_at for run, each in read_manifests(database, []).items()} if keep_newer else {}
+    order = RunOrder(starts) if keep_newer else None
     with database.lock(), gc_paused():
         for kernel_type, of_type in records_by_type(records).items():
             try:
-                _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
+                _merge_table(database, histories, kernel_type, of_type, mode, prune, order, result)
             except Exception as error:
                 path = database.path / f"{kernel_type}.csv"
                 result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
@@ -109,13 +112,13 @@ def _merge_table(
     records: TypeRecords,
     mode: UpdateMode,
     prune: bool,
-    keep_newer: bool,
+    order: RunOrder | None,
     result: WriteBackResult,
 ) -> None:
     table = database.read_or_empty(kernel_type)
     merged = TableUpdate(kernel_type, table.frame)
     append = mode.adds_rows
-    changes = merged.apply(records, append=append, update_siblings=append, order=RunOrder() if keep_newer else None)
+    changes = merged.apply(records, append=append, update_siblings=append, order=order)
     pruned = merged.to_prune(records.own.values()) if prune else []
     _keep_replaced(database, histories, table, changes.updated)
     is_changed = bool(changes.updated or changes.marked or pruned)

@@ -125,7 +125,7 @@ class Pace:
 
 def replay_pace(manifests: Iterable[Manifest]) -> Pace:
     """Returns the pace of the newest run that replayed rows to its end."""
-    for manifest in sorted(manifests, key=lambda each: each.run_id, reverse=True):
+    for manifest in sorted(manifests, key=lambda each: (each.started_at, each.run_id), reverse=True):
         rows = sum(count for status, count in manifest.statuses.items() if status not in ("added", "not run"))
         if rows and manifest.finished_at is not None and manifest.finished_at > manifest.started_at:
             return Pace((manifest.finished_at - manifest.started_at) / rows, manifest.run_id)

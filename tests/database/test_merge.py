@@ -16,6 +16,7 @@ from opatlas.model.record import Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.database import Database, Table
+from opatlas.store.manifest import Manifest
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import WriteBackResult, has_duration, write_back
 
@@ -259,6 +260,16 @@ def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Data
     result = write_back(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
     assert result.updated == {"Abs": 2}
     assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", "4.0"]
+
+
+def test_of_two_runs_of_one_second_the_one_that_started_later_is_newer(database: Database) -> None:
+    older, newer = "20261121T163006-ffffff", "20261121T163006-000000"
+    for run, started_at in ((older, 1795278606.2), (newer, 1795278606.7)):
+        Manifest(run, started_at, options={}, code="").write(database)
+    write(database, [{**cells(1), "Average Duration(us)": "4.0", "Run ID": newer}])
+    result = write_back(database, [record(1, 5.0, run=older)], UpdateMode.ALL, prune=False, keep_newer=True)
+    assert result.outdated == [RowName("Abs", signature("Abs", cells(1)))]
+    assert read(database)[0]["Run ID"] == newer
 
 
 def test_a_later_failure_stays_beside_an_older_duration(database: Database) -> None:
