@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.model.quality import NOISE_LIMIT, Quality, valid_duration
+from opatlas.model.quality import NOISE_LIMIT, Quality, is_composition, valid_duration
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
@@ -35,8 +35,6 @@ from opatlas.text import parse_real, parse_whole
 MISSING = "missing"
 #: A call with a longer span, as a multiple of the sum of its kernels, waits for the host.
 _HOST_BOUND = 1.2
-#: The quality of a composition of operators that stands for a kernel.
-_COMPOSITION = "composition"
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class ComparedCall:
     @property
     def is_composition(self) -> bool:
         """Whether several operators were timed in place of the row's kernel."""
-        return bool(self.stand_in) or self.quality.lower() == _COMPOSITION
+        return is_composition(self.quality, self.stand_in)
 
     @property
     def is_partial(self) -> bool:

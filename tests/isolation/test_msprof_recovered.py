@@ -109,7 +109,7 @@ def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> 
         ("", 1.5),
         (describe_stand_in(["mul", "add"], 2), 1.5),
     ]
-    assert [each.verdict.quality for each in measurements if each] == [Quality.ABOVE_ROOFLINE, Quality.UNKNOWN]
+    assert [each.verdict.quality for each in measurements if each] == [Quality.ABOVE_ROOFLINE, Quality.COMPOSITION]
 
 
 @pytest.mark.parametrize("torn", [line(2)[:-20], line(2)[: line(2).index(b"}") + 1], b"{}", bytes(9)])
