@@ -153,7 +153,7 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
         Unsupported: `wrap` refuses the torch function.
     """
     try:
-        module = importlib.import_module(source.module) if source.module else _import_file(source.path)
+        module = importlib.import_module(source.module) if source.module else _import_file(source.path, source.digest)
         function: Callable[..., Any] = getattr(module, source.function)
     except Exception as error:
         raise ReplayError(
@@ -166,8 +166,14 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
 
 
 @cache
-def _import_file(path: str) -> ModuleType:
-    """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode beside it."""
+def _import_file(path: str, digest: str) -> ModuleType:
+    """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode beside it.
+
+    Raises:
+        ReplayError: the file has another digest: its durations would count as those of the former file.
+    """
+    if digest and sha256(Path(path).read_bytes()).hexdigest() != digest:
+        raise ReplayError("the file was changed after the session had begun: run the session again")
     name = f"opatlas_implementation_{sha256(path.encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, Path(path))
     if spec is None or spec.loader is None:

@@ -58,6 +58,7 @@ class KernelSource:
         path: the file.
         function: name of the function in the module.
         wraps: whether the function takes the torch function of the replay and returns the kernel (`wrap`).
+        digest: sha256 of a user's file when the session began; "" for a module.
     """
 
     implementation: str
@@ -65,3 +66,4 @@ class KernelSource:
     path: str
     function: str
     wraps: bool = False
+    digest: str = ""

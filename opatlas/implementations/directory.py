@@ -132,16 +132,23 @@ def read_directory(place: Path) -> list[Implementation]:
 def _implementation(name: str, candidate: str, kernels: list[_Kernel], root: Path, notes: list[str]) -> Implementation:
     own_name = f"{name}-{candidate}" if candidate else name
     digest = sha256()
-    for path in sorted({kernel.path for kernel in kernels}):
+    of_file = {path: path.read_bytes() for path in sorted({kernel.path for kernel in kernels})}
+    for path, content in of_file.items():
         digest.update(f"{path.relative_to(root.parent)}\0".encode())
-        digest.update(path.read_bytes() + b"\0")
+        digest.update(content + b"\0")
     version = digest.hexdigest()[:_DIGITS]
     sources: dict[str, KernelSource] = {}
     for kernel in kernels:
         if kernel.kernel_type in sources:
             other = sources[kernel.kernel_type].path
             raise OpAtlasError(f"{kernel.path}: {kernel.kernel_type} is in {other} too: remove or rename one of them")
-        sources[kernel.kernel_type] = KernelSource(f"{own_name} {version}", "", str(kernel.path), kernel.function)
+        sources[kernel.kernel_type] = KernelSource(
+            f"{own_name} {version}",
+            "",
+            str(kernel.path),
+            kernel.function,
+            digest=sha256(of_file[kernel.path]).hexdigest(),
+        )
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
 
 

@@ -192,6 +192,27 @@ def test_databases_are_taken_in_one_order_so_that_two_sessions_never_wait_for_ea
     assert not (toys.database / "implementations").exists()
 
 
+#: Changes its own file in the row of length 5, and takes its process along.
+CHANGES = """
+import os
+import pathlib
+
+def kernel(x, y):
+    if len(x) == 5:
+        pathlib.Path(__file__).write_text("def kernel(x, y): return y + x")
+        os.abort()
+    return x + y
+"""
+
+
+def test_a_kernel_that_is_changed_while_rows_run_is_not_measured_as_the_former_one(toys: Sessions) -> None:
+    folder = kernels(toys, Toy=CHANGES)
+    assert toys.run(f"--implementation={folder}").ledger() == {"measured": 1, "crashed": 1, "failed": 1}
+    # The next session measures it, in a database of its own.
+    assert toys.run_in_process(f"--implementation={folder}").ledger() == {"measured": 3}
+    assert len(list(toys.database.glob("implementations/mine-*/Toy.csv"))) == 2
+
+
 def test_ctrl_c_twice_names_the_journals_of_all_implementations(toys: Sessions) -> None:
     folder = kernels(toys, Toy=WAITS)
     running = toys.start(f"--implementation=torch,{folder}", "--case-timeout=3000")
