@@ -15,12 +15,11 @@ from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
 from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.files import absolute_path
+from opatlas.files import absolute_path, safe_folder
 from opatlas.implementations.catalog import find_implementations
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.location import (
     DEFAULT_NPU_DEVICE,
-    IMPLEMENTATIONS,
     device_kind,
     expect_npu,
     implementation_path,
@@ -151,7 +150,7 @@ def targets_of(
             targets.append(Target(each, base, replace(origin, implementation=each.name), note=note))
             continue
         path = (
-            base / IMPLEMENTATIONS / f"{each.name}-{each.version}"
+            safe_folder(Database(base).implementations_dir / f"{each.name}-{each.version}")
             if option.database_path
             else absolute_path(
                 implementation_path(database_name(devices), each.name, each.version, detect(option.versions))

@@ -10,7 +10,7 @@ from doc_commands import ROOT
 
 from opatlas.model import schema
 from opatlas.model.communication import COLLECTIVES, TIERS
-from opatlas.model.location import IMPLEMENTATIONS, NPU_DEVICES
+from opatlas.model.location import NPU_DEVICES
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.store import journal
@@ -100,9 +100,7 @@ def test_update_modes() -> None:
 def test_folders_beside_the_csvs() -> None:
     database = Database(ROOT)
     own = {getattr(database, name).name for name in dir(Database) if name.endswith("_dir")}
-    assert set(first_cells(section("Folders"), "folder")) == {
-        f"{name}/" for name in {*own, "constraints", IMPLEMENTATIONS}
-    }
+    assert set(first_cells(section("Folders"), "folder")) == {f"{name}/" for name in {*own, "constraints"}}
     assert PRUNED_REASON in section("Folders")
 
 

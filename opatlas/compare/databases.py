@@ -9,9 +9,10 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import DEFAULTS, TORCH
-from opatlas.model.location import IMPLEMENTATIONS, device_kind, implementation_of, parse_path
+from opatlas.model.location import device_kind, implementation_of, parse_path
 from opatlas.model.versions import version_key
 from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.store.database import Database
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def implementations_of(base: Path) -> list[ComparedDatabase]:
     base = absolute_path(base)
     expect_tables(base)
     place = parse_path(base)
-    folders = list((base / IMPLEMENTATIONS).glob("*-*"))
+    folders = list(Database(base).implementations_dir.glob("*-*"))
     if place is not None and not implementation_of(base)[0]:
         folders += base.parent.parent.glob("*/*")
     software = dict(place[1]) if place is not None else {}
@@ -62,7 +63,6 @@ def implementations_of(base: Path) -> list[ComparedDatabase]:
     newest: dict[str, Path] = {}
     for path in sorted(folders, key=age):
         name = implementation_of(path)[0]
-        # Nothing outside of the database's own folders is read.
         if name and not path.is_symlink() and next(path.glob("[!.]*.csv"), None):
             newest[name] = path
     if not newest:

@@ -22,6 +22,7 @@ from opatlas.files import (
     safe_folder,
     safe_lock,
 )
+from opatlas.model.location import IMPLEMENTATIONS
 from opatlas.model.record import SessionHolder
 from opatlas.model.schema import is_file_name
 from opatlas.store.cells import identity_columns
@@ -70,8 +71,13 @@ class Database:
         """Output of profilers for rows that are not yet in the CSVs."""
         return safe_folder(self.path / "profiles")
 
+    @property
+    def implementations_dir(self) -> Path:
+        """The databases of implementations that were measured on the rows of this one: `{name}-{version}`."""
+        return safe_folder(self.path / IMPLEMENTATIONS)
+
     def folders(self) -> tuple[Path, ...]:
-        """Returns the five folders, whether or not they exist. Raises UnsafePath."""
+        """Returns the five folders of sessions, whether or not they exist. Raises UnsafePath."""
         return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
 
     def kernel_types(self) -> list[str]:

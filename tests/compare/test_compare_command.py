@@ -245,6 +245,16 @@ def test_wrong_databases_are_refused(base: Path, tmp_path: Path, capsys: pytest.
         assert named in err
 
 
+def test_no_link_is_followed_to_an_implementation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"Sort": [measured(1, 2)]}
+    one, other = (write_tables(tmp_path / name, rows) for name in ("one", "other"))
+    for link, to in ((one / "implementations", tmp_path), (other / "implementations" / "liger-0.8", one)):
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(to)
+    assert run(capsys, one)[0] == 2
+    assert run(capsys, other)[0] == 2
+
+
 def test_a_file_that_cannot_be_read_costs_itself(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = base / "implementations" / "flashinfer-0.5.3" / "SwiGlu.csv"
     damaged.write_text("")

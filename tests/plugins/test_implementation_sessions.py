@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sessions import Sessions, row
 
+from opatlas.implementations.catalog import find_implementations
 from opatlas.store.database import Database, SessionLock
 
 SIZES = (3, 5, 8)
@@ -135,6 +136,23 @@ def test_a_database_of_one_implementation_is_not_filled_by_another(toys: Session
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "mine" in done
     assert (own / "Toy.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("within", ["", "mine"], ids=["the folder", "a database in it"])
+def test_no_link_is_followed_to_the_database_of_an_implementation(toys: Sessions, within: str) -> None:
+    folder = kernels(toys, Toy=RIGHT)
+    (implementation,) = find_implementations([str(folder)], "cpu")
+    elsewhere = toys.folder / "elsewhere"
+    elsewhere.mkdir()
+    link = toys.database / "implementations"
+    if within:
+        link.mkdir()
+        link /= f"{implementation.name}-{implementation.version}"
+    link.symlink_to(elsewhere)
+    done = toys.run_in_process(f"--implementation={folder}")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert str(link) in done
+    assert not any(elsewhere.iterdir())
 
 
 def test_a_row_that_an_implementation_does_not_support_is_not_measured_with_another(toys: Sessions) -> None:
