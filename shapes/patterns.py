@@ -210,16 +210,19 @@ _ROUTER = {"from": "router", "generic": {"e": [64, 256], "top": [8], "h": [2048]
 def _grouped(m: str, k: str, n: str, *, quantized: bool) -> dict[str, Any]:
     """Returns a grouped product of x (M, K) and weights (E, K, N), with group ends (slot 7), perhaps scales (3, 8)."""
     scales = [["e", n], None, None, None, ["e"], [m]] if quantized else [None, None, None, None, ["e"], None]
-    form = (
-        "INT8;INT8;;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16"
+    forms = (
+        [
+            "INT8;INT8;;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16",
+            "FLOAT8_E4M3FN;FLOAT8_E4M3FN;;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16",
+        ]
         if quantized
-        else "BF16;BF16;;;;;;INT64; -> BF16"
+        else ["BF16;BF16;;;;;;INT64; -> BF16"]
     )
     return {
         "axes": {"m": "tokens", "experts": _EXPERTS},
         "inputs": [[m, k], ["e", k, n], None, *scales],
         "outputs": [[m, n]],
-        "forms": [form],
+        "forms": forms,
     }
 
 

@@ -74,19 +74,22 @@ def swiglu(x: torch.Tensor, dim: int) -> Any:
 def dynamic_quant(
     x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, dst_type: torch.dtype = torch.int8
 ) -> Prepared:
-    """Quantizes each row as one group."""
+    """Quantizes each row: to INT8 as one group."""
     _expect_dtype((*_HALF, torch.float32), x=x)
     _expect(smooth_scales is None, "smooth scales", "quantization without them")
-    _expect_dtype((torch.int8,), result=dst_type)
+    _expect_dtype(tuple(_PRODUCTS), result=dst_type)
     _expect_aligned(x, x.shape[-1])
     rows = x.view(-1, x.shape[-1])
-    quantized = torch.empty(rows.shape, dtype=torch.int8, device=x.device)
+    quantized = torch.empty(rows.shape, dtype=dst_type, device=x.device)
     scales = torch.empty(len(rows), 1, device=x.device)
 
     def call() -> Any:
-        sgl_kernel.sgl_per_token_group_quant_8bit(
-            rows, quantized, scales, rows.shape[-1], 1e-10, -128.0, 127.0, enable_v2=False
-        )
+        if dst_type is torch.int8:
+            sgl_kernel.sgl_per_token_group_quant_8bit(
+                rows, quantized, scales, rows.shape[-1], 1e-10, -128.0, 127.0, enable_v2=False
+            )
+        else:
+            sgl_kernel.sgl_per_token_quant_fp8(rows, quantized, scales)
         return quantized.view(x.shape), scales.view(x.shape[:-1])
 
     return Prepared(call)

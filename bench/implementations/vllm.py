@@ -91,9 +91,12 @@ def dynamic_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _expect_dtype(_REAL, x=x)
     _expect(smooth_scales is None, "smooth scales", "quantization without them")
-    _expect_dtype((torch.int8,), result=dst_type)
-    quantized, scales, _ = ops.scaled_int8_quant(x)
-    return quantized, scales.view(x.shape[:-1])
+    _expect_dtype(_QUANTIZED, result=dst_type)
+    if dst_type is torch.int8:
+        quantized, scales, _ = ops.scaled_int8_quant(x)
+    else:
+        quantized, scales = ops.scaled_fp8_quant(x.view(-1, x.shape[-1]), use_per_token_if_dynamic=True)
+    return quantized.view(x.shape), scales.view(x.shape[:-1])
 
 
 @implements("SwiGlu")

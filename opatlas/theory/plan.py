@@ -11,9 +11,11 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
+from opatlas.model.location import parse_path
+from opatlas.model.roofline import device_peak
 from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
 from opatlas.model.signature import signatures
-from opatlas.model.slots import split_cell
+from opatlas.model.slots import FP8, split_cell
 from opatlas.store.database import Database, Table
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.known_rows import KnownRows, sorted_forms
@@ -109,13 +111,26 @@ class KernelPlan:
         )
 
 
-def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | None) -> list[Space]:
-    """Returns the space of each pattern of a kernel type."""
+def pattern_spaces(
+    kernel: CatalogKernel, request: Request, known: KnownRows | None, database: Path | None = None
+) -> list[Space]:
+    """Returns the space of each pattern of a kernel type.
+
+    Args:
+        database: the folder of the database. Its device has no rows in FP8 if its data sheet has no FP8.
+    """
+    place = parse_path(database) if database is not None else None
+    peaks = device_peak(place[0]).tera_ops if place is not None else {}
+    lacking = FP8 - peaks.keys() if peaks else frozenset[str]()
     return [
         Space(
             kernel.kernel_type,
             pattern,
-            known.forms(pattern) if known is not None else sorted_forms(pattern.forms),
+            [
+                form
+                for form in (known.forms(pattern) if known is not None else sorted_forms(pattern.forms))
+                if lacking.isdisjoint((*form.input_dtypes, *form.output_dtypes))
+            ],
             request.targets,
             request.budget_bytes,
         )
@@ -132,7 +147,7 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
         TableError: a row of the table cannot be read.
     """
     known = KnownRows(kernel, table, request.targets) if len(table.frame) else None
-    spaces = pattern_spaces(kernel, request, known if forms_of_database else None)
+    spaces = pattern_spaces(kernel, request, known if forms_of_database else None, table.path.parent)
     existing = signatures(kernel.kernel_type, table.frame)
     captured = {s for s, row in zip(existing, known.rows, strict=True) if row.captured} if known is not None else set()
     wanted = _sample(spaces, captured, request) if request.rows else map(_batch_rows, _all_batches(spaces))

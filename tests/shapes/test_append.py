@@ -55,6 +55,29 @@ def write(database: Database, kernel_type: str, *rows: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("folder", "has_fp8"),
+    [
+        ("NVIDIA_H200/torch/torch2.11.0_cuda13.0", True),
+        ("NVIDIA_A100-SXM4-80GB/torch/torch2.11.0_cuda13.0", False),
+        ("ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.14.0_torch2.9.0_cann8.5", False),
+        ("a/folder", True),
+    ],
+)
+def test_rows_in_fp8_are_for_devices_whose_data_sheet_has_fp8(tmp_path: Path, folder: str, has_fp8: bool) -> None:
+    database = Database(tmp_path / folder)
+    for kernel_type in ("QuantBatchMatmulV3", "GroupedMatmul", "DynamicQuant"):
+        plan = add_theory_rows(database, KERNELS[kernel_type], request(DEEPSEEK_V3, rows=40))
+        dtypes = {name for column in (INPUT_DTYPES, OUTPUT_DTYPES) for name in ";".join(plan.frame[column]).split(";")}
+        assert ({"FLOAT8_E4M3FN", "DT_FLOAT8_E4M3FN"} & dtypes != set()) is has_fp8
+        assert {"INT8", "DT_INT8"} & dtypes
+        # A second run reads the dtypes of the first one's rows, and adds no rows.
+        again = add_theory_rows(database, KERNELS[kernel_type], request(DEEPSEEK_V3, rows=40))
+        assert not len(again.frame)
+        stored = database.read(kernel_type).frame
+        assert signatures(kernel_type, stored) == plan.signatures
+
+
 def test_an_empty_database_gets_the_catalogs_dtypes(database: Database) -> None:
     plan = add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=50))
     frame = database.read("SwiGlu").frame

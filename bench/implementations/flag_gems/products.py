@@ -1,4 +1,4 @@
-"""Products of matrices: plain, batched, quantized, and grouped by experts.
+"""Products of matrices, plain, batched, quantized and grouped by experts, and quantization to FP8.
 
 GroupedMatmulSwigluQuant is not here: FlagGems quantizes rows to INT8 with several operators of torch.
 """
@@ -172,6 +172,20 @@ def _grouped_quantized(
         return [out[:, 0]]
 
     return Prepared(call, converted=converted)
+
+
+@implements("DynamicQuant", "DynamicQuantAiCore")
+def dynamic_quant(
+    x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, dst_type: torch.dtype = torch.int8
+) -> Prepared:
+    """Quantizes each row as one group, to FP8."""
+    expect_dtype(_REAL, x=x)
+    expect(smooth_scales is None, "smooth scales", "quantization without them")
+    expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dst_type)
+    return Prepared(
+        lambda: flag_gems.per_token_group_quant_fp8(x, x.shape[-1], dtype=dst_type),
+        results=lambda found: (found[0], found[1].squeeze(-1)),
+    )
 
 
 def _real_scale(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
