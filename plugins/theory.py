@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from opatlas.combine.provenance import Provenance, folder_origin, run_origins
+from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, expect_folder
-from opatlas.model.location import default_path, device_kind, expect_npu
+from opatlas.model.location import UNNAMED_NPU, default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, names, positive, removed
 from opatlas.store.csv_files import write_text
@@ -173,7 +175,15 @@ class Theory:
             if name not in kernels:
                 catalog.kernel(name)
         kernels = {name: kernel for name, kernel in kernels.items() if not option.ops or name in option.ops}
-        return TheoryPlan(database, Request(targets, option.rows, option.seed, budget_bytes, sample_rows), kernels)
+        request = Request(
+            targets,
+            option.rows,
+            option.seed,
+            budget_bytes,
+            sample_rows,
+            is_npu=is_database_of_npu(self._config, database),
+        )
+        return TheoryPlan(database, request, kernels)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -321,6 +331,27 @@ class Theory:
             terminalreporter.write_line(printable_lines(f"error: {self._problem}"))
         elif not read_only:
             terminalreporter.write_line(printable_lines(f"coverage: {self._coverage_path}"))
+
+
+def is_database_of_npu(config: pytest.Config, database: Database) -> bool:
+    """Returns whether rows are added to the database of an NPU.
+
+    The device is the one of --device, of captures, of the path, or of replays, the first of these that is known; or
+    else the device at hand.
+
+    Raises:
+        OpAtlasError, pytest.UsageError: no other evidence is there, and the device at hand cannot be used.
+    """
+    device: str | None = config.option.device
+    if device:
+        return (device if device in KINDS else device_kind(device)) == "npu"
+    provenance = Provenance(database)
+    if provenance.captured_on:
+        return any(device_kind(name) == "npu" or name == UNNAMED_NPU for name in provenance.captured_on)
+    if (named := folder_origin(database)) is not None:
+        return named.kind == "npu"
+    kinds = {origin.kind for manifest in provenance.manifests.values() for origin in run_origins(manifest)}
+    return "npu" in (kinds or {each.kind for each in devices_of(config)})
 
 
 def database_path(config: pytest.Config) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from opatlas.errors import TableError
@@ -222,6 +222,11 @@ class KnownRows:
             return others
         op_state, core = _most((row.op_state, row.core) for row in self.rows if row.captured)
         return tuple(replace(form, op_state=op_state, core=core or form.core) for form in sorted_forms(pattern.forms))
+
+    @cached_property
+    def has_captured_blocks(self) -> bool:
+        """Whether a captured row has a slot in FRACTAL_NZ, as on an NPU."""
+        return any(row.captured and any(name == NZ for *_, name in (*row.inputs, *row.outputs)) for row in self.rows)
 
     def unknown_dtypes(self) -> list[str]:
         """Returns the dtypes without a known size. Rows with such a dtype give no forms."""

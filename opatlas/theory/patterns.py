@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -222,6 +222,13 @@ class Form:
 
     def __str__(self) -> str:
         return f"{';'.join(self.input_dtypes)} -> {';'.join(self.output_dtypes)}"
+
+    def in_nd(self) -> Form:
+        """Returns the form with every slot in ND, the only format outside of NPUs."""
+        inputs, outputs = (
+            tuple("ND" if name else "" for name in formats) for formats in (self.input_formats, self.output_formats)
+        )
+        return replace(self, input_formats=inputs, output_formats=outputs)
 
     @classmethod
     def parse(cls, text: str, core: str = "") -> Form:

@@ -74,6 +74,7 @@ class Request:
         seed: the same seed draws the same rows, for a given version of hypothesis.
         budget_bytes: memory for the tensors of a row and the buffer that flushes the cache.
         draw: draws the rows of a sample.
+        is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
     """
 
     targets: Targets
@@ -81,6 +82,7 @@ class Request:
     seed: int
     budget_bytes: int
     draw: DrawRows
+    is_npu: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,20 +124,18 @@ def pattern_spaces(
     place = parse_path(database) if database is not None else None
     peaks = device_peak(place[0]).tera_ops if place is not None else {}
     lacking = FP8 - peaks.keys() if peaks else frozenset[str]()
-    return [
-        Space(
-            kernel.kernel_type,
-            pattern,
-            [
-                form
-                for form in (known.forms(pattern) if known is not None else sorted_forms(pattern.forms))
-                if lacking.isdisjoint((*form.input_dtypes, *form.output_dtypes))
-            ],
-            request.targets,
-            request.budget_bytes,
+    in_nd = not request.is_npu and not (known is not None and known.has_captured_blocks)
+    spaces = []
+    for pattern in kernel.patterns:
+        forms = [
+            form.in_nd() if in_nd else form
+            for form in (known.forms(pattern) if known is not None else sorted_forms(pattern.forms))
+            if lacking.isdisjoint((*form.input_dtypes, *form.output_dtypes))
+        ]
+        spaces.append(
+            Space(kernel.kernel_type, pattern, list(dict.fromkeys(forms)), request.targets, request.budget_bytes)
         )
-        for pattern in kernel.patterns
-    ]
+    return spaces
 
 
 def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:

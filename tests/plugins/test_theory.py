@@ -198,6 +198,21 @@ def test_a_device_that_is_not_at_hand_can_be_named(tmp_path: Path) -> None:
     assert "ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("folder", "options", "in_blocks"),
+    [
+        ("new", ["--device=cpu"], False),
+        ("new", ["--device=ATLAS_800_A2_376T_64G"], True),
+        ("NVIDIA_H200/torch/torch2.11.0_cuda13.0", [], False),
+        ("ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5", [], True),
+    ],
+)
+def test_blocked_formats_are_those_of_an_npu(tmp_path: Path, folder: str, options: list[str], in_blocks: bool) -> None:
+    done = run(tmp_path / folder, "--ops=MatMulV2", "--rows=20", "--target-models=qwen3-0.6b", *options)
+    assert done.returncode == 0, done.stdout
+    assert (b"FRACTAL_NZ" in contents(tmp_path / folder)["MatMulV2.csv"]) == in_blocks
+
+
 def test_rows_take_the_dtypes_that_are_there(tmp_path: Path) -> None:
     line = '"4,64",FLOAT16,ND,"4,32",FLOAT16,ND'
     (tmp_path / "SwiGlu.csv").write_text(f"{HEADER}\n{line}\n")

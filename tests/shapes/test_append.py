@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -118,6 +119,17 @@ def test_rows_take_each_dtype_and_format_that_is_there(database: Database) -> No
     assert all(
         len(cell.split(";")[1].split(",")) == 4 for cell in new[new[INPUT_DTYPES].str[:7] == "FLOAT16"][INPUT_SHAPES]
     )
+
+
+@pytest.mark.parametrize("is_npu", [True, False])
+@pytest.mark.parametrize("kernel_type", ["MatMulV2", "QuantBatchMatmulV3", "GroupedMatmul"])
+def test_only_an_npu_has_rows_in_blocks(database: Database, kernel_type: str, is_npu: bool) -> None:
+    wanted = replace(request(DEEPSEEK_V3, rows=60), is_npu=is_npu)
+    for _ in range(2):
+        add_theory_rows(database, KERNELS[kernel_type], wanted)
+        cells = database.read(kernel_type).frame[INPUT_FORMATS]
+        assert cells.str.contains("FRACTAL_NZ").any() == is_npu
+        assert len(cells) == 60
 
 
 def test_rows_with_other_axes_give_their_dtypes_too(database: Database) -> None:
