@@ -3,6 +3,9 @@
 main.py                         the table of the commands
 sessions.py                     opatlas bench, collectives and shapes, which run pytest
 implementations.py              opatlas implementations: a list of them, with proofs
+build.py                        its --build: runs small rows
+kernel_template.py              its --new: files for kernels of one's own
+kernel_rows.py                  small rows of a database for both
 ingest.py                       opatlas ingest: captures into a database
 combine.py                      opatlas combine: several databases into one
 show.py                         opatlas show: rows, quality and devices

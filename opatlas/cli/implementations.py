@@ -1,6 +1,7 @@
 """Lists the implementations of kernels: their versions here, their kernel types, and what proves each.
 
-With NAME, an implementation or a folder or file of your own, the kernel types of it are listed, and what was ignored.
+With NAME, an implementation or a folder or file of your own, its kernel types are listed, and what was ignored.
+--build compiles its kernels ahead, and --new writes files to begin kernels of your own with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from opatlas.cli.build import build
+from opatlas.cli.kernel_template import write_templates
 from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import (
     proof_of,
@@ -20,8 +23,11 @@ from opatlas.engine.kernel_facts import (
     replays_of_bench,
 )
 from opatlas.engine.registry import replay_spec
+from opatlas.errors import UsageError
 from opatlas.implementations.catalog import every_implementation, named_implementations
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
+from opatlas.installation import require_extra
+from opatlas.options import add_database_path, names
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, show, suggest, table_lines, wrap
 
@@ -66,16 +72,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the output as JSON to FILE (default: not written)"
     )
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="run a small row of each kernel type and dtype of NAME, so that later sessions find its kernels compiled; "
+        "no duration is kept (default: off)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="with --build: a device by the name of its database folder, or by its kind: npu, cuda or cpu "
+        "(default: the device at hand)",
+    )
+    parser.add_argument(
+        "--new",
+        type=Path,
+        metavar="DIR",
+        help="write a file for each kernel type of --ops into DIR: its arguments, a row, and a kernel that calls torch "
+        "(default: nothing is written)",
+    )
+    parser.add_argument(
+        "--ops", type=names, metavar="TYPE[,TYPE...]", default=(), help="with --new: the kernel types (default: none)"
+    )
+    add_database_path(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the list, or the kernel types of one implementation. Raises OpAtlasError."""
+    """Prints the list, or the kernel types of one implementation; builds, or writes templates. Raises OpAtlasError."""
+    _expect_options(arguments)
+    if arguments.new is not None:
+        require_extra("bench", "`opatlas implementations --new`", "torch")
+        return _write_templates(arguments)
     chosen = named_implementations(arguments.name) if arguments.name else every_implementation()
+    if arguments.build:
+        require_extra("bench", "`opatlas implementations --build`", "torch")
+        # Each is built, whatever becomes of the one before.
+        ran = [build(each, arguments.device, arguments.database_path) for each in chosen]
+        return 0 if all(ran) else 1
     found = [listed(each) for each in chosen]
     if arguments.json is not None:
         contents = {"implementations": [asdict(each) for each in found]}
         write_text(arguments.json, msgspec.json.format(msgspec.json.encode(contents)).decode() + "\n")
     show(as_details(found) if arguments.name else as_table(found))
+    return 0
+
+
+def _expect_options(arguments: argparse.Namespace) -> None:
+    """Raises UsageError where an option would have no effect, or lacks another one."""
+    if arguments.build and (not arguments.name or arguments.new is not None or arguments.json is not None):
+        raise UsageError("--build takes one implementation, folder or file as NAME, and neither --new nor --json")
+    if (arguments.new is None) != (not arguments.ops) or (arguments.new is not None and arguments.name):
+        raise UsageError("--new DIR and --ops TYPE[,TYPE...] belong together, without NAME")
+    if arguments.device is not None and not arguments.build:
+        raise UsageError("--device says where --build runs: leave it out, or add --build")
+    if arguments.database_path is not None and not arguments.build and arguments.new is None:
+        raise UsageError("--database-path has the rows for --build and --new: leave it out, or add one of them")
+    if arguments.json is not None and arguments.new is not None:
+        raise UsageError("--json writes what is listed, and --new lists nothing: leave one out")
+
+
+def _write_templates(arguments: argparse.Namespace) -> int:
+    for path in write_templates(arguments.new, arguments.ops, arguments.database_path):
+        show(f"wrote {path}")
+    show(f"pytest bench/ --implementation {arguments.new} --ops {','.join(arguments.ops)} measures them")
     return 0
 
 

@@ -1,0 +1,59 @@
+"""Finds small rows of a database for commands that try implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from opatlas.errors import CellError
+from opatlas.model.roofline import tensor_bytes
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.slots import parse_slots
+from opatlas.store.database import Database
+from opatlas.store.row_copy import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def starter_database() -> Iterator[Database]:
+    """Gives a database with the rows of a small model, for a machine without rows. Raises OpAtlasError."""
+    with TemporaryDirectory(prefix="opatlas-starter-") as folder:
+        database = Database(folder)
+        import_module("opatlas.shapes.starter").write_starter(database)
+        yield database
+
+
+def smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[str, list[Mapping[str, str]]]:
+    """Returns for each kernel type the smallest row of each combination of input dtypes, the smallest first.
+
+    Kernel types without a row that can be read have no entry.
+
+    Raises:
+        TableError: a file cannot be read.
+    """
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for kernel_type in sorted(set(kernel_types).intersection(database.kernel_types())):
+        sizes: dict[str, tuple[int, Mapping[str, str]]] = {}
+        for cells in read_rows(database, kernel_type):
+            try:
+                size = _bytes(cells)
+            except CellError:
+                # A session reports the wrong cell.
+                continue
+            dtypes = cells[INPUT_DTYPES]
+            if dtypes not in sizes or size < sizes[dtypes][0]:
+                sizes[dtypes] = (size, cells)
+        if sizes:
+            found[kernel_type] = [cells for _, cells in sorted(sizes.values(), key=lambda sized: sized[0])]
+    return found
+
+
+def _bytes(cells: Mapping[str, str]) -> int:
+    """Returns the bytes of the tensors of a row; 0 where a dtype is unknown. Raises CellError."""
+    slots = [parse_slots(*(cells[column] for column in columns), columns) for columns in (INPUT_SLOTS, OUTPUT_SLOTS)]
+    return tensor_bytes((*slots[0], *slots[1])) or 0
