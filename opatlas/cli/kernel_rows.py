@@ -55,5 +55,8 @@ def smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[str
 
 def _bytes(cells: Mapping[str, str]) -> int:
     """Returns the bytes of the tensors of a row; 0 where a dtype is unknown. Raises CellError."""
-    slots = [parse_slots(*(cells[column] for column in columns), columns) for columns in (INPUT_SLOTS, OUTPUT_SLOTS)]
-    return tensor_bytes((*slots[0], *slots[1])) or 0
+    inputs, outputs = (
+        parse_slots(cells[columns[0]], cells[columns[1]], cells[columns[2]], columns)
+        for columns in (INPUT_SLOTS, OUTPUT_SLOTS)
+    )
+    return tensor_bytes((*inputs, *outputs)) or 0

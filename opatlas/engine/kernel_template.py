@@ -116,7 +116,7 @@ def _torch_name(replay_function: Callable[..., Any], passed: ReplayArguments) ->
     """Returns the name under which bench/implementations/torch has the function of a replay."""
     functions = import_module(_REFERENCE)
     code = getattr(replay_function, "__code__", None)
-    names = [*(code.co_names if code is not None else ()), getattr(passed.function, "__name__", "")]
+    names: list[str] = [*(code.co_names if code is not None else ()), getattr(passed.function, "__name__", "")]
     return next((name for name in names if getattr(functions, name, None) is passed.function), names[-1])
 
 
