@@ -8,6 +8,7 @@ from opatlas.engine.inputs.operands import (
     bias,
     expect_int8,
     expect_real_product,
+    expect_scales_of_columns,
     is_fp8,
     scale_range,
 )
@@ -122,6 +123,7 @@ def test_grouped_matmul(row, replay):
     if quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
     if quantized and is_fp8(row, 0, 1):
+        expect_scales_of_columns(row, 3, axes=2)
         expect_real_product(row, 2 if row.has(2) else None)
     row.expect_shapes({2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
     whole = LARGEST if quantized else None

@@ -6,6 +6,7 @@ from opatlas.engine.inputs.operands import (
     LARGEST,
     bias,
     expect_real_product,
+    expect_scales_of_columns,
     factors,
     is_fp8,
     scale_range,
@@ -26,6 +27,8 @@ def test_quant_matmul(row, replay):
     """
     row.expect_inputs(2, 3, 4, 5, 6)
     fp8 = is_fp8(row, 0, 1)
+    if fp8:
+        expect_scales_of_columns(row, 2, axes=1)
     rank = 2 if len(row.shape(0)) == 2 else None
     a, b = row.matrices(0, largest=LARGEST), row.matrices(1, rank=rank, largest=LARGEST)
     x1, x2 = factors(row, a, b, transposed_b_first=False)

@@ -133,6 +133,19 @@ def test_integers_have_no_place_in_a_product_in_fp8(kernel_type, row, column):
 @pytest.mark.parametrize(
     ("kernel_type", "row"),
     [
+        ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16"),
+        ("GroupedMatmul", f"19,256;5,256,384;;5,2,3;;;;5;19,2 | {FP8_GROUPS} -> 19,384 | DT_BF16"),
+    ],
+)
+def test_scales_of_blocks_are_unsupported(kernel_type, row):
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.UNSUPPORTED
+    assert "blocks" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row"),
+    [
         ("QuantBatchMatmulV3", "9,96;96,64;64 | FLOAT8_E4M3FN;INT8;FLOAT -> 9,64 | DT_BF16"),
         ("GroupedMatmul", "19,48;5,48,40;;;;;;5 | INT8;FLOAT8_E4M3FN;;;;;;INT64 -> 19,40 | DT_BF16"),
         ("GroupedMatmul", "19,48;5,48,40;;;;;;5 | DT_BF16;FLOAT8_E4M3FN;;;;;;INT64 -> 19,40 | DT_BF16"),

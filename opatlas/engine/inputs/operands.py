@@ -73,6 +73,14 @@ def expect_real_product(row: ReplayRow, bias_slot: int | None) -> None:
         )
 
 
+def expect_scales_of_columns(row: ReplayRow, slot: int, axes: int) -> None:
+    """Raises Unsupported for a scale of FP8 weights with more axes: a scale for each block, as in DeepSeek-V3."""
+    if row.has(slot) and len(row.shape(slot)) > axes:
+        raise Unsupported(
+            f"{row.kernel_type} in FP8 is replayed with a scale for each column: slot {slot} has scales of blocks"
+        )
+
+
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
     """Returns a bias about as large as the sum of K products that it is added to, so that a missing bias shows.
 
