@@ -24,10 +24,10 @@ from opatlas.text import pluralize
 
 
 class IncomparableDatabases(OpAtlasError):
-    """Databases that were measured on different devices, or with different numbers of CPU threads or torches.
+    """Databases of different devices, numbers of CPU threads, torches or implementations.
 
     Attributes:
-        source, found: the database that differs, and its devices, numbers of threads, or versions of torch.
+        source, found: the database that differs, and its devices, numbers of threads, torches or implementations.
         other, known: the target or an earlier source, and the same facts of it.
     """
 
@@ -184,7 +184,8 @@ def _add_journal(
 
 
 def refuse_mixed(target: Path, opened: CombineSources) -> None:
-    """Checks that all databases were measured on one device, with one number of CPU threads and one torch.
+    """Checks that all databases were measured on one device, with one number of CPU threads, one torch and one
+    implementation.
 
     Raises:
         IncomparableDatabases: by the manifests, a source differs from the target, or from an earlier source.
@@ -200,11 +201,19 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
             known |= found
 
 
+def _implementation_of(manifest: Manifest) -> frozenset[str]:
+    """Returns name and version of the implementation of a run; empty if the run measured nothing."""
+    if not manifest.device_names:
+        return frozenset()
+    return frozenset([str(manifest.options.get("implementation") or "the default of the device")])
+
+
 #: The facts that must be equal, with the words of the error.
 _MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
     ("on", lambda manifest: manifest.device_names),
     ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in run_origins(manifest) if o.threads)),
     ("with torch", lambda manifest: frozenset(filter(None, [manifest.torch]))),
+    ("with implementation", _implementation_of),
 )
 
 

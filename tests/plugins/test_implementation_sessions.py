@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sessions import Sessions, row
 
+from opatlas.cli.main import main
 from opatlas.implementations.catalog import find_implementations
 from opatlas.store.database import Database, SessionLock
 
@@ -153,6 +154,15 @@ def test_no_link_is_followed_to_the_database_of_an_implementation(toys: Sessions
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert str(link) in done
     assert not any(elsewhere.iterdir())
+
+
+def test_databases_of_two_implementations_are_not_combined(toys: Sessions) -> None:
+    toys.run_in_process(f"--implementation=torch,{kernels(toys, Toy=RIGHT)}")
+    (own,) = toys.database.glob("implementations/mine-*")
+    before = (toys.database / "Toy.csv").read_bytes()
+    assert main(["combine", str(toys.database), str(own)]) != 0
+    assert (toys.database / "Toy.csv").read_bytes() == before
+    assert main(["combine", str(toys.folder / "copy"), str(own)]) == 0
 
 
 def test_a_row_that_an_implementation_does_not_support_is_not_measured_with_another(toys: Sessions) -> None:
