@@ -6,6 +6,7 @@ machine.py          probes of Python, packages, torch, CPU and GPUs
 ascend.py           probes of an NPU: driver, CANN, torch_npu, operators
 msprof_session.py   a session of msprof with three rows, and checks of its profile
 replays.py          probes that measure rows, and an all_reduce
+implementations.py  probes of libraries with kernels
 surroundings.py     probes of cores, memory, load, database and disk
 sample_rows.py      the rows that probes measure
 shape_probe.py      finds the shapes that DispatchFFNCombine accepts, by trying

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opatlas.devices.discovery import available_devices, device_environment
-from opatlas.doctor import ascend, machine, replays, surroundings
+from opatlas.doctor import ascend, implementations, machine, replays, surroundings
 from opatlas.doctor.probe import PRINTS_S, Probe, Target, Verdict, passed
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S
 
@@ -60,6 +60,12 @@ PROBES = {
         Probe(ascend.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.triton, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(implementations.flag_gems, _IMPORTS_S, ()),
+        Probe(implementations.flashinfer, _IMPORTS_S, ()),
+        Probe(implementations.liger, _IMPORTS_S, ()),
+        Probe(implementations.sgl_kernel, _IMPORTS_S, ()),
+        Probe(implementations.torch_compile, _IMPORTS_S, ()),
+        Probe(implementations.vllm, _IMPORTS_S, ()),
         Probe(replays.group, _MEASURES_S, of_device=True),
         Probe(surroundings.database, of_device=True),
         Probe(surroundings.disk, of_device=True),

@@ -1,0 +1,111 @@
+"""Probes of implementations: whether a library imports, and whether it can compile its kernels at their first use.
+
+Each runs in a process of its own, since a library may end its process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from opatlas.doctor.probe import Target, Verdict, failed, passed, skipped
+from opatlas.implementations.catalog import shipped
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """What a library compiles with: programs, one of each group, and the folder that keeps what it compiled.
+
+    Attributes:
+        programs: groups of programs that replace each other.
+        variable: the environment variable that names the folder.
+        folder: the folder without the variable.
+    """
+
+    programs: tuple[tuple[str, ...], ...]
+    variable: str
+    folder: Path
+
+
+_C = ("cc", "gcc", "clang")
+_TEMPORARY = Path(tempfile.gettempdir())
+_TRITON = _Compiler((_C,), "TRITON_CACHE_DIR", Path("~/.triton"))
+#: By implementation; vLLM and sgl_kernel are installed compiled.
+_COMPILERS = {
+    "flag_gems": _Compiler((_C,), "FLAGGEMS_CACHE_DIR", _TEMPORARY),
+    "flashinfer": _Compiler((("nvcc",), ("ninja",)), "FLASHINFER_WORKSPACE_BASE", Path("~/.cache")),
+    "liger": _TRITON,
+    "torch_compile": _Compiler((("c++", "g++", "clang++"),), "TORCHINDUCTOR_CACHE_DIR", _TEMPORARY),
+}
+
+
+def flag_gems(target: Target) -> Verdict:
+    """Imports FlagGems, and looks for what Triton compiles with."""
+    return _examine("flag_gems", target)
+
+
+def flashinfer(target: Target) -> Verdict:
+    """Imports FlashInfer, and looks for nvcc and ninja."""
+    return _examine("flashinfer", target)
+
+
+def liger(target: Target) -> Verdict:
+    """Imports Liger, and looks for what Triton compiles with."""
+    return _examine("liger", target)
+
+
+def sgl_kernel(target: Target) -> Verdict:
+    """Imports sgl_kernel."""
+    return _examine("sgl_kernel", target)
+
+
+def torch_compile(target: Target) -> Verdict:
+    """Looks for what torch.compile compiles with."""
+    return _examine("torch_compile", target)
+
+
+def vllm(target: Target) -> Verdict:
+    """Imports vLLM."""
+    return _examine("vllm", target)
+
+
+def _examine(name: str, target: Target) -> Verdict:
+    implementation = shipped()[name]
+    if implementation.missing:
+        return skipped(implementation.missing)
+    if target.kind and implementation.devices and target.kind not in implementation.devices:
+        return skipped(f"{implementation.version} is installed; it runs on {', '.join(implementation.devices)}")
+    sources = [*implementation.sources.values(), *([implementation.wrap] if implementation.wrap else [])]
+    for module in dict.fromkeys(source.module for source in sources):
+        import_module(module)
+    # After the import, which may set the variable.
+    if (compiler := _COMPILERS.get(name)) is None:
+        return passed(f"{implementation.version} imports")
+    lacking = [" or ".join(group) for group in compiler.programs if not any(map(_find, group))]
+    if lacking:
+        return failed(
+            f"{implementation.version} imports, and {' and '.join(lacking)} is not on PATH: no kernel can be compiled",
+            f"put {' and '.join(lacking)} on PATH",
+        )
+    folder = Path(os.environ.get(compiler.variable) or compiler.folder).expanduser()
+    if not os.access(_existing(folder), os.W_OK):
+        return failed(
+            f"{implementation.version} imports, and {folder}, which keeps compiled kernels, cannot be written",
+            f"set {compiler.variable} to a folder that can",
+        )
+    found = ", ".join(next(name for name in group if _find(name)) for group in compiler.programs)
+    return passed(f"{implementation.version} imports; {found}; kernels are kept in {folder}", folder=str(folder))
+
+
+def _find(program: str) -> str | None:
+    """Returns the path of a program on PATH, or of nvcc in the toolkit that CUDA_HOME names."""
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
+    return shutil.which(program) or shutil.which(program, path=str(toolkit))
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
