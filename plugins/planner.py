@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
@@ -155,6 +156,7 @@ def _prepare_for(context: SessionContext, own: TargetDatabase) -> PreparedDataba
         run_id=context.run_id,
         starter=_make_starter if has_starter else None,
         is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
+        others=[each.path for each in settings.targets],
     )
     if target.rows_from is not None:
         added = add_rows(own.database, _rows_of(target, own.database))
@@ -195,7 +197,12 @@ def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
 
 
 def prepare_database(
-    database: Database, *, run_id: str, starter: Callable[[Database], int] | None, is_npu: bool = False
+    database: Database,
+    *,
+    run_id: str,
+    starter: Callable[[Database], int] | None,
+    is_npu: bool = False,
+    others: Container[Path] = (),
 ) -> PreparedDatabase:
     """Merges the records of killed sessions, and clears durations that were measured with other shapes.
 
@@ -204,11 +211,12 @@ def prepare_database(
         run_id: the run of this session, whose journal is not merged.
         starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
         is_npu: whether the rows are of an NPU, where the folder does not say.
+        others: folders of the databases of the session, whose records profiles in this database may hold.
 
     Raises:
         OpAtlasError: the database cannot be written.
     """
-    problems = recover_profiles(database) if database.profiles_dir.is_dir() else []
+    problems = recover_profiles(database, others) if database.profiles_dir.is_dir() else []
     recovered: Sequence[RecoveredJournal] = ()
     if database.journal_dir.is_dir():
         recovered = recover(database, own_run=run_id)

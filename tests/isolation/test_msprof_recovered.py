@@ -81,6 +81,18 @@ def test_a_whole_profile_is_journalled_and_removed(tmp_path: Path) -> None:
     assert not database.profiles_dir.exists()
 
 
+def test_a_row_of_another_database_is_written_only_where_the_session_has_that_database(tmp_path: Path) -> None:
+    database, other = Database(tmp_path / "own"), Database(tmp_path / "other")
+    of_other = json.dumps({**json.loads(line(2)), "database": str(other.path)}).encode()
+    left(database, line(1) + b"\n", of_other + b"\n")
+    assert recover_profiles(database) == []
+    assert sizes(database) == [1.0]
+    assert not other.path.exists()
+    left(database, line(1) + b"\n", of_other + b"\n", number="0001")
+    assert recover_profiles(database, [other.path]) == []
+    assert sizes(other) == [2.0]
+
+
 def test_the_folder_of_a_session_stays_while_another_profile_is_in_it(tmp_path: Path) -> None:
     database = Database(tmp_path)
     output, other = left(database, line(1) + b"\n"), database.profiles_dir / RUN / "0001" / "PROF_1"

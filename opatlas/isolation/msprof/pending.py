@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -236,12 +236,17 @@ def clear_pending(output: Path) -> None:
     (output / _FILE).unlink(missing_ok=True)
 
 
-def recover_profiles(database: Database) -> list[str]:
+def recover_profiles(database: Database, others: Container[Path] = ()) -> list[str]:
     """Writes journals from the profiles of killed sessions, each in the database of its rows.
 
     The caller holds the lock of the database.
 
-    A profile is removed even if it has the samples of only some rows: the other rows have no outcome and run again.
+    A profile is removed even if it has the samples of only some rows: the other rows have no outcome and run again. So
+    do rows of a database that the session does not write: a stranger's profile must not name a folder to write.
+
+    Args:
+        database: holds the profiles.
+        others: folders of the other databases of the session.
 
     Returns:
         The reasons of unreadable profiles, which are kept for a later session.
@@ -258,7 +263,8 @@ def recover_profiles(database: Database) -> list[str]:
             rows, unreadable = _read_pending_rows(output / _FILE)
             by_folder: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
             for folder, record in _records(output / _FILE, run, rows):
-                by_folder[folder].append(record.to_json())
+                if not folder or Path(folder) in others:
+                    by_folder[folder].append(record.to_json())
             for folder, records in by_folder.items():
                 # The other implementations of the killed session have databases of their own.
                 holder = Database(Path(folder)) if folder else database
