@@ -37,16 +37,17 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[t
 @implements("AddRmsNorm")
 def add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Gives no rstd for half types: Liger's is that of the rounded sum, and the row's that of the sum itself."""
     _expect_row(x1.shape[-1])
     y, total, rstd, *_ = fused_add_rms_norm_forward(x1, x2, gamma, epsilon, 0.0, _CASTING)
-    return y, rstd.view(*x1.shape[:-1], 1), total
+    return y, rstd.view(*x1.shape[:-1], 1) if x1.dtype is torch.float32 else None, total
 
 
 @implements("AddRmsNormBias")
 def add_rms_norm_bias(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     _expect(beta is None, "a beta", "fused_add_rms_norm without beta")
     return add_rms_norm(x1, x2, gamma, epsilon)
 
