@@ -92,7 +92,17 @@ OPTIONS = (
         type=at_least(0),
         metavar="N",
         default=_DEFAULT_ROWS,
-        help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
+        help="the most theory rows of a kernel type; 0: the whole grid, or all of --sizes-per-shape "
+        "(default: %(default)s)",
+    ),
+    declare(
+        "--sizes-per-shape",
+        Scope.THEORY,
+        type=at_least(2),
+        metavar="N",
+        default=0,
+        help="rows of each shape of a model at N sizes of its axis of tokens, batch or context, spread geometrically "
+        "from 1 to the largest that fits, and at the edges of tiles; no other rows (default: a sample of sizes)",
     ),
     declare(
         "--seed",
@@ -182,6 +192,7 @@ class Theory:
             budget_bytes,
             sample_rows,
             is_npu=is_database_of_npu(self._config, database),
+            sizes_per_shape=option.sizes_per_shape,
         )
         return TheoryPlan(database, request, kernels)
 
@@ -294,6 +305,7 @@ class Theory:
                 "tp_sizes": list(self.plan.request.targets.tp_sizes),
                 "ep_sizes": list(self.plan.request.targets.ep_sizes),
                 "rows": option.rows,
+                "sizes_per_shape": option.sizes_per_shape,
                 "seed": option.seed,
                 "max_hbm_gb": option.max_hbm_gb,
                 "keyword": option.keyword,

@@ -14,42 +14,43 @@ from opatlas.theory.models import (
 )
 
 
-def feed_forward(hidden: int, width: int, prefix: str = "") -> tuple[Weight, ...]:
+def feed_forward(hidden: int, width: int, layers: int, prefix: str = "") -> tuple[Weight, ...]:
     """Returns the fused gate and up projection and the down projection."""
     return (
-        Weight(f"{prefix}gate_up", (width, width), hidden, "outputs"),
-        Weight(f"{prefix}down", (hidden,), width, "inputs"),
+        Weight(f"{prefix}gate_up", (width, width), hidden, "outputs", calls=layers),
+        Weight(f"{prefix}down", (hidden,), width, "inputs", calls=layers),
     )
 
 
-def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Weight, ...]:
+def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: int, layers: int) -> tuple[Weight, ...]:
     """Returns the fused projection of queries, keys and values, and the output projection."""
     kv = kv_heads * head_dim
     return (
-        Weight("qkv", (heads * head_dim, kv, kv), hidden, "outputs", least=head_dim),
-        Weight("o_proj", (hidden,), heads * head_dim, "inputs"),
+        Weight("qkv", (heads * head_dim, kv, kv), hidden, "outputs", least=head_dim, calls=layers),
+        Weight("o_proj", (hidden,), heads * head_dim, "inputs", calls=layers),
     )
 
 
-def latent_attention(hidden: int, heads: int, latent: Latent) -> tuple[Weight, ...]:
+def latent_attention(hidden: int, heads: int, latent: Latent, layers: int) -> tuple[Weight, ...]:
     """Returns the projections of multi-head latent attention.
 
     Every device has the compressions. Engines compute both in one product, or one after the other.
     """
     down = latent.kv_lora + latent.rope
     return (
-        Weight("q_a", (latent.q_lora,), hidden, "nothing"),
-        Weight("kv_a", (down,), hidden, "nothing"),
-        Weight("q_kv_a", (latent.q_lora, down), hidden, "nothing"),
-        Weight("q_b", (heads * (latent.nope + latent.rope),), latent.q_lora, "outputs"),
-        Weight("kv_b", (heads * (latent.nope + latent.value),), latent.kv_lora, "outputs"),
-        Weight("o_proj", (hidden,), heads * latent.value, "inputs"),
+        Weight("q_a", (latent.q_lora,), hidden, "nothing", calls=layers),
+        Weight("kv_a", (down,), hidden, "nothing", calls=layers),
+        Weight("q_kv_a", (latent.q_lora, down), hidden, "nothing", calls=layers),
+        Weight("q_b", (heads * (latent.nope + latent.rope),), latent.q_lora, "outputs", calls=layers),
+        Weight("kv_b", (heads * (latent.nope + latent.value),), latent.kv_lora, "outputs", calls=layers),
+        Weight("o_proj", (hidden,), heads * latent.value, "inputs", calls=layers),
     )
 
 
 def _dense(
     name: str,
     *,
+    layers: int,
     hidden: int,
     intermediate: int,
     heads: int,
@@ -59,8 +60,8 @@ def _dense(
     head_norms: bool = False,
 ) -> ModelFacts:
     weights = (
-        *grouped_query_attention(hidden, heads, kv_heads, head_dim),
-        *feed_forward(hidden, intermediate),
+        *grouped_query_attention(hidden, heads, kv_heads, head_dim, layers),
+        *feed_forward(hidden, intermediate, layers),
         lm_head(vocab, hidden),
     )
     return ModelFacts(name, hidden, intermediate, heads, kv_heads, head_dim, vocab, weights, head_norms)
@@ -69,6 +70,8 @@ def _dense(
 def _latent_experts(
     name: str,
     *,
+    layers: int,
+    dense_layers: int,
     hidden: int,
     intermediate: int,
     heads: int,
@@ -81,17 +84,17 @@ def _latent_experts(
         ()
         if indexer is None
         else (
-            Weight("indexer_q", (indexer.heads * indexer.head_dim,), latent.q_lora, "nothing"),
-            Weight("indexer_k", (indexer.head_dim,), hidden, "nothing"),
-            Weight("indexer_weights", (indexer.heads,), hidden, "nothing"),
+            Weight("indexer_q", (indexer.heads * indexer.head_dim,), latent.q_lora, "nothing", calls=layers),
+            Weight("indexer_k", (indexer.head_dim,), hidden, "nothing", calls=layers),
+            Weight("indexer_weights", (indexer.heads,), hidden, "nothing", calls=layers),
         )
     )
     weights = (
-        *latent_attention(hidden, heads, latent),
+        *latent_attention(hidden, heads, latent, layers),
         *indexer_weights,
-        *feed_forward(hidden, intermediate),
-        *feed_forward(hidden, experts.shared, "shared_"),
-        Weight("router", (experts.count,), hidden, "nothing"),
+        *feed_forward(hidden, intermediate, dense_layers),
+        *feed_forward(hidden, experts.shared, layers - dense_layers, "shared_"),
+        Weight("router", (experts.count,), hidden, "nothing", calls=layers - dense_layers),
         lm_head(vocab, hidden),
     )
     return ModelFacts(
@@ -111,6 +114,8 @@ def _latent_experts(
 
 DEEPSEEK_V3 = _latent_experts(
     "deepseek-ai/DeepSeek-V3",
+    layers=61,
+    dense_layers=3,
     hidden=7168,
     intermediate=18432,
     heads=128,
@@ -120,6 +125,7 @@ DEEPSEEK_V3 = _latent_experts(
 )
 QWEN3_32B = _dense(
     "Qwen/Qwen3-32B",
+    layers=64,
     hidden=5120,
     intermediate=25600,
     heads=64,
@@ -130,6 +136,7 @@ QWEN3_32B = _dense(
 )
 LLAMA_3_70B = _dense(
     "meta-llama/Meta-Llama-3-70B",
+    layers=80,
     hidden=8192,
     intermediate=28672,
     heads=64,
@@ -142,6 +149,8 @@ LLAMA_3_70B = _dense(
 def _glm_5(name: str) -> ModelFacts:
     return _latent_experts(
         name,
+        layers=78,
+        dense_layers=3,
         hidden=6144,
         intermediate=12288,
         heads=64,
@@ -157,6 +166,7 @@ GLM_5_2 = _glm_5("zai-org/GLM-5.2")
 #: The model of the starter database, which is small.
 QWEN3_0_6B = _dense(
     "Qwen/Qwen3-0.6B",
+    layers=28,
     hidden=1024,
     intermediate=3072,
     heads=16,

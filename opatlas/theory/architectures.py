@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from opatlas.errors import OpAtlasError
 from opatlas.theory.models import (
@@ -186,7 +186,7 @@ def model_facts(name: str, config: Any, model: Any) -> ModelFacts:
     head_dim = latent.nope + latent.rope if latent else getattr(config, "head_dim", None) or hidden // heads
     modules = _shapes(model)
     weights = _weights(modules, (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), head_dim)
-    vocab, _ = modules.get("lm_head", (config.vocab_size, hidden))
+    vocab = modules["lm_head"].n if "lm_head" in modules else config.vocab_size
     experts = _experts(config, model)
     dense = [weight.k for weight in weights if weight.role == "down"]
     return ModelFacts(
@@ -205,9 +205,17 @@ def model_facts(name: str, config: Any, model: Any) -> ModelFacts:
     )
 
 
-def _shapes(model: Any) -> dict[str, tuple[int, int]]:
-    """Returns (n, k) of each kind of linear layer and router, by its path without layer numbers."""
-    found = {}
+class _Matrix(NamedTuple):
+    """The sizes of a weight, and the number of layers with it."""
+
+    n: int
+    k: int
+    layers: int
+
+
+def _shapes(model: Any) -> dict[str, _Matrix]:
+    """Returns each kind of linear layer and router, by its path without layer numbers."""
+    found: dict[str, _Matrix] = {}
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
         last = path.rpartition(".")[2]
@@ -216,12 +224,14 @@ def _shapes(model: Any) -> dict[str, tuple[int, int]]:
         if is_linear and weight is not None and weight.dim() == 2:
             # Conv1D, the linear layer of GPT-2, has a transposed weight.
             n, k = reversed(weight.shape) if kind == "Conv1D" else weight.shape
-            found[_LAYER.sub(".*", path)] = (int(n), int(k))
+            kind_of_layer = _LAYER.sub(".*", path)
+            before = found[kind_of_layer].layers if kind_of_layer in found else 0
+            found[kind_of_layer] = _Matrix(int(n), int(k), before + 1)
     return found
 
 
-def _weights(modules: Mapping[str, tuple[int, int]], qkv: tuple[int, ...], head_dim: int) -> list[Weight]:
-    children: dict[str, dict[str, tuple[int, int]]] = {}
+def _weights(modules: Mapping[str, _Matrix], qkv: tuple[int, ...], head_dim: int) -> list[Weight]:
+    children: dict[str, dict[str, _Matrix]] = {}
     for path, shape in modules.items():
         parent, _, last = path.rpartition(".")
         # transformers before 5 has a list of experts; later versions stack their matrices.
@@ -232,23 +242,24 @@ def _weights(modules: Mapping[str, tuple[int, int]], qkv: tuple[int, ...], head_
         prefix = "shared_" if "shared_expert" in parent else ""
         rest = dict(of_parent)
         for names, role in _FUSED.items():
-            if not all(name in rest for name in names) or len({rest[name][1] for name in names}) > 1:
+            if not all(name in rest for name in names) or len({rest[name].k for name in names}) > 1:
                 continue
-            parts = tuple(rest[name][0] for name in names)
+            parts = tuple(rest[name].n for name in names)
             cut: Literal["outputs", "nothing"] = "nothing" if role == "q_kv_a" else "outputs"
             least = head_dim if role == "qkv" else 1
-            found.append(Weight(prefix + role, parts, rest[names[0]][1], cut, least))
+            first = rest[names[0]]
+            found.append(Weight(prefix + role, parts, first.k, cut, least, first.layers))
             if role != "q_kv_a":
                 # Some engines multiply with q_a and kv_a one after the other, so both stay.
                 rest = {name: shape for name, shape in rest.items() if name not in names}
-        for last, (n, k) in rest.items():
+        for last, (n, k, layers) in rest.items():
             role, of_role = _ROLES.get(last, (last, "nothing"))
             parts = (n,)
             if role == "qkv" and sum(qkv) == n:
                 parts = qkv
             elif role == "gate_up":
                 parts = (n // 2, n // 2)
-            found.append(Weight(prefix + role, parts, k, of_role, head_dim if role == "qkv" else 1))
+            found.append(Weight(prefix + role, parts, k, of_role, head_dim if role == "qkv" else 1, layers))
     return list(dict.fromkeys(found))
 
 

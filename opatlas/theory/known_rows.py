@@ -375,5 +375,5 @@ def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> Axi
 
 
 def _name(shape: Shape, model: str) -> str:
-    origins = "; ".join(origin.part for origin in shape.origins if origin.model == model)
+    origins = "; ".join(origin.label for origin in shape.origins if origin.model == model)
     return f"{origins}: {', '.join(f'{name} {value}' for name, value in shape.values.items())}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import Literal
@@ -31,11 +31,12 @@ class TargetError(OpAtlasError):
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight matrix on one device, with `n` output features and `k` input features."""
+    """A weight matrix on one device, with `n` output features and `k` input features, and its calls in a step."""
 
     name: str
     n: int
     k: int
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Weight:
         cut: the features that tensor parallelism divides.
         least: the smallest number of output features of a part on a device. A head that several devices share stays
             whole.
+        calls: how often a forward pass multiplies with a weight of these sizes: once in each layer that has one.
     """
 
     role: str
@@ -56,17 +58,19 @@ class Weight:
     k: int
     cut: Literal["outputs", "inputs", "nothing"]
     least: int = 1
+    calls: int = field(default=1, compare=False)
 
     def on_device(self, tp: int) -> Linear | None:
         """Returns the matrix that one of `tp` devices holds; None if `tp` does not divide the weight."""
         n = sum(self.parts)
         if self.cut == "inputs":
-            return None if self.k % tp else Linear(self.role, n, self.k // tp)
+            return None if self.k % tp else Linear(self.role, n, self.k // tp, self.calls)
         if self.cut == "nothing" or tp == 1:
-            return Linear(self.role, n, self.k)
+            return Linear(self.role, n, self.k, self.calls)
         if any(part % tp and part > self.least * tp for part in self.parts):
             return None
-        return Linear(self.role, sum(max(part // tp, self.least) for part in self.parts), self.k)
+        n = sum(max(part // tp, self.least) for part in self.parts)
+        return Linear(self.role, n, self.k, self.calls)
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,15 @@ class ModelFacts:
     latent: Latent | None = None
     indexer: Indexer | None = None
     experts: RoutedExperts | None = None
+
+    @property
+    def layers(self) -> int:
+        """The number of layers: each multiplies once with some weight."""
+        return max((weight.calls for weight in self.weights), default=1)
+
+    def layers_with(self, role: str) -> int:
+        """Returns the number of layers with a weight of a role; all layers where no weight has the role."""
+        return max((weight.calls for weight in self.weights if weight.role == role), default=self.layers)
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
         """Returns the sizes of tensor parallelism among `wanted` that divide the heads and all weights."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,7 @@ from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
 from opatlas.theory.report import KernelResult
 from opatlas.theory.rows import Batch, TheoryRow
-from opatlas.theory.sources import Targets
+from opatlas.theory.sources import Targets, deal_by_calls
 from opatlas.theory.space import Space, row_bytes
 
 #: Tells for each row of a frame whether a device's kernel accepts the row.
@@ -70,10 +72,11 @@ class Request:
 
     Attributes:
         targets: the models that the shapes come from.
-        rows: the largest number of theory rows of a kernel type; 0: all points of the grid.
+        rows: the largest number of theory rows of a kernel type; 0: all points of the grid, or all sizes.
         seed: the same seed draws the same rows, for a given version of hypothesis.
         budget_bytes: memory for the tensors of a row and the buffer that flushes the cache.
         draw: draws the rows of a sample.
+        sizes_per_shape: each shape has rows at so many sizes of its axes of tokens, and no other rows; 0: see `rows`.
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
     """
 
@@ -83,6 +86,7 @@ class Request:
     budget_bytes: int
     draw: DrawRows
     is_npu: bool = True
+    sizes_per_shape: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,16 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
     spaces = pattern_spaces(kernel, request, known if forms_of_database else None, table.path.parent)
     existing = signatures(kernel.kernel_type, table.frame)
     captured = {s for s, row in zip(existing, known.rows, strict=True) if row.captured} if known is not None else set()
-    wanted = _sample(spaces, captured, request) if request.rows else map(_batch_rows, _all_batches(spaces))
+    beyond_rows = 0
+    wanted: Iterable[_PlannedRows]
+    if request.sizes_per_shape:
+        queues = [_rows_of_sizes(space, request.sizes_per_shape) for space in spaces if len(space)]
+        chosen, beyond_rows = _choose(queues, captured, request.rows or sys.maxsize)
+        wanted = _parts(chosen)
+    elif request.rows:
+        wanted = _sample(spaces, captured, request)
+    else:
+        wanted = map(_batch_rows, _all_batches(spaces))
     accepts = acceptance_filter(table.path.parent, kernel.kernel_type)
     before, seen = set(existing), set(existing)
     kept, found, repeated, refused = [], [], 0, 0
@@ -171,6 +184,7 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
         existing=repeated,
         refused=refused,
         over_budget=sum(space.over_budget for space in spaces),
+        beyond_rows=beyond_rows,
         smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
         missing=tuple(sorted({space.missing_source for space in spaces if space.missing_source})),
         unknown_dtypes=tuple(known.unknown_dtypes()) if known is not None else (),
@@ -198,17 +212,15 @@ def _batch_rows(batch: Batch) -> _PlannedRows:
     return _PlannedRows(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
 
 
+#: Signature, part and position of a row.
+_Entry = tuple[str, _PlannedRows, int]
+
+
 def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_PlannedRows]:
     """Yields the required rows, pattern by pattern in turn, then drawn rows, `request.rows` in all."""
     queues = [_required(space) for space in spaces if len(space)]
-    chosen: dict[str, tuple[_PlannedRows, int]] = {}
-    for in_turn in zip_longest(*queues):
-        for entry in in_turn:
-            if entry is not None and entry[0] not in captured and len(chosen) < request.rows:
-                chosen.setdefault(entry[0], entry[1:])
-    for part in {id(part): part for part, _ in chosen.values()}.values():
-        indices = [i for s, (other, i) in chosen.items() if other is part]
-        yield _PlannedRows(part.frame.iloc[indices], part.bytes[indices], [part.signatures[i] for i in indices])
+    chosen, _ = _choose(queues, captured, request.rows)
+    yield from _parts(chosen)
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
         return
@@ -218,8 +230,44 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
         yield _PlannedRows(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
 
 
-def _required(space: Space) -> Iterator[tuple[str, _PlannedRows, int]]:
-    """Returns signature, part and position of the rows that every sample holds, the most important rows first."""
+def _choose(
+    queues: Sequence[Iterable[_Entry]], captured: set[str], most: int
+) -> tuple[dict[str, tuple[_PlannedRows, int]], int]:
+    """Returns the first rows of the queues, which take turns, by signature; and how many further rows there are."""
+    chosen: dict[str, tuple[_PlannedRows, int]] = {}
+    further = set()
+    for in_turn in zip_longest(*queues):
+        for entry in in_turn:
+            if entry is None or entry[0] in captured:
+                continue
+            if len(chosen) < most:
+                chosen.setdefault(entry[0], entry[1:])
+            elif entry[0] not in chosen:
+                further.add(entry[0])
+    return chosen, len(further)
+
+
+def _parts(chosen: Mapping[str, tuple[_PlannedRows, int]]) -> Iterator[_PlannedRows]:
+    """Yields the chosen rows of each part."""
+    for part in {id(part): part for part, _ in chosen.values()}.values():
+        indices = [i for other, i in chosen.values() if other is part]
+        yield _PlannedRows(part.frame.iloc[indices], part.bytes[indices], [part.signatures[i] for i in indices])
+
+
+def _rows_of_sizes(space: Space, count: int) -> Iterator[_Entry]:
+    """Yields the rows of `Space.rows_of_sizes`, dealt among the models and among their shapes by calls."""
+    lines: dict[tuple[int, int], list[tuple[int, _Entry]]] = {}
+    for number, rows in enumerate(space.rows_of_sizes(count)):
+        part = _batch_rows(rows.batch)
+        for i, (shape, turn) in enumerate(zip(rows.shapes.tolist(), rows.turns.tolist(), strict=True)):
+            lines.setdefault((shape, number), []).append((turn, (part.signatures[i], part, i)))
+    queues = [iter(sorted(line, key=itemgetter(0))) for line in lines.values()]
+    for number in deal_by_calls([space.shapes[shape] for shape, _ in lines], [len(line) for line in lines.values()]):
+        yield next(queues[number])[1]
+
+
+def _required(space: Space) -> Iterator[_Entry]:
+    """Returns the rows that every sample holds, the most important rows first."""
     positions = np.array(space.required(), dtype=np.int64)
     # The rows of a batch are in the order of the grid.
     order = np.argsort(positions, kind="stable")

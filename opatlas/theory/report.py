@@ -65,6 +65,7 @@ class KernelResult:
         added: rows that were added, or would be.
         existing: rows of the run that the database had before.
         largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
+        beyond_rows: rows of further sizes that --rows leaves out.
         refused: rows left out because the device's kernel refuses them.
         over_budget: points of the grid left out because their tensors exceed the memory budget.
         smallest_bytes: bytes of the tensors of the smallest of these points; 0 if there are none.
@@ -78,6 +79,7 @@ class KernelResult:
     existing: int = 0
     largest_bytes: int = 0
     total_bytes: int = 0
+    beyond_rows: int = 0
     refused: int = 0
     over_budget: int = 0
     smallest_bytes: int = 0
@@ -147,6 +149,8 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, read_only: boo
             f"{result.kernel_type:{width}}  {result.added:8,}  {result.existing:8,}  {result.over_budget:9,}  "
             f"{_size(result.largest_bytes):>8}  {_size(result.total_bytes):>8}"
         )
+        if result.beyond_rows:
+            yield f"  {pluralize(result.beyond_rows, 'row')} of further sizes left out by --rows"
         if result.refused:
             yield f"  {pluralize(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
         if result.unknown_dtypes:

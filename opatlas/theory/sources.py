@@ -7,15 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from opatlas.text import suggest
 from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, TargetError, built_in_models, models_by_name
 from opatlas.theory.patterns import Axis, Pattern
 
-#: A label for the coverage report, such as "gate_up, tp 8", and the sizes.
-LabelledSizes = tuple[str, tuple[int, ...]]
+
+class ModelPart(NamedTuple):
+    """A part of a model on one device.
+
+    Attributes:
+        name: the part, such as "gate_up".
+        sizes: its sizes.
+        calls: how often a step calls a kernel with these sizes, as far as the number of layers tells.
+        division: how the part is divided, such as "tp 8"; "" for a part that every device has.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    calls: int
+    division: str = ""
+
+
+#: Rows that each shape gets before the number of calls counts: the smallest and the largest size.
+_FIRST_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -40,19 +59,26 @@ class ShapeSource:
 
     Attributes:
         names: the variables of the sizes.
-        sizes_of: yields the sizes of a model, with a label, for each way to divide the model.
+        sizes_of: yields the parts of a model with such sizes, for each way to divide the model.
     """
 
     names: tuple[str, ...]
-    sizes_of: Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]
+    sizes_of: Callable[[ModelFacts, Targets], Iterable[ModelPart]]
 
 
 @dataclass(frozen=True)
 class ShapeOrigin:
-    """The model that sizes come from, and the part of the model."""
+    """The model that sizes come from, the part of the model, how it is divided, and its calls in a step."""
 
     model: str
     part: str
+    division: str = ""
+    calls: int = 1
+
+    @property
+    def label(self) -> str:
+        """The part and how it is divided, such as "gate_up, tp 8"."""
+        return f"{self.part}, {self.division}" if self.division else self.part
 
 
 @dataclass(frozen=True)
@@ -96,6 +122,61 @@ def interleave_models(shapes: Sequence[Shape]) -> list[int]:
     return [*found, *(number for number in range(len(shapes)) if number not in found)]
 
 
+def deal_by_calls(shapes: Sequence[Shape], counts: Sequence[int]) -> Iterator[int]:
+    """Deals the rows of shapes, the models in turn, so that each of them gets equally many.
+
+    Each shape of a model has two rows before any has three; after these, shapes get rows in proportion to the calls of
+    a step. Generic shapes come last. A row of a shape of several models counts for the model whose turn it is.
+
+    Args:
+        counts: the number of rows of each shape.
+
+    Yields:
+        The position of the shape of each row.
+    """
+    calls: dict[str, dict[int, int]] = {}
+    for number, shape in enumerate(shapes):
+        for origin in shape.origins:
+            of_model = calls.setdefault(origin.model, {})
+            of_model[number] = of_model.get(number, 0) + origin.calls
+    generic = {number: 1 for number, shape in enumerate(shapes) if not shape.origins}
+    dealt = [0] * len(shapes)
+    for together in (list(calls.values()), [generic]):
+        queues = [[(_turn(0, of_model[number]), number, 0) for number in of_model] for of_model in together]
+        waiting = list(zip(queues, together, strict=True))
+        for queue, _ in waiting:
+            heapify(queue)
+        while waiting:
+            for queue, of_model in list(waiting):
+                new = _next(queue, of_model, dealt, counts)
+                if new is None:
+                    waiting.remove((queue, of_model))
+                else:
+                    yield new
+
+
+#: The turn, the shape, and how many rows the shape has before it.
+_Turn = tuple[float, int, int]
+
+
+def _turn(row: int, calls: int) -> float:
+    return row - _FIRST_ROWS if row < _FIRST_ROWS else (row - _FIRST_ROWS + 1) / calls
+
+
+def _next(queue: list[_Turn], calls: Mapping[int, int], dealt: list[int], counts: Sequence[int]) -> int | None:
+    """Takes the next row out of a queue. Another model may have taken rows of a shape meanwhile."""
+    while queue:
+        _, number, row = heappop(queue)
+        done = dealt[number]
+        if done < counts[number]:
+            taken = row == done
+            dealt[number] += taken
+            heappush(queue, (_turn(dealt[number], calls[number]), number, dealt[number]))
+            if taken:
+                return number
+    return None
+
+
 def missing_source(pattern: Pattern, targets: Targets) -> str:
     """Returns a source of the pattern that none of the models has; "" without such a source."""
     return next((axis.source for axis in pattern.axes if axis.source and not _axis_shapes(axis, targets)), "")
@@ -105,8 +186,8 @@ def _axis_shapes(axis: Axis, targets: Targets) -> list[Shape]:
     names = SOURCES[axis.source].names
     found: dict[tuple[int, ...], list[ShapeOrigin]] = {}
     for model in targets.models:
-        for part, values in SOURCES[axis.source].sizes_of(model, targets):
-            found.setdefault(values, []).append(ShapeOrigin(model.name, part))
+        for part, sizes, calls, division in SOURCES[axis.source].sizes_of(model, targets):
+            found.setdefault(sizes, []).append(ShapeOrigin(model.name, part, division, calls))
     if targets.generic and axis.generic:
         for values in product(*(axis.generic[name] for name in names)):
             found.setdefault(values, [])
@@ -123,117 +204,129 @@ def _combine(parts: Sequence[Shape]) -> Shape:
 
 
 def _per_tp(
-    sizes_of: Callable[[ModelFacts, int], Iterable[LabelledSizes]],
-) -> Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]:
+    sizes_of: Callable[[ModelFacts, int], Iterable[ModelPart]],
+) -> Callable[[ModelFacts, Targets], Iterable[ModelPart]]:
     """Yields the sizes on one device for each size of tensor parallelism."""
 
-    def of_all(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
+    def of_all(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
         for tp in model.tp_sizes(targets.tp_sizes):
-            for part, values in sizes_of(model, tp):
-                yield f"{part}, tp {tp}", values
+            for part in sizes_of(model, tp):
+                yield part._replace(division=f"tp {tp}")
 
     return of_all
 
 
-def _linears(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _linears(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     for linear in model.linears(tp):
-        yield linear.name, (linear.n, linear.k)
+        yield ModelPart(linear.name, (linear.n, linear.k), linear.calls)
 
 
-def _quantized(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _quantized(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     """Yields linear layers except the router, the indexer and the LM head, which engines do not quantize."""
-    for linear in model.linears(tp):
-        if linear.name not in ("lm_head", "router", "indexer_weights", "indexer_k"):
-            yield linear.name, (linear.n, linear.k)
+    for part in _linears(model, tp):
+        if part.name not in ("lm_head", "router", "indexer_weights", "indexer_k"):
+            yield part
 
 
-def _hidden(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
-    yield "hidden", (model.hidden,)
+def _hidden(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
+    yield _residual(model)
 
 
-def _widths(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _residual(model: ModelFacts) -> ModelPart:
+    """Returns the residual stream, which attention and the feed-forward network of each layer read and add to."""
+    return ModelPart("hidden", (model.hidden,), 2 * model.layers)
+
+
+def _widths(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     """Yields the features of tensors between layers."""
-    yield "hidden", (model.hidden,)
+    yield _residual(model)
     yield from _gated(model, tp)
     if model.latent is not None and model.latent.q_lora:
-        yield "q_lora", (model.latent.q_lora,)
+        yield ModelPart("q_lora", (model.latent.q_lora,), model.layers)
     if model.latent is not None:
-        yield "kv_lora", (model.latent.kv_lora,)
+        yield ModelPart("kv_lora", (model.latent.kv_lora,), model.layers)
 
 
-def _norms(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
-    yield "hidden", (model.hidden,)
+def _norms(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
+    yield _residual(model)
     if model.latent is not None and model.latent.q_lora:
-        yield "q_lora", (model.latent.q_lora,)
+        yield ModelPart("q_lora", (model.latent.q_lora,), model.layers)
 
 
-def _head_norms(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _head_norms(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     if model.head_norms:
-        yield "query heads", (model.heads // tp, model.head_dim)
-        yield "key heads", (model.kv_heads_on_device(tp), model.head_dim)
+        yield ModelPart("query heads", (model.heads // tp, model.head_dim), model.layers)
+        yield ModelPart("key heads", (model.kv_heads_on_device(tp), model.head_dim), model.layers)
 
 
-def _gated(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _gated(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     """Yields the features of feed-forward networks after the gate."""
     if model.intermediate:
-        yield "feed-forward", (model.intermediate // tp,)
+        yield ModelPart("feed-forward", (model.intermediate // tp,), model.layers_with("down"))
     if model.experts is not None:
         if model.experts.shared:
-            yield "shared experts", (model.experts.shared // tp,)
-        yield "expert", (model.experts.width,)
+            shared = (model.experts.shared // tp,)
+            yield ModelPart("shared experts", shared, model.layers_with("shared_down"))
+        yield ModelPart("expert", (model.experts.width,), model.layers_with("router"))
 
 
-def _attention(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _attention(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     """Yields query heads, key heads and features of a head; nothing for latent attention."""
     if model.latent is None:
-        yield "attention", (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
+        sizes = (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
+        yield ModelPart("attention", sizes, model.layers)
 
 
-def _latent(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _latent(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     if model.latent is not None:
         latent = model.latent
-        yield "attention", (model.heads // tp, latent.kv_lora, latent.nope, latent.rope, latent.value)
+        sizes = (model.heads // tp, latent.kv_lora, latent.nope, latent.rope, latent.value)
+        yield ModelPart("attention", sizes, model.layers)
 
 
-def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
+def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     if model.latent is not None:
-        yield "cache", (model.latent.kv_lora, model.latent.rope)
+        yield ModelPart("cache", (model.latent.kv_lora, model.latent.rope), model.layers)
 
 
-def _angles(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
+def _angles(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     """Yields the features that a rotary embedding rotates."""
-    yield "rotary embedding", (model.latent.rope if model.latent is not None else model.head_dim,)
+    rotated = model.latent.rope if model.latent is not None else model.head_dim
+    yield ModelPart("rotary embedding", (rotated,), model.layers)
 
 
-def _sparse(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
+def _sparse(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     if model.latent is not None and model.indexer is not None:
-        heads = model.heads // tp
-        yield "attention", (heads, model.latent.kv_lora, model.latent.rope, model.indexer.top_k)
+        sizes = (model.heads // tp, model.latent.kv_lora, model.latent.rope, model.indexer.top_k)
+        yield ModelPart("attention", sizes, model.layers)
 
 
-def _indexer(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
+def _indexer(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     if model.indexer is not None:
-        yield "indexer", (model.indexer.heads, model.indexer.head_dim, model.indexer.top_k)
+        sizes = (model.indexer.heads, model.indexer.head_dim, model.indexer.top_k)
+        yield ModelPart("indexer", sizes, model.layers)
 
 
-def _vocab(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
-    yield "logits", (model.vocab,)
+def _vocab(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
+    yield ModelPart("logits", (model.vocab,), 1)
 
 
-def _embedding(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
-    yield "embedding", (-(-model.vocab // tp), model.hidden)
+def _embedding(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
+    yield ModelPart("embedding", (-(-model.vocab // tp), model.hidden), 1)
 
 
-def _router(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
+def _router(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     if model.experts is not None:
-        yield "router", (model.experts.count, model.experts.top_k, model.hidden)
+        sizes = (model.experts.count, model.experts.top_k, model.hidden)
+        yield ModelPart("router", sizes, model.layers_with("router"))
 
 
-def _experts(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
+def _experts(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     """Yields (experts on a device, their width, hidden, top_k, ep)."""
     for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
         assert model.experts is not None
-        yield f"experts, ep {ep}", (count, width, model.hidden, model.experts.top_k, ep)
+        sizes = (count, width, model.hidden, model.experts.top_k, ep)
+        yield ModelPart("experts", sizes, model.layers_with("router"), f"ep {ep}")
 
 
 SOURCES: dict[str, ShapeSource] = {

@@ -8,8 +8,9 @@ row is rejected.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, prod
+from math import gcd, log, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,27 @@ _EDGES_FROM = 32
 _BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
 #: The golden ratio: the fractional parts of any number of multiples spread evenly over 0 ... 1.
 _GOLDEN = 0.6180339887498949
+
+
+#: Sizes at the edges of tiles and beside them that each shape gets with --sizes-per-shape.
+_EDGES = tuple(tile + beside for tile in (64, 128, 256) for beside in _BESIDE)
+#: The least number of sizes between two powers of two that spread sizes are chosen from: 8, 9 ... 15, 16, 18 ... 30.
+_STEPS = 8
+
+
+@dataclass(frozen=True)
+class SizedRows:
+    """The rows of one form at sizes that are spread over the axes.
+
+    Attributes:
+        batch: the rows.
+        shapes: the shape of each row, as a position in `Space.shapes`.
+        turns: the place of each row in the order of importance of the rows of its shape.
+    """
+
+    batch: Batch
+    shapes: Array
+    turns: Array
 
 
 class Space:
@@ -160,6 +182,61 @@ class Space:
         there = counts > 0
         groups = [np.array(once, dtype=np.int64), starts[there], (starts + counts - 1)[there], *edges]
         return list(dict.fromkeys(np.concatenate(groups).tolist()))
+
+    def rows_of_sizes(self, count: int) -> list[SizedRows]:
+        """Returns rows of each shape at `count` sizes of each axis of tokens, and at the edges of tiles.
+
+        The sizes are spread geometrically from the smallest to the largest that is legal and fits the budget. In a row
+        of a size, the other axes have any legal values of their grids; these vary from row to row.
+
+        Returns:
+            The rows of each form that has any.
+        """
+        found = []
+        # A pattern without an axis of tokens has its rows on its first axis.
+        axes = self._free or self._grids[:1]
+        for form, legal in zip(self.forms, self._legal, strict=True):
+            if not len(legal):
+                continue
+            if not axes:
+                found.append(SizedRows(self._batch(form, legal), legal // self._points, np.zeros_like(legal)))
+                continue
+            rows = np.array(
+                [
+                    (shape, turn * len(axes) + number, *sizes)
+                    for number, axis in enumerate(axes)
+                    for shape, turn, sizes in self._rows_along(axis, form, count)
+                ],
+                dtype=np.int64,
+            )
+            env: dict[str, Ints] = {name: values[rows[:, 0]] for name, values in self._of_shape.items()}
+            env |= {axis.name: rows[:, 2 + number] for number, axis in enumerate(self._grids)}
+            found.append(SizedRows(self._batch_of(form, env, len(rows)), rows[:, 0], rows[:, 1]))
+        return found
+
+    def _rows_along(self, axis: Axis, form: Form, count: int) -> Iterable[tuple[int, int, list[int]]]:
+        """Yields the shape, the turn and the sizes of all grids of the rows that `rows_of_sizes` has along an axis."""
+        sizes = np.array(_candidates(axis, count), dtype=np.int64)
+        others = [each for each in self._grids if each is not axis]
+        mesh = np.meshgrid(*(np.array(each.grid, dtype=np.int64) for each in others), indexing="ij")
+        of_others: dict[str, Array] = {each.name: values.ravel() for each, values in zip(others, mesh, strict=True)}
+        env: dict[str, Ints] = {name: values[:, None, None] for name, values in self._of_shape.items()}
+        env |= {axis.name: sizes[None, :, None]}
+        env |= {name: values[None, None, :] for name, values in of_others.items()}
+        self._complete(env)
+        whole = (len(self.shapes), len(sizes), prod(len(each.grid) for each in others))
+        legal = np.broadcast_to(self._possible(form, env), whole) & (self._bytes(form, env) <= self._budget_bytes)
+        for shape, of_shape in enumerate(legal):
+            possible = np.flatnonzero(of_shape.any(axis=1))
+            for turn, place in enumerate(_spread(sizes[possible].tolist(), count)):
+                index = int(possible[place])
+                points = np.flatnonzero(of_shape[index])
+                point = points[int(len(points) * ((turn + shape) * _GOLDEN % 1))]
+                yield (
+                    shape,
+                    turn,
+                    [int(sizes[index] if each is axis else of_others[each.name][point]) for each in self._grids],
+                )
 
     @property
     def size(self) -> int:
@@ -277,13 +354,60 @@ class Space:
         shape, point = np.divmod(legal, self._points)
         env: dict[str, Ints] = {name: values[shape] for name, values in self._of_shape.items()}
         env |= {name: values[point] for name, values in self._of_point.items()}
+        return self._batch_of(form, env, len(legal))
+
+    def _batch_of(self, form: Form, env: dict[str, Ints], count: int) -> Batch:
         self._complete(env)
         slots = [
             tuple(_dims(template, dtype, name, env) for template, dtype, name in zip(*part, strict=True))
             for part in self._slots_of(form)
         ]
         cells = {column: _cells(value, env) for column, value in self.pattern.cells.items()}
-        return Batch(self.kernel_type, form, slots[0], slots[1], cells, len(legal), self._bytes(form, env))
+        return Batch(self.kernel_type, form, slots[0], slots[1], cells, count, self._bytes(form, env))
+
+
+def _candidates(axis: Axis, count: int) -> list[int]:
+    """Returns the sizes that spread sizes are chosen from, ascending: twice as many as are wanted where there are."""
+    if not axis.between:
+        return list(axis.grid)
+    first, last = axis.grid[0], axis.grid[-1]
+    steps = _STEPS
+    while True:
+        rounded = {(steps + i << octave) // steps for octave in range(last.bit_length()) for i in range(steps)}
+        found = {size for size in rounded | {*axis.grid, *_EDGES} if first <= size <= last}
+        if len(found) >= min(2 * count, last - first + 1):
+            return sorted(found)
+        steps *= 2
+
+
+def _spread(sizes: Sequence[int], count: int) -> list[int]:
+    """Returns the positions of up to `count` ascending sizes that are spread geometrically, and of the edges of tiles.
+
+    The ends come first, then sizes in the middle of those before them, then edges.
+    """
+    if not sizes:
+        return []
+    chosen = [0]
+    for left in range(min(count, len(sizes)) - 1, 0, -1):
+        # An equal factor leads from the size before to the largest one in the steps that are left.
+        before = sizes[chosen[-1]]
+        wanted = before * (sizes[-1] / before) ** (1 / left)
+        later = range(chosen[-1] + 1, len(sizes) - left + 1)
+        chosen.append(min(later, key=lambda place: abs(log(sizes[place] / wanted))))
+    edges = [place for place, size in enumerate(sizes) if size in _EDGES]
+    return list(dict.fromkeys([*(chosen[i] for i in _ends_first(len(chosen))), *edges]))
+
+
+def _ends_first(count: int) -> list[int]:
+    """Returns 0 ... count - 1: the ends, then the middle of each part between numbers that came before."""
+    order = {0: None, count - 1: None}
+    parts = [(0, count - 1)]
+    for low, high in parts:
+        if high - low > 1:
+            middle = (low + high) // 2
+            order[middle] = None
+            parts += [(low, middle), (middle, high)]
+    return list(order)
 
 
 def _nearby_size(axis: Axis, size: int, code: int) -> int:

@@ -133,6 +133,21 @@ def test_what_modules_and_configuration_say_is_what_is_built_in(architecture: st
     assert read.tp_sizes() == facts.tp_sizes() == TP_SIZES
 
 
+def calls_of(model: ModelFacts) -> dict[str, int]:
+    return {weight.role: weight.calls for weight in model.weights}
+
+
+def test_a_step_calls_a_weight_once_in_each_layer_that_has_it(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+    read = resolve_model(str(config_file(tmp_path, "glm_moe_dsa")))
+    assert calls_of(read) == calls_of(GLM_5_1)
+    read = resolve_model(str(config_file(tmp_path, "deepseek_v3", num_hidden_layers=5)))
+    assert read.layers == 5
+    calls = calls_of(read)
+    wanted = {"q_b": 5, "q_kv_a": 5, "down": 3, "gate_up": 3, "shared_down": 2, "router": 2, "lm_head": 1}
+    assert {role: calls[role] for role in wanted} == wanted
+
+
 def test_both_glm_5_are_alike() -> None:
     assert GLM_5_1.weights == GLM_5_2.weights
 
