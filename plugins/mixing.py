@@ -25,13 +25,13 @@ from opatlas.text import pluralize, printable
 
 from .plan import Plan
 from .settings import Settings
-from .target import Target
+from .target import SessionTarget
 
 #: Options that measure rows as the stored durations were measured.
 _SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}
 
 
-def origin_notes(provenance: Provenance, settings: Settings, target: Target) -> list[str]:
+def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarget) -> list[str]:
     """Returns a note if the database is of another device, other software, or another patch of the same release.
 
     Raises:
@@ -127,7 +127,7 @@ def check_replaced(
     return ReplacedCheck("", [printable(note) for note in notes])
 
 
-def _planned_duration(settings: Settings, target: Target, *, in_group: bool) -> PlannedDuration:
+def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bool) -> PlannedDuration:
     """Returns how a session will measure a row of a target."""
     if settings.prof_path is not None:
         return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof", None)

@@ -53,7 +53,7 @@ from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
 from .run_manifest import present_code
 from .selection import GIVEN_UP_AFTER, Choice
 from .session_context import SessionContext
-from .target import Target, TargetDatabase
+from .target import SessionTarget, TargetDatabase
 from .where_variables import TableVariables
 
 #: Columns that a replay may need.
@@ -164,8 +164,8 @@ def _prepare_for(context: SessionContext, own: TargetDatabase) -> PreparedDataba
     return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
 
 
-def _rows_of(target: Target, database: Database) -> Mapping[str, Sequence[Mapping[str, str]]]:
-    """Returns the rows of `Target.rows_from`, and of the database, whose kernel types the implementation has.
+def _rows_of(target: SessionTarget, database: Database) -> Mapping[str, Sequence[Mapping[str, str]]]:
+    """Returns the rows of `SessionTarget.rows_from`, and of the database, whose kernel types the implementation has.
 
     The rows of a starter database are taken where there are none.
 

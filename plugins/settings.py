@@ -31,7 +31,7 @@ from .options import (
     refuse,
 )
 from .selection import Choice, Shard, keyword_filter
-from .target import Target, devices_of, named_versions, refuse_useless_versions, targets_of
+from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where
 from .workload import KernelWorkload, ProfiledWorkload, Workload, make_workload, workload_type
 
@@ -66,7 +66,7 @@ class Settings:
         notes: what the user should know about the choice of implementations.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[SessionTarget, ...]
     devices: tuple[DeviceSpec, ...]
     mode: UpdateMode
     prune: bool

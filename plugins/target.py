@@ -37,7 +37,7 @@ _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
 
 @dataclass(frozen=True)
-class Target:
+class SessionTarget:
     """An implementation, and the database of its durations.
 
     Attributes:
@@ -65,7 +65,7 @@ class TargetDatabase:
         lock: the lock of the database, taken with the plan.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SessionTarget) -> None:
         self.target = target
         self.database = Database(target.path)
         self.provenance: Provenance | None = None
@@ -123,7 +123,7 @@ def refuse_useless_versions(config: pytest.Config) -> None:
 
 def targets_of(
     config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload
-) -> tuple[list[Target], list[str]]:
+) -> tuple[list[SessionTarget], list[str]]:
     """Returns a target for each implementation of --implementation that is installed, and lines about the others.
 
     Args:
@@ -147,7 +147,7 @@ def targets_of(
     targets = []
     for each in usable:
         if each.is_default:
-            targets.append(Target(each, base, replace(origin, implementation=each.name), note=note))
+            targets.append(SessionTarget(each, base, replace(origin, implementation=each.name), note=note))
             continue
         path = (
             safe_folder(Database(base).implementations_dir / f"{each.name}-{each.version}")
@@ -158,7 +158,7 @@ def targets_of(
         )
         versions = {**origin.versions, each.name: each.version}
         own = replace(origin, versions=versions, implementation=each.name)
-        targets.append(Target(each, path, own, rows_from=base))
+        targets.append(SessionTarget(each, path, own, rows_from=base))
     return targets, lines
 
 

@@ -48,8 +48,6 @@ WITH_TORCH = ("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas
 WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder", MODEL_LOADER)
 #: They add options to pytest, or run it.
 WITH_PYTEST = ("opatlas.collectives.options", "opatlas.engine.expert_parallel", "opatlas.cli.sessions")
-#: Class names that stand for several things still; to become 0.
-KNOWN_TWICE = 22
 #: A name that is imported when it is needed ("opatlas.devices.cpu:CpuDevice").
 _LATE = re.compile(r"(opatlas(?:\.\w+)+):(\w+)")
 
@@ -256,7 +254,7 @@ def test_no_class_name_stands_for_two_things() -> None:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(module)
     twice = {name: places for name, places in where.items() if len(places) > 1}
-    assert len(twice) <= KNOWN_TWICE, twice
+    assert not twice
 
 
 def test_the_conftest_of_the_checkout_registers_the_plugins_and_nothing_else() -> None:

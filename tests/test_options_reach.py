@@ -9,7 +9,7 @@ from pathlib import Path
 from opatlas.plugins.run_manifest import options_of
 from opatlas.plugins.selection import Shard
 from opatlas.plugins.settings import Settings
-from opatlas.plugins.target import Target
+from opatlas.plugins.target import SessionTarget
 from opatlas.plugins.workload import CollectiveWorkload
 
 from opatlas.combine.provenance import MeasurementOrigin
@@ -37,7 +37,7 @@ NOT_IN_MANIFEST = {
 
 def settings(**more: object) -> Settings:
     values: dict[str, object] = {
-        "targets": (Target(Implementation("torch"), Path("database"), MeasurementOrigin()),),
+        "targets": (SessionTarget(Implementation("torch"), Path("database"), MeasurementOrigin()),),
         "devices": (DeviceSpec("cpu"),),
         "mode": UpdateMode.MISSING_ONLY,
         "prune": True,

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.stand_in import add_device_kernels
 from opatlas.implementations.contract import KernelSource
-from opatlas.instruments.attribution import AnotherCase, NoSamples, PendingSamples, ProfiledSamples, own_kernel
+from opatlas.instruments.attribution import (
+    AnotherCase,
+    NoSamples,
+    OwnKernel,
+    PendingSamples,
+    ProfiledSamples,
+    own_kernel,
+    whole_call,
+)
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 from opatlas.text import detail_text, reason_text
@@ -83,13 +91,18 @@ def add_profiled_samples(
         kernel_type, cells: the row.
         found: the row's samples in the profile.
     """
-    own = found if isinstance(found, NoSamples) else own_kernel(kernel_type, cells, found)
+    assert outcome.measurement is not None
+    execution = outcome.measurement.execution
+    own: OwnKernel | AnotherCase | NoSamples
+    if isinstance(found, NoSamples):
+        own = found
+    else:
+        own = whole_call(found) if execution.is_library else own_kernel(kernel_type, cells, found)
     if isinstance(own, NoSamples):
         reason = f"launched and right, but not measured: {own.reason}"
         return RowOutcome(Status.FAILED, reason, changed=outcome.changed)
     if isinstance(own, AnotherCase):
         return RowOutcome(Status.UNSUPPORTED, own.reason, changed=outcome.changed)
-    assert outcome.measurement is not None
     measurement = replace(
         outcome.measurement,
         samples_us=own.durations_us,
@@ -97,6 +110,7 @@ def add_profiled_samples(
         helper_kernels=own.helper_kernels,
         stand_in=add_device_kernels(outcome.measurement.stand_in, own.device_kernels),
         ran_as=own.ran_as,
+        execution=replace(execution, kernel_names=own.kernel_names),
         counters=own.counters,
         assumptions=(*outcome.measurement.assumptions, *own.assumptions),
     )

@@ -15,7 +15,7 @@ from opatlas.engine.job import RowOutcome, add_profiled_samples
 from opatlas.engine.noise_limit import ATTEMPTS, Attempt, apply_noise_limit, describe_discarded, sample_noise
 from opatlas.engine.result_check import Checked
 from opatlas.engine.stand_in import describe_stand_in
-from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel
+from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel, whole_call
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.model.errors import OutOfMemory
@@ -37,12 +37,15 @@ class Sampling:
         instrument: Instrument,
         settings: MeasureSettings,
         group: Group,
+        *,
+        is_library: bool = False,
     ) -> None:
         """
         Args:
             kernel_type, cells: the row.
             device, instrument, settings: device, instrument and settings of the measurement.
             group: the group of this process.
+            is_library: whether an implementation other than the default is measured.
         """
         self._kernel_type = kernel_type
         self._cells = cells
@@ -50,6 +53,7 @@ class Sampling:
         self._instrument = instrument
         self._settings = settings
         self._group = group
+        self._is_library = is_library
         #: Attempts to measure the row within a noise limit. Empty without a limit, or if a profile has the durations.
         self._attempts: list[Attempt] = []
 
@@ -113,7 +117,8 @@ class Sampling:
         """Returns the durations of samples; () if the durations are missing, or in a profile that is not read yet."""
         if not isinstance(samples.profiled, ProfiledSamples):
             return samples.durations_us
-        own = own_kernel(self._kernel_type, self._cells, samples.profiled)
+        found = samples.profiled
+        own = whole_call(found) if self._is_library else own_kernel(self._kernel_type, self._cells, found)
         return own.durations_us if isinstance(own, OwnKernel) else ()
 
     def outcome(

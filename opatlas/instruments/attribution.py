@@ -306,6 +306,7 @@ class OwnKernel:
         helper_kernels: microseconds of all other launches of a call by kernel type, mean over the samples.
         assumptions: assumptions about the samples.
         ran_as: the sibling that ran in place of the row's kernel; None for the kernel itself.
+        kernel_names: names of the launches of one call, in their order.
     """
 
     durations_us: tuple[float, ...]
@@ -314,6 +315,7 @@ class OwnKernel:
     helper_kernels: Mapping[str, float]
     assumptions: tuple[str, ...]
     ran_as: LaunchedCase | None = None
+    kernel_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -353,6 +355,29 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
     if differences:
         return AnotherCase(f"the call launches another case than the row's here ({'; '.join(differences)})")
     return AnotherCase(f"the call launches {' + '.join(types)} here, whose duration is not that of {kernel_type}")
+
+
+def whole_call(found: ProfiledSamples) -> OwnKernel | NoSamples:
+    """Returns samples of all launches of a call, for an implementation whose kernels have names of their own."""
+    calls, assumption = count_collectives_once("", found.calls)
+    if not all(calls):
+        return NoSamples("the profile holds no kernel of some of the samples")
+    names = {tuple(launch.kernel_type for launch in call) for call in calls}
+    if len(names) > 1:
+        several = " and ".join(sorted(" + ".join(each) for each in names))
+        return NoSamples(f"equal calls launched different kernels: {several}")
+    counters: dict[str, list[float]] = defaultdict(list)
+    for launch in (launch for call in calls for launch in call):
+        for counter, value in launch.counters.items():
+            counters[counter].append(value)
+    return OwnKernel(
+        durations_us=tuple(sum(launch.duration_us for launch in call) for call in calls),
+        counters={counter: fmean(values) for counter, values in counters.items()},
+        device_kernels=len(calls[0]),
+        helper_kernels={},
+        assumptions=tuple(text for text in (found.assumption, assumption) if text),
+        kernel_names=next(iter(names)),
+    )
 
 
 _Compared: TypeAlias = "Sequence[tuple[Launch, LaunchComparison]]"
@@ -400,4 +425,5 @@ def _samples(
         helper_kernels={helper: sum(values) / len(calls) for helper, values in helpers.items()},
         assumptions=(*assumptions, *comparison.assumptions, *([several] if len(launches[0]) > 1 else [])),
         ran_as=None if sibling is None else LaunchedCase(sibling, first.cells),
+        kernel_names=tuple(launch.kernel_type for launch in calls[0]),
     )

@@ -70,6 +70,11 @@ class Execution:
     set_up_s: Annotated[float, Meta(ge=0)] | None = None
     max_error: Annotated[float, Meta(ge=0)] | None = None
 
+    @property
+    def is_library(self) -> bool:
+        """Whether an implementation other than the default ran, whose kernels have names of their own."""
+        return self.set_up_s is not None
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain values of the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

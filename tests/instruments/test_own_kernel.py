@@ -6,7 +6,7 @@ import pytest
 from captures import cells
 
 from opatlas.capture.single_launches import Launch
-from opatlas.instruments.attribution import AnotherCase, NoSamples, OwnKernel, ProfiledSamples, own_kernel
+from opatlas.instruments.attribution import AnotherCase, NoSamples, OwnKernel, ProfiledSamples, own_kernel, whole_call
 from opatlas.model.schema import BASE
 
 ROW = cells("8,4", "8,4")
@@ -33,6 +33,20 @@ def test_helpers_have_no_part_in_durations_and_counters() -> None:
     assert found.device_kernels == 3
     assert found.helper_kernels == {"Cast": pytest.approx(5.0)}
     assert (found.ran_as, found.assumptions) == (None, ())
+
+
+def test_an_implementation_is_measured_with_all_launches_of_a_call() -> None:
+    calls = (
+        (launch("my_norm", 10.0, cycles=2.0), launch("my_copy", 1.0)),
+        (launch("my_norm", 12.0), launch("my_copy", 2.0)),
+    )
+    found = whole_call(ProfiledSamples(calls))
+    assert isinstance(found, OwnKernel)
+    assert found.durations_us == (11.0, 14.0)
+    assert found.kernel_names == ("my_norm", "my_copy")
+    assert (found.device_kernels, found.helper_kernels, found.ran_as) == (2, {}, None)
+    assert isinstance(whole_call(ProfiledSamples((*calls, (launch("my_norm", 10.0),)))), NoSamples)
+    assert isinstance(whole_call(ProfiledSamples((*calls, ()))), NoSamples)
 
 
 def test_of_several_launches_of_its_type_the_rows_case_counts() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sessions import Sessions, row
+from stand_in_npus import StandInNpus
 
 from opatlas.cli.main import main
 from opatlas.implementations.catalog import find_implementations
@@ -273,3 +274,13 @@ def test_a_folder_without_a_kernel_is_refused(toys: Sessions) -> None:
     done = toys.run_without_device(f"--implementation={folder}", "--collect-only")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "Toy.py" in done
+
+
+def test_an_implementation_on_an_npu_is_measured_with_all_its_kernels(toys: Sessions, npus: StandInNpus) -> None:
+    """The stand-in for msprof tells the operators that the kernel runs as what the NPU launched."""
+    folder = kernels(toys, Toy="def kernel(x, y):\n    return (x * 1) + y\n")
+    assert npus.run(f"--implementation={folder}").ledger() == {"measured": len(SIZES)}
+    for cells in durations(toys, "mine").values():
+        assert cells["MicroBench Device Kernels"] == "2"
+        assert len(cells["Kernel Names"].split(" + ")) == 2
+        assert cells["Instrument"] == "msprof"

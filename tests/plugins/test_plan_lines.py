@@ -16,7 +16,7 @@ from opatlas.plugins.plan_lines import plan_lines
 from opatlas.plugins.requested_rows import RequestedRows
 from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
-from opatlas.plugins.target import Target
+from opatlas.plugins.target import SessionTarget
 
 from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.device import DeviceSpec
@@ -26,7 +26,7 @@ from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal
 
 SETTINGS = Settings(
-    targets=(Target(Implementation("torch"), Path("/data"), MeasurementOrigin()),),
+    targets=(SessionTarget(Implementation("torch"), Path("/data"), MeasurementOrigin()),),
     devices=(DeviceSpec("cpu"),),
     mode=UpdateMode.MISSING_ONLY,
     prune=False,
