@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from opatlas.model.errors import Unsupported
     from opatlas.model.location import default_path, list_databases
     from opatlas.model.versions import Versions
+    from opatlas.query.database import OpenDatabase, open  # noqa: A004
+    from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
     from opatlas.store.database import Database, Table
 
 __all__ = [
     "Database",
+    "How",
+    "NoAnswer",
     "OpAtlasError",
+    "OpenDatabase",
     "Prepared",
+    "QueryResult",
     "Table",
     "TimedRow",
     "TimedRows",
@@ -32,6 +38,7 @@ __all__ = [
     "default_path",
     "implements",
     "list_databases",
+    "open",
     "per_element",
     "per_row",
     "pointwise",
@@ -41,8 +48,12 @@ __all__ = [
 
 _MODULES = {
     "Database": "store.database",
+    "How": "query.result",
+    "NoAnswer": "query.result",
     "OpAtlasError": "errors",
+    "OpenDatabase": "query.database",
     "Prepared": "implementations.contract",
+    "QueryResult": "query.result",
     "Table": "store.database",
     "TimedRow": "report.plots.timed_rows",
     "TimedRows": "report.plots.timed_rows",
@@ -51,6 +62,7 @@ _MODULES = {
     "default_path": "model.location",
     "implements": "implementations.contract",
     "list_databases": "model.location",
+    "open": "query.database",
     "per_element": "engine.formula",
     "per_row": "engine.formula",
     "pointwise": "engine.formula",

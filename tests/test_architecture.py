@@ -36,6 +36,7 @@ LAYERS = (
     "theory",
     "report",
     "compare",
+    "query",
     "checks",
     "doctor",
     "cli",
@@ -219,7 +220,7 @@ def test_no_files_import_each_other_in_a_ring(imports: list[Import]) -> None:
     assert cycle(imports) == []
 
 
-_TORCHLESS = ("plugins", "model", "store", "combine", "capture", "checks", "report", "compare", "cli")
+_TORCHLESS = ("plugins", "model", "store", "combine", "capture", "checks", "report", "compare", "query", "cli")
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,24 @@ class ComparedDatabase:
 
 
 def implementations_of(base: Path) -> list[ComparedDatabase]:
+    """Returns `with_implementations`. Raises OpAtlasError also where no other implementation was measured."""
+    found = with_implementations(base)
+    if len(found) == 1:
+        raise OpAtlasError(
+            f"{base}: no other implementation was measured on its rows: measure one "
+            f"(pytest bench/ --implementation NAME), or name several databases"
+        )
+    return found
+
+
+def with_implementations(base: Path) -> list[ComparedDatabase]:
     """Returns a base database, and the newest version of each implementation that was measured on its rows.
 
     They lie in `implementations/` of the base, or beside a default database of the same device. Among the latter,
     those of the base's torch and CUDA or CANN precede.
 
     Raises:
-        OpAtlasError: the folder is missing or has no CSVs, or no other implementation was measured.
+        OpAtlasError: the folder is missing or has no CSVs.
     """
     base = absolute_path(base)
     expect_tables(base)
@@ -65,11 +76,6 @@ def implementations_of(base: Path) -> list[ComparedDatabase]:
         name = implementation_of(path)[0]
         if name and not path.is_symlink() and next(path.glob("[!.]*.csv"), None):
             newest[name] = path
-    if not newest:
-        raise OpAtlasError(
-            f"{base}: no other implementation was measured on its rows: measure one "
-            f"(pytest bench/ --implementation NAME), or name several databases"
-        )
     return [_database(base), *(_database(newest[name]) for name in sorted(newest))]
 
 

@@ -1,0 +1,59 @@
+"""The answers to many questions at once, as columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from opatlas.query.result import How, measured_half_widths
+from opatlas.query.stored_rows import StoredRows
+
+#: The columns of `OpenDatabase.query_many`.
+ANSWER_COLUMNS = ("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", "Quality", "Run ID")
+
+
+class Answers:
+    """The best answer so far to each question."""
+
+    def __init__(self, count: int) -> None:
+        self.duration_us, self.low_us, self.high_us = (np.full(count, np.nan) for _ in range(3))
+        self._words = {name: np.full(count, "", dtype=object) for name in ANSWER_COLUMNS[3:]}
+
+    @property
+    def is_measured(self) -> npt.NDArray[np.bool_]:
+        """Whether a stored row answers each question."""
+        measured: npt.NDArray[np.bool_] = self._words["How"] == How.MEASURED.value
+        return measured
+
+    def take_measured(
+        self, rows: StoredRows, positions: npt.NDArray[np.intp], implementation: str, floor: float
+    ) -> None:
+        """Takes stored rows where they are faster than those of other implementations.
+
+        Args:
+            positions: the row of each question; -1 where there is none.
+            floor: the relative difference between equal rows.
+        """
+        hit = np.flatnonzero(positions >= 0)
+        if not len(rows) or not len(hit):
+            return
+        found = positions[hit]
+        duration_us = rows.duration_us[found]
+        faster = ~(self.duration_us[hit] <= duration_us)
+        hit, found, duration_us = hit[faster], found[faster], duration_us[faster]
+        half = measured_half_widths(rows.std_us, rows.samples, rows.duration_us, floor)[found]
+        self._put(hit, duration_us, duration_us * (1 - half), duration_us * (1 + half))
+        for name, values in (("Quality", rows.quality), ("Run ID", rows.run_id)):
+            self._words[name][hit] = np.array(values, dtype=object)[found]
+        self._words["How"][hit] = How.MEASURED.value
+        self._words["Implementation"][hit] = implementation
+
+    def _put(self, where: npt.NDArray[np.intp], *values: npt.NDArray[np.float64]) -> None:
+        for target, value in zip((self.duration_us, self.low_us, self.high_us), values, strict=True):
+            target[where] = value
+
+    def frame(self, index: pd.Index) -> pd.DataFrame:
+        """Returns the answers as a table."""
+        numbers = dict(zip(ANSWER_COLUMNS, (self.duration_us, self.low_us, self.high_us), strict=False))
+        return pd.DataFrame({**numbers, **self._words}, index=index)

@@ -1,0 +1,96 @@
+"""What a question gets: a duration with its interval, and the rows that it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.errors import OpAtlasError
+
+#: Two-sided 90 % quantile of the normal distribution.
+NORMAL_90 = 1.645
+#: The 90 % quantile of the relative difference of equal rows in one session, and on two devices of one type.
+SAME_MACHINE_FLOOR, OTHER_MACHINE_FLOOR = 0.021, 0.053
+#: The lower end of an interval stays above zero.
+LARGEST_HALF_WIDTH = 0.99
+Floats = npt.NDArray[np.float64]
+
+
+class NoAnswer(OpAtlasError):
+    """A question without an answer. The message says what is missing, and what the database has instead."""
+
+
+class How(str, Enum):
+    """How a duration is known, from the best to the worst."""
+
+    MEASURED = "measured"  # the row is stored
+    INTERPOLATED = "interpolated"  # from rows around it
+    EXTRAPOLATED = "extrapolated"  # from rows that are all smaller, or all larger
+    ANALYTIC = "analytic"  # from bytes and operations
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class UsedRow:
+    """A stored row that an answer comes from.
+
+    Attributes:
+        case_id: the id of the row, as pytest shows it.
+        run_id: the run that measured it; "" for a captured duration.
+        duration_us: its duration.
+        distance: how far it is from what was asked; 0 for the row itself.
+    """
+
+    case_id: str
+    run_id: str
+    duration_us: float
+    distance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """The answer to a question.
+
+    Attributes:
+        duration_us: the duration in microseconds.
+        interval_us: the lower and the upper end of the 90 % interval.
+        how: whether the row is stored, or the duration is derived from others.
+        kernel_type: the kernel type of the question.
+        implementation: name and version of what ran ("torch", "flashinfer 0.5.3").
+        rows: the stored rows that the answer comes from, the nearest first.
+        quality: the quality of the row's samples; "" unless the row is stored and its quality is known.
+        note: what was assumed, or why the row is not stored; "" if there is nothing to say.
+        rivals: the answers of the other implementations, the fastest first.
+    """
+
+    duration_us: float
+    interval_us: tuple[float, float]
+    how: How
+    kernel_type: str
+    implementation: str
+    rows: tuple[UsedRow, ...]
+    quality: str = ""
+    note: str = ""
+    rivals: tuple[QueryResult, ...] = ()
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The runs that measured the rows, each once."""
+        return tuple(dict.fromkeys(row.run_id for row in self.rows if row.run_id))
+
+
+def measured_half_widths(std_us: Floats, samples: Floats, duration_us: Floats, floor: float) -> Floats:
+    """Returns the half widths, as shares of the durations, of the intervals of stored rows.
+
+    Args:
+        std_us, samples: standard deviation and number of the samples; NaN if unknown.
+        floor: the relative difference between equal rows (SAME_MACHINE_FLOOR, OTHER_MACHINE_FLOOR).
+    """
+    error = NORMAL_90 * std_us / np.sqrt(np.fmax(samples, 1)) / duration_us
+    widths: Floats = np.minimum(np.hypot(np.nan_to_num(error), floor), LARGEST_HALF_WIDTH)
+    return widths

@@ -1,0 +1,207 @@
+"""The rows of one kernel type in one database that have a duration, found by signature or by some of their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
+from opatlas.model.row_kind import row_kind
+from opatlas.model.schema import (
+    EP_SIZE,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    LENGTHS_IN_SIGNATURE,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    PROFILING_AVERAGE,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
+    QUALITY,
+    RUN_ID,
+    RUNTIME_IN_SIGNATURE,
+    STAND_IN,
+    STATUS,
+    Status,
+)
+from opatlas.model.signature import make_case_id, signatures
+from opatlas.model.slots import dtype_name, known_dtype, split_cell
+from opatlas.query.question import Question
+from opatlas.store.database import Database
+from opatlas.text import parse_real
+
+#: Columns besides those of the tensors that belong to the signature of some kernel types.
+EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
+_UNSEEN = -2
+#: Samples of other columns describe the duration of these.
+_SPREAD = {PROFILING_AVERAGE: (PROFILING_STD, PROFILING_SAMPLES)}
+
+
+class StoredRows:
+    """The rows of a kernel type that can answer.
+
+    Attributes:
+        kernel_type: the kernel type.
+        frame: their cells, as text.
+        signatures: their signatures; the same for equal rows.
+        duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
+        quality, run_id: the cells of these columns.
+    """
+
+    def __init__(self, folder: Path, kernel_type: str, *, compositions: bool = False, noisy: bool = False) -> None:
+        """Reads the rows.
+
+        Args:
+            compositions, noisy: whether rows count whose duration is that of a composition of operators, or whose
+                samples are noisy.
+
+        Raises:
+            TableError: the CSV cannot be read.
+        """
+        frame = Database(folder).read_or_empty(kernel_type).frame
+        rows = [_usable(kernel_type, row, compositions, noisy) for row in _text_rows(kernel_type, frame)]
+        kept = [position for position, row in enumerate(rows) if row is not None]
+        self.kernel_type = kernel_type
+        self.frame = frame.iloc[kept].reset_index(drop=True)
+        self.signatures = signatures(kernel_type, self.frame)
+        found = [row for row in rows if row is not None]
+        self.duration_us, self.std_us, self.samples = (
+            np.array([row[which] for row in found], dtype=np.float64) for which in range(3)
+        )
+        self.quality = [row[3] for row in found]
+        self.run_id = [row[4] for row in found]
+
+    def __len__(self) -> int:
+        return len(self.signatures)
+
+    @cached_property
+    def by_signature(self) -> Mapping[str, int]:
+        """The position of each row; of rows with equal signatures the first."""
+        return {signature: i for i, signature in reversed(list(enumerate(self.signatures)))}
+
+    def case_id(self, position: int) -> str:
+        """Returns the id of a row."""
+        return make_case_id(self.kernel_type, self.signatures[position])
+
+    def cells(self, column: str) -> Sequence[str]:
+        """Returns the cells of a column; empty ones if there is no such column."""
+        if column not in self.frame.columns:
+            return [""] * len(self)
+        cells: list[str] = self.frame[column].tolist()
+        return cells
+
+    def find(self, question: Question) -> list[int]:
+        """Returns the positions of the rows that have all cells of a question, one for each signature."""
+        rows = self._by_inputs.get(_normal(question.cells[INPUT_SHAPES]), [])
+        for column, cell in question.cells.items():
+            if rows and column != INPUT_SHAPES:
+                wanted, there = _normal(cell), self._normal_cells(column)
+                rows = [i for i in rows if there[i] == wanted]
+        if question.dtype and rows:
+            there = self._normal_cells(INPUT_DTYPES)
+            rows = [i for i in rows if there[i][:1] == (question.dtype,)]
+        return sorted({self.signatures[i]: i for i in reversed(rows)}.values())
+
+    def positions(self, frame: pd.DataFrame) -> npt.NDArray[np.intp]:
+        """Returns the position of the row with the signature of each row of a table; -1 where there is none.
+
+        Raises:
+            OpAtlasError: the table lacks a column that every row has.
+        """
+        columns = [name for name in row_kind(self.kernel_type).identity_columns if name in frame.columns]
+        columns += [name for name in (*EXTRA_IN_SIGNATURE,) if name in frame.columns]
+        missing = [name for name in row_kind(self.kernel_type).required_columns if name not in columns]
+        if missing:
+            raise OpAtlasError(f"{self.kernel_type}: the rows lack the column {missing[0]!r}: add it")
+        cells = list(zip(*(frame[name].tolist() for name in columns), strict=True))
+        known = self._known.setdefault(tuple(columns), {})
+        found = [known.get(each, _UNSEEN) for each in cells]
+        if _UNSEEN in found:
+            unseen = [i for i, position in enumerate(found) if position == _UNSEEN]
+            for i, name in zip(unseen, signatures(self.kernel_type, frame[columns].iloc[unseen]), strict=True):
+                found[i] = known[cells[i]] = self.by_signature.get(name, -1)
+        return np.array(found, dtype=np.intp)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], dict[tuple[str, ...], int]]:
+        """The positions of rows that were asked for, by columns and cells: a look-up without a signature."""
+        return {}
+
+    def differing(self, rows: Sequence[int], columns: Sequence[str]) -> list[str]:
+        """Returns the columns in which rows differ."""
+        return [column for column in columns if len({self._normal_cells(column)[i] for i in rows}) > 1]
+
+    @cached_property
+    def _by_inputs(self) -> Mapping[tuple[str, ...], list[int]]:
+        found: dict[tuple[str, ...], list[int]] = {}
+        for position, cell in enumerate(self.cells(INPUT_SHAPES)):
+            found.setdefault(_normal(cell), []).append(position)
+        return found
+
+    def _normal_cells(self, column: str) -> list[tuple[str, ...]]:
+        if column not in self._normals:
+            self._normals[column] = [_normal(cell) for cell in self.cells(column)]
+        return self._normals[column]
+
+    @cached_property
+    def _normals(self) -> dict[str, list[tuple[str, ...]]]:
+        return {}
+
+
+def _normal(cell: str) -> tuple[str, ...]:
+    """Returns the words of a cell: dtypes without prefixes and synonyms, no absent slots at the end."""
+    words = [dtype_name(word).removeprefix("FORMAT_") for word in split_cell(cell)]
+    words = [word if (known := known_dtype(word)) is None else known.name for word in words]
+    while words and not words[-1]:
+        words.pop()
+    return tuple(words)
+
+
+def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, str]]:
+    durations = row_kind(kernel_type).duration_columns
+    wanted = (*durations, MICROBENCH_STD, MICROBENCH_SAMPLES, PROFILING_STD, PROFILING_SAMPLES)
+    wanted = (*wanted, QUALITY, STAND_IN, STATUS, RUN_ID)
+    columns = [name for name in dict.fromkeys(wanted) if name in frame.columns]
+    cells = [frame[name].tolist() for name in columns]
+    if not cells:
+        yield from ({} for _ in range(len(frame)))
+    for row in zip(*cells, strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _usable(
+    kernel_type: str, row: Mapping[str, str], compositions: bool, noisy: bool
+) -> tuple[float, float, float, str, str] | None:
+    """Returns duration, standard deviation, samples, quality and run of a row; None if it cannot answer.
+
+    The duration of a replay counts unless it was left out; then a captured one does.
+    """
+    for column in row_kind(kernel_type).duration_columns:
+        duration_us = valid_duration(row.get(column, ""))
+        if duration_us is None:
+            continue
+        std_column, samples_column = _SPREAD.get(column, (MICROBENCH_STD, MICROBENCH_SAMPLES))
+        std_us, samples = parse_real(row.get(std_column, "")), parse_real(row.get(samples_column, ""))
+        replayed = column != PROFILING_AVERAGE
+        quality = row.get(QUALITY, "") if replayed else ""
+        if replayed:
+            noise = std_us / duration_us if std_us is not None else None
+            lost = Status.from_cell(row.get(STATUS, "")) not in (None, Status.MEASURED)
+            left_out = not compositions and is_composition(quality, row.get(STAND_IN, ""))
+            left_out = left_out or (not noisy and is_noisy(Quality.from_cell(quality), noise))
+            if lost or left_out:
+                continue
+        return (
+            duration_us,
+            np.nan if std_us is None else std_us,
+            np.nan if samples is None else samples,
+            quality,
+            row.get(RUN_ID, "") if replayed else "",
+        )
+    return None

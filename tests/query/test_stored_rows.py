@@ -1,0 +1,144 @@
+"""Every stored row answers with itself, and a question that no row or several rows fit says what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import opatlas
+from opatlas.model.quality import valid_duration
+from opatlas.model.row_kind import row_kind
+from opatlas.store.database import Database
+from tests.query.tables import product_rows, write_table
+
+SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").exists()]
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: "-".join(path.parts[-3:]))
+def test_every_row_that_ships_answers_with_itself(folder: Path) -> None:
+    database = opatlas.open(folder, compositions=True, noisy=True)
+    asked = 0
+    for kernel_type in database.kernel_types():
+        frame = Database(folder).read(kernel_type).frame
+        column = row_kind(kernel_type).duration_columns[0]
+        stored = frame[column].map(valid_duration)
+        frame, stored = frame[stored.notna()], stored[stored.notna()].astype(float)
+        if frame.empty:
+            continue
+        answers = database.query_many(kernel_type, frame)
+        first = stored.groupby(database.stored_rows(kernel_type, "torch").signatures).transform("first")
+        assert answers["Duration(us)"].tolist() == first.tolist(), kernel_type
+        assert set(answers["How"]) == {"measured"}
+        assert (answers["Low(us)"] < answers["Duration(us)"]).all()
+        assert (answers["High(us)"] > answers["Duration(us)"]).all()
+        asked += len(frame)
+    assert asked
+
+
+def test_a_row_answers_with_its_run_its_implementation_and_an_interval(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    answer = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
+    assert answer.duration_us == 12.5
+    assert answer.how is opatlas.How.MEASURED
+    assert answer.interval_us[0] < 12.5 < answer.interval_us[1]
+    assert answer.run_ids == ("20260101T000000-aaaaaa",)
+    assert answer.quality == "quiet"
+
+
+def test_the_interval_is_narrower_for_the_machine_that_measured_the_row(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    widths = []
+    for same_machine in (True, False):
+        low, high = opatlas.open(tmp_path, same_machine=same_machine).query("MatMulV2", "16,1024;512,1024").interval_us
+        widths.append(high - low)
+    assert widths[0] < widths[1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        ({"Quality": "composition"}, {"compositions": True}),
+        ({"Stand-In": "several operators"}, {"compositions": True}),
+        ({"Quality": "bimodal"}, {"noisy": True}),
+        ({"Quality": "", "MicroBench Std Duration(us)": "6"}, {"noisy": True}),
+    ],
+)
+def test_a_composition_and_a_noisy_row_answer_only_if_asked_for(
+    tmp_path: Path, cells: dict[str, str], wanted: dict[str, bool]
+) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]).assign(**cells))
+    with pytest.raises(opatlas.NoAnswer):
+        opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+    assert opatlas.open(tmp_path, **wanted).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+
+
+def test_the_fastest_implementation_answers_unless_one_is_named(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", product_rows([(16, 512, 1024)], us=[9.0]))
+    database = opatlas.open(tmp_path)
+    fastest = database.query("MatMulV2", "16,1024;512,1024")
+    assert (fastest.duration_us, fastest.implementation) == (9.0, "mine 1.0")
+    assert [rival.duration_us for rival in fastest.rivals] == [12.5]
+    default, mine = database.implementations
+    assert database.query("MatMulV2", "16,1024;512,1024", implementation=default).duration_us == 12.5
+    table = product_rows([(16, 512, 1024)], us=[0])
+    assert database.query_many("MatMulV2", table)["Duration(us)"].tolist() == [9.0]
+    assert database.query_many("MatMulV2", table, implementation=mine)["Implementation"].tolist() == ["mine 1.0"]
+
+
+def test_rows_that_differ_in_what_was_not_asked_are_told_apart_by_it(tmp_path: Path) -> None:
+    rows = product_rows([(16, 512, 1024), (16, 512, 1024)], us=[12.5, 25.0])
+    rows.loc[1, ["Input Data Types", "Output Data Types"]] = ["FLOAT;FLOAT", "FLOAT"]
+    write_table(tmp_path, "MatMulV2", rows)
+    database = opatlas.open(tmp_path)
+    with pytest.raises(opatlas.NoAnswer, match="give dtypes"):
+        database.query("MatMulV2", "16,1024;512,1024")
+    assert database.query("MatMulV2", "16,1024;512,1024", dtypes="float32").duration_us == 25.0
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "shapes", "options", "remedy"),
+    [
+        ("MatMulV22", "16,1024;512,1024", {}, "MatMulV2"),
+        ("MatMulV2", "16,1024;512,x", {}, "write each tensor"),
+        ("MatMulV2", "", {}, "write each tensor"),
+        ("MatMulV2", [16, "512"], {}, "write"),
+        ("MatMulV2", "16,1024;512,1024", {"dtypes": "bf17"}, "BF16"),
+        ("MatMulV2", "16,1024;512,1024", {"runtime": {"heads": 3}}, "num_heads"),
+        ("MatMulV2", "16,1024;512,1024", {"implementation": "other"}, "fastest"),
+    ],
+)
+def test_a_wrong_question_is_an_error_with_a_remedy(
+    tmp_path: Path, kernel_type: str, shapes: object, options: dict[str, object], remedy: str
+) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    with pytest.raises(opatlas.OpAtlasError, match=remedy):
+        opatlas.open(tmp_path).query(kernel_type, shapes, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["NVIDIA_H2000", "no/such/folder"])
+def test_a_place_without_a_database_is_an_error(place: str) -> None:
+    with pytest.raises(opatlas.OpAtlasError, match="name"):
+        opatlas.open(place)
+
+
+def test_a_table_without_a_needed_column_is_an_error(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    with pytest.raises(opatlas.OpAtlasError, match="Output Shapes"):
+        opatlas.open(tmp_path).query_many("MatMulV2", pd.DataFrame({"Input Shapes": [""], "Input Data Types": [""]}))
+
+
+def test_neither_torch_nor_pytest_is_imported(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    code = (
+        "import sys, opatlas; opatlas.open(sys.argv[1]).query('MatMulV2', '16,1024;512,1024');"
+        "print({'torch', 'pytest'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "set()"
