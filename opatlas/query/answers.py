@@ -56,4 +56,5 @@ class Answers:
     def frame(self, index: pd.Index) -> pd.DataFrame:
         """Returns the answers as a table."""
         numbers = dict(zip(ANSWER_COLUMNS, (self.duration_us, self.low_us, self.high_us), strict=False))
-        return pd.DataFrame({**numbers, **self._words}, index=index)
+        table: pd.DataFrame = pd.DataFrame({**numbers, **self._words}, index=index)
+        return table
