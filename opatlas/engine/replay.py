@@ -193,7 +193,8 @@ class Replay:
 
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which the row can take no more memory than the device has left."""
-        return nullcontext() if self._row.bytes() <= _HARMLESS_BYTES else bounded_memory(self._device)
+        is_harmless = self._source is None and self._row.bytes() <= _HARMLESS_BYTES
+        return nullcontext() if is_harmless else bounded_memory(self._device)
 
     def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
         """Raises an error on every rank if the kernel has changed an undeclared input on any rank.

@@ -109,6 +109,11 @@ MISTAKES = {
     "wrong": ("def kernel(x, y):\n    return x - y\n", "failed"),
     "changes its input": ("def kernel(x, y):\n    result = x + y\n    y.zero_()\n    return result\n", "failed"),
     "cannot be imported": ("import no_such_library\ndef kernel(x, y): ...\n", "failed"),
+    # Memory that is not touched costs the machine nothing, and counts for the limit of the process.
+    "allocates for ever in set-up": (
+        "import torch\ndef kernel(x, y):\n    kept = []\n    while True:\n        kept.append(torch.empty(1 << 30))\n",
+        "oom",
+    ),
     "crashes": ("import os\ndef kernel(x, y):\n    os.abort()\n", "crashed"),
 }
 
