@@ -26,6 +26,7 @@ from opatlas.store.manifest import Manifest, code_digest, read_manifests
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.text import parse_whole, pluralize, printable_lines
 from opatlas.theory.report import (
+    ENOUGH_SIZES,
     KernelResult,
     Pace,
     coverage_page,
@@ -263,7 +264,8 @@ class Theory:
             done = plan_kernel(kernel, read_table(plan.database, kernel_type), plan.request)
         else:
             done = add_theory_rows(plan.database, kernel, plan.request)
-        coverage = model_coverage(kernel, read_table(plan.database, kernel_type), plan.request.targets)
+        table = read_table(plan.database, kernel_type)
+        coverage = model_coverage(kernel, table, plan.request.targets, self._enough_sizes)
         return replace(done.result, coverage=tuple(coverage))
 
     @pytest.hookimpl(tryfirst=True)
@@ -286,7 +288,9 @@ class Theory:
         try:
             if added:
                 self._manifest(added).write(database)
-            page = coverage_page(self._results, f"run {self._run_id}, {pluralize(added, 'row')} added")
+            page = coverage_page(
+                self._results, f"run {self._run_id}, {pluralize(added, 'row')} added", self._enough_sizes
+            )
             write_text(self._coverage_path, page)
         except OpAtlasError as error:
             self._problem = str(error)
@@ -315,6 +319,11 @@ class Theory:
             statuses={"added": added},
         )
 
+    @property
+    def _enough_sizes(self) -> int:
+        """The number of sizes that are enough for a shape."""
+        return self._config.option.sizes_per_shape or ENOUGH_SIZES
+
     @cached_property
     def _run_id(self) -> str:
         return self._config.stash[SESSION].context.run_id
@@ -333,7 +342,7 @@ class Theory:
             return
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
-        for line in summary_lines(self._results, self._pace(), read_only=read_only):
+        for line in summary_lines(self._results, self._pace(), read_only=read_only, sizes=self._enough_sizes):
             terminalreporter.write_line(printable_lines(line))
         for warning in self.plan.database.misspelt_columns():
             terminalreporter.write_line(printable_lines(f"warning: {warning}"))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from operator import itemgetter
 
 from opatlas.errors import TableError
 from opatlas.model.quality import valid_duration
@@ -20,7 +21,7 @@ from opatlas.text import parse_whole
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.models import built_in_models
 from opatlas.theory.patterns import NZ, Axis, Form, Pattern, Template
-from opatlas.theory.report import AxisCoverage, ModelCoverage
+from opatlas.theory.report import ENOUGH_SIZES, ModelCoverage, ShapeCoverage
 from opatlas.theory.sources import SOURCES, Shape, Targets, model_shapes
 
 Dims = tuple[int, ...]
@@ -305,75 +306,88 @@ def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) 
     return Form(halves[0], halves[1], halves[2], halves[3])
 
 
-#: Name and grid of an axis.
-SizedAxis = tuple[str, tuple[int, ...]]
+#: For each combination of dtypes, the sizes of each axis.
+_Sizes = dict[tuple[str, ...], dict[str, set[int]]]
 
 
-def model_coverage(kernel: CatalogKernel, table: Table, targets: Targets) -> list[ModelCoverage]:
+def model_coverage(
+    kernel: CatalogKernel, table: Table, targets: Targets, sizes: int = ENOUGH_SIZES
+) -> list[ModelCoverage]:
     """Returns the coverage of each model's shapes by the rows of a table; nothing if no axis depends on models.
+
+    Args:
+        sizes: the number of sizes of its axis of tokens that are enough for a shape.
 
     Raises:
         TableError: a row of the table cannot be read.
     """
     rows = list(read_rows(table))
-    found: dict[str, ModelCoverage] = {}
-    sizes: dict[str, dict[SizedAxis, list[tuple[str, set[int]]]]] = {}
+    found: dict[str, list[ShapeCoverage]] = {}
     for pattern in kernel.patterns:
         if not any(axis.source for axis in pattern.axes):
             continue
         shapes = model_shapes(pattern, targets)
-        dims = [dim.variable for template in (*pattern.inputs, *pattern.outputs) for dim in template or ()]
-        axes = [(axis.name, axis.grid) for axis in pattern.axes if not axis.source and axis.name in dims]
+        dims = {dim.variable for template in (*pattern.inputs, *pattern.outputs) for dim in template or ()}
+        axes = [axis for axis in pattern.axes if axis.between and axis.name in dims]
         by_shape = _sizes_by_shape(pattern, axes, shapes, rows)
-        dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
         if not pattern.forms and not by_shape:
             # A pattern without forms only describes rows that a database may have.
             continue
+        dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
         for number, shape in enumerate(shapes):
-            of_shape = by_shape.get(number)
             for model in dict.fromkeys(origin.model for origin in shape.origins):
-                coverage = found.setdefault(model, ModelCoverage(kernel.kernel_type, model))
-                coverage.shapes += 1
-                name = _name(shape, model)
-                if of_shape is None:
-                    coverage.missing.setdefault(name, []).append(dtypes)
-                for axis in axes:
-                    sizes.setdefault(model, {}).setdefault(axis, []).append((name, (of_shape or {}).get(axis, set())))
-    for model, coverage in found.items():
-        coverage.sizes = [_sizes_of(axis, of_shapes) for axis, of_shapes in sizes.get(model, {}).items()]
-    return list(found.values())
+                coverage = _shape_coverage(_name(shape, model), axes, by_shape.get(number), sizes)
+                calls: Counter[str] = Counter()
+                for origin in shape.origins:
+                    calls[origin.division] += origin.calls if origin.model == model else 0
+                found.setdefault(model, []).append(replace(coverage, calls=dict(+calls), dtypes=dtypes))
+    return [ModelCoverage(kernel.kernel_type, model, shapes) for model, shapes in found.items()]
 
 
 def _sizes_by_shape(
-    pattern: Pattern, axes: Sequence[SizedAxis], shapes: Sequence[Shape], rows: Iterable[KnownRow]
-) -> dict[int, dict[SizedAxis, set[int]]]:
-    """Returns for each shape with a row the sizes of each axis that its rows have."""
+    pattern: Pattern, axes: Sequence[Axis], shapes: Sequence[Shape], rows: Iterable[KnownRow]
+) -> dict[int, _Sizes]:
+    """Returns for each shape with a row the sizes that its rows have."""
     matcher = Matcher(pattern, shapes)
-    found: dict[int, dict[SizedAxis, set[int]]] = {}
+    found: dict[int, _Sizes] = {}
     for row in rows:
         match = matcher.match(row)
         if match is None:
             continue
+        dtypes = tuple(dtype for _, dtype, _ in (*row.inputs, *row.outputs))
         for number in match.shapes:
-            of_shape = found.setdefault(number, {})
+            of_dtypes = found.setdefault(number, {}).setdefault(dtypes, {})
             for axis in axes:
-                if axis[0] in match.sizes:
-                    of_shape.setdefault(axis, set()).add(match.sizes[axis[0]])
+                if axis.name in match.sizes:
+                    of_dtypes.setdefault(axis.name, set()).add(match.sizes[axis.name])
     return found
 
 
-def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> AxisCoverage:
-    name, grid = axis
-    first, last = grid[0], grid[-1]
-    wanted = set(map(int.bit_length, grid))
-    found = [len(wanted & set(map(int.bit_length, sizes))) for _, sizes in of_shapes]
-    with_rows = [(shape, sizes) for shape, sizes in of_shapes if sizes]
-    pairs = [pair for _, sizes in with_rows for pair in pairwise(sorted({first, *sizes, last}))]
-    gap = max(pairs, key=lambda pair: pair[1] / max(pair[0], 1), default=(first, last))
-    alone = [f"{shape}: {name} {min(sizes)}" for shape, sizes in with_rows if len(sizes) == 1 < len(wanted)]
-    return AxisCoverage(name, len(wanted), len(found), min(filter(None, found), default=0), sum(found), *gap, alone)
+def _shape_coverage(name: str, axes: Sequence[Axis], found: _Sizes | None, sizes: int) -> ShapeCoverage:
+    """Returns the coverage by the dtypes with the most sizes, on the axis with the fewest."""
+    counted = [
+        min(
+            ((len(of_axis), axis, of_axis) for axis in axes for of_axis in (of_dtypes.get(axis.name, set()),)),
+            key=itemgetter(0),
+        )
+        for of_dtypes in (found or {}).values()
+        if axes
+    ]
+    if not counted:
+        wanted = min((min(sizes, axis.grid[-1] - axis.grid[0] + 1) for axis in axes), default=0)
+        return ShapeCoverage(name, {}, found is not None, 0, wanted)
+    count, axis, of_axis = max(counted, key=itemgetter(0))
+    first, last = axis.grid[0], axis.grid[-1]
+    gap = max(pairwise(sorted({first, *of_axis, last})), key=lambda pair: pair[1] / max(pair[0], 1))
+    return ShapeCoverage(name, {}, True, count, min(sizes, last - first + 1), *gap)
 
 
 def _name(shape: Shape, model: str) -> str:
-    origins = "; ".join(origin.label for origin in shape.origins if origin.model == model)
-    return f"{origins}: {', '.join(f'{name} {value}' for name, value in shape.values.items())}"
+    """Returns the parts of a model with a shape, as "gate_up, tp 8: n 4608, k 7168"."""
+    sizes: dict[str, list[str]] = {}
+    for origin in shape.origins:
+        if origin.model == model:
+            kind, _, size = origin.division.partition(" ")
+            sizes.setdefault(f"{origin.part}, {kind} " if kind else origin.part, []).append(size)
+    parts = "; ".join(part + ", ".join(of_part) for part, of_part in sizes.items())
+    return f"{parts}: {', '.join(f'{name} {value}' for name, value in shape.values.items())}"

@@ -3,58 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from opatlas.progress import format_seconds
 from opatlas.store.manifest import Manifest
 from opatlas.text import pluralize
 
+#: Sizes of an axis of tokens that interpolation between the rows of a shape needs.
+ENOUGH_SIZES = 16
+
 
 @dataclass(frozen=True)
-class AxisCoverage:
-    """The sizes of an axis that rows have, counted in octaves (1, 2 to 3, 4 to 7, ...).
+class ShapeCoverage:
+    """The rows of a model's shape.
 
     Attributes:
-        axis: the variable.
-        wanted: octaves between the smallest and the largest size of the catalog's grid.
-        shapes: shapes with this axis, with or without a row.
-        fewest: the smallest number of octaves with a row, over the shapes with rows.
-        found: octaves with a row, over all shapes.
-        at_one_size: shapes with rows of a single size, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
-        gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape with a row. The ends of the grid
-            count as neighbours.
+        name: the parts of the model with these sizes, as "gate_up, tp 8: n 4608, k 7168".
+        calls: calls in a step, for each way to divide the model ("tp 8", or "" for a part that every device has).
+        has_rows: whether there are any.
+        sizes: different sizes of its axis of tokens, of the dtypes with the most; of several axes, of that with the
+            fewest. 0 if the sizes do not follow from the rows.
+        wanted: the sizes that are enough; 0 if they do not follow from the rows.
+        gap_from, gap_to: the neighbouring sizes with the largest ratio. The ends of the grid count as neighbours.
+        dtypes: the dtypes of the catalog.
     """
 
-    axis: str
+    name: str
+    calls: Mapping[str, int]
+    has_rows: bool
+    sizes: int
     wanted: int
-    shapes: int
-    fewest: int
-    found: int
-    gap_from: int
-    gap_to: int
-    at_one_size: Sequence[str] = ()
+    gap_from: int = 0
+    gap_to: int = 0
+    dtypes: str = ""
+
+    @property
+    def is_enough(self) -> bool:
+        return self.has_rows and self.sizes >= self.wanted
+
+    def __str__(self) -> str:
+        count = pluralize(self.sizes, "size") if self.wanted and self.has_rows else "no row"
+        return f"{self.name}: {count}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelCoverage:
-    """The coverage of a model's shapes by the rows of a kernel type.
-
-    Attributes:
-        shapes: the number of shapes that the model gives the kernel type.
-        missing: dtypes without a row, by shape, as "gate_up, tp 8: n 4608, k 7168".
-        sizes: coverage of the axes whose sizes follow from the rows.
-    """
+    """The coverage of a model's shapes by the rows of a kernel type."""
 
     kernel_type: str
     model: str
-    shapes: int = 0
-    missing: dict[str, list[str]] = field(default_factory=dict)
-    sizes: list[AxisCoverage] = field(default_factory=list)
-
-    @property
-    def present(self) -> int:
-        return self.shapes - sum(map(len, self.missing.values()))
+    shapes: Sequence[ShapeCoverage] = ()
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ class KernelResult:
     def read(cls, values: Mapping[str, Any]) -> KernelResult:
         """Returns the result that `dataclasses.asdict` turned into values."""
         coverage = [
-            ModelCoverage(**{**model, "sizes": [AxisCoverage(**sizes) for sizes in model["sizes"]]})
+            ModelCoverage(**{**model, "shapes": [ShapeCoverage(**shape) for shape in model["shapes"]]})
             for model in values["coverage"]
         ]
         return cls(**{**values, "coverage": tuple(coverage)})
 
 
-#: Missing shapes of a model on the terminal; the report has all.
-_MISSING_NAMED = 3
+#: Shapes of a model with too few sizes that the terminal names; the report has all.
+_FEW_NAMED = 3
 #: Pace for databases without a replay; the rows of a starter database take about as long.
 _ASSUMED_S_A_ROW = 1.0
 
@@ -134,11 +135,14 @@ def replay_pace(manifests: Iterable[Manifest]) -> Pace:
     return Pace()
 
 
-def summary_lines(results: Sequence[KernelResult], pace: Pace, *, read_only: bool) -> Iterator[str]:
+def summary_lines(
+    results: Sequence[KernelResult], pace: Pace, *, read_only: bool, sizes: int = ENOUGH_SIZES
+) -> Iterator[str]:
     """Yields a table of the kernel types, then the coverage of each model.
 
     Args:
         pace: the pace of a replay, for the time that the new rows take.
+        sizes: the number of sizes that are enough for a shape.
     """
     ordered = sorted(results, key=lambda result: result.kernel_type)
     width = max(len(result.kernel_type) for result in ordered)
@@ -163,57 +167,112 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, read_only: boo
     yield f"{added}, {existing:,} existed before"
     if total:
         yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"
-    by_model: dict[str, list[ModelCoverage]] = {}
-    for result in ordered:
-        for coverage in result.coverage:
-            by_model.setdefault(coverage.model, []).append(coverage)
-    for model, parts in by_model.items():
-        shapes, present = sum(part.shapes for part in parts), sum(part.present for part in parts)
-        has = "has" if present == 1 else "have"
-        sizes = [axis for part in parts for axis in part.sizes]
-        line = f"{model}: {present:,} of {pluralize(shapes, 'shape')} {has} rows"
-        if wanted := sum(axis.wanted * axis.shapes for axis in sizes):
-            line += f", of {sum(axis.found for axis in sizes):,} of {pluralize(wanted, 'size')}"
-        if alone := sum(len(axis.at_one_size) for axis in sizes):
-            line += f" ({pluralize(alone, 'shape')} of one size only)"
-        yield f"{line}{'; missing:' if present < shapes else ''}"
-        missing = [f"  {part.kernel_type} {name}" for part in parts for name in part.missing]
-        yield from missing[:_MISSING_NAMED]
-        if len(missing) > _MISSING_NAMED:
-            yield f"  and {len(missing) - _MISSING_NAMED:,} more"
+    yield from _coverage_lines(ordered, sizes)
 
 
-def coverage_page(results: Sequence[KernelResult], title: str) -> str:
-    """Returns the coverage report in Markdown."""
+def _coverage_lines(results: Sequence[KernelResult], sizes: int) -> Iterator[str]:
+    by_model: dict[str, list[tuple[str, ShapeCoverage]]] = {}
+    for result in results:
+        for part in result.coverage:
+            by_model.setdefault(part.model, []).extend((part.kernel_type, shape) for shape in part.shapes)
+    for model, named in by_model.items():
+        shapes = [shape for _, shape in named]
+        enough = sum(shape.is_enough for shape in shapes)
+        have = f"{enough:,} of {pluralize(len(shapes), 'shape has', 'shapes have')} at least {sizes} sizes"
+        line = f"{model}: {have}, {_share(shapes, None)} of the calls in a step"
+        if enough == len(shapes):
+            yield line
+            continue
+        divided = ", ".join(_shares(shapes))
+        yield f"{line}{f' ({divided})' if divided else ''}"
+        few = [(kernel_type, shape) for kernel_type, shape in named if not shape.is_enough]
+        # Kernel types without any row are shown last: a database may be without them on purpose.
+        measured = {kernel_type for kernel_type, shape in named if shape.has_rows}
+        few.sort(key=lambda pair: (pair[0] not in measured, -sum(pair[1].calls.values()), pair[1].sizes))
+        yield from (f"  {kernel_type} {shape}" for kernel_type, shape in few[:_FEW_NAMED])
+        if len(few) > _FEW_NAMED:
+            yield f"  and {len(few) - _FEW_NAMED:,} more"
+
+
+def _divisions(shapes: Iterable[ShapeCoverage]) -> list[str]:
+    """Returns the ways to divide a model: "", "ep 1", "ep 2", ... "tp 16"."""
+    found = {division for shape in shapes for division in shape.calls}
+    return sorted(found, key=lambda division: (division.rstrip("0123456789"), len(division), division))
+
+
+def _shares(shapes: Sequence[ShapeCoverage]) -> Iterator[str]:
+    """Yields the share of each way to divide a model, "tp 1 25 %"; one text for neighbours with equal shares."""
+    divided = [division.split() for division in _divisions(shapes) if division]
+    shares = [(kind, size, _share(shapes, f"{kind} {size}")) for kind, size in divided]
+    for (kind, share), group in groupby(shares, key=itemgetter(0, 2)):
+        sizes = [size for _, size, _ in group]
+        yield f"{kind} {sizes[0]}{f' to {sizes[-1]}' if sizes[1:] else ''}: {share}"
+
+
+def _share(shapes: Sequence[ShapeCoverage], division: str | None) -> str:
+    """Returns the share of the calls in a step whose shapes have enough sizes.
+
+    Args:
+        division: a way to divide the model; None: all ways together. A part that every device has counts in each size
+            of tensor parallelism.
+    """
+    wanted = [division] if division is not None else _divisions(shapes)
+    if any(each.startswith("tp") for each in wanted):
+        wanted = [each for each in wanted if each]
+    enough = total = 0
+    for each in wanted:
+        for shape in shapes:
+            calls = shape.calls.get(each, 0) + (shape.calls.get("", 0) if each.startswith("tp") else 0)
+            total += calls
+            enough += calls * shape.is_enough
+    # Rounded down, so that 100 % means all.
+    return f"{100 * enough // total if total else 0} %"
+
+
+def coverage_page(results: Sequence[KernelResult], title: str, sizes: int = ENOUGH_SIZES) -> str:
+    """Returns the coverage report in Markdown.
+
+    Args:
+        sizes: the number of sizes that are enough for a shape.
+    """
     lines = [
         "# Coverage",
         "",
         f"{title}. A shape is what a model gives a kernel type on one device, for each way to divide the model.",
-        "Sizes are those of an axis, counted in octaves (1, 2 to 3, 4 to 7, ...) of the catalog's range. The gap is",
-        "the widest between neighbouring sizes of any shape that has a row; the ends of the range are neighbours too.",
+        "Its sizes are the different numbers of tokens, sequences or keys of its rows. Calls are those of a step, one",
+        "for each layer. The gap is the widest between neighbouring sizes of a shape; the ends of the range count too.",
         "",
-        "| kernel type | model | shapes with a row | axis | sizes | fewest of a shape | of one size | widest gap |",
+        f"| kernel type | model | divided | shapes with a row | {sizes} sizes | of the calls | fewest | widest gap |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    missing: list[str] = []
-    alone: list[str] = []
+    few: list[str] = []
     for result in sorted(results, key=lambda result: result.kernel_type):
         for part in result.coverage:
-            head = f"| {part.kernel_type} | {part.model} | {part.present:,} of {part.shapes:,} |"
-            lines += [f"{head} {_sizes(sizes)} |" for sizes in part.sizes] or [f"{head} | | | | |"]
-            head = f"- {part.kernel_type}, {part.model}"
-            missing += [f"{head}: {name} ({', '.join(dtypes)})" for name, dtypes in part.missing.items()]
-            alone += dict.fromkeys(f"{head}: {name}" for sizes in part.sizes for name in sizes.at_one_size)
-    lines += ["", "## Missing shapes", "", *(missing or ["None."])]
-    lines += ["", "## Shapes of one size only", "", *(alone or ["None."])]
+            head = f"{part.kernel_type} | {part.model}"
+            for division in _divisions(part.shapes):
+                shapes = [shape for shape in part.shapes if division in shape.calls]
+                lines.append(f"| {head} | {division or 'no'} | {_counts(shapes, division)} |")
+            few += [
+                f"- {part.kernel_type}, {part.model}: {shape} ({shape.dtypes})"
+                for shape in part.shapes
+                if not shape.is_enough
+            ]
+    lines += ["", f"## Shapes with fewer than {sizes} sizes", "", *(few or ["None."])]
     return "\n".join(lines) + "\n"
 
 
-def _sizes(sizes: AxisCoverage) -> str:
-    gap = f"{sizes.gap_from:,} to {sizes.gap_to:,}" if sizes.gap_from < sizes.gap_to and sizes.found else ""
-    found = f"{sizes.found:,} of {sizes.wanted * sizes.shapes:,}"
-    fewest = f"{sizes.fewest} of {sizes.wanted}"
-    return f"{sizes.axis} | {found} | {fewest} | {len(sizes.at_one_size) or ''} | {gap}"
+def _counts(shapes: Sequence[ShapeCoverage], division: str) -> str:
+    present, enough = sum(shape.has_rows for shape in shapes), sum(shape.is_enough for shape in shapes)
+    counted = [shape for shape in shapes if shape.wanted]
+    fewest = str(min(shape.sizes for shape in counted)) if counted else ""
+    widest = max(
+        (shape for shape in counted if shape.has_rows and shape.gap_from < shape.gap_to),
+        key=lambda shape: shape.gap_to / shape.gap_from,
+        default=None,
+    )
+    gap = f"{widest.gap_from:,} to {widest.gap_to:,}" if widest is not None else ""
+    of = f"of {len(shapes):,}"
+    return f"{present:,} {of} | {enough:,} {of} | {_share(shapes, division)} | {fewest} | {gap}"
 
 
 def _size(count: int) -> str:

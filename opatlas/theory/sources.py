@@ -75,11 +75,6 @@ class ShapeOrigin:
     division: str = ""
     calls: int = 1
 
-    @property
-    def label(self) -> str:
-        """The part and how it is divided, such as "gate_up, tp 8"."""
-        return f"{self.part}, {self.division}" if self.division else self.part
-
 
 @dataclass(frozen=True)
 class Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from opatlas.store.database import Database
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.known_rows import model_coverage
 from opatlas.theory.plan import add_theory_rows, read_table
+from opatlas.theory.report import ShapeCoverage
 from opatlas.theory.sources import Targets
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
@@ -29,35 +31,63 @@ def matmuls(database: Database, *calls: tuple[int, int, int]) -> None:
     database.csv_path("MatMulV2").write_text(HEADER + "".join(lines))
 
 
-def test_shapes_that_are_there_and_shapes_that_are_not(database: Database) -> None:
+def coverage(database: Database, kernel_type: str = "MatMulV2", sizes: int = 16) -> dict[str, ShapeCoverage]:
+    kernel = built_in_catalog().kernel(kernel_type)
+    (found,) = model_coverage(kernel, read_table(database, kernel_type), TARGETS, sizes)
+    assert found.model == "Qwen/Qwen3-0.6B"
+    return {shape.name.partition(",")[0]: shape for shape in found.shapes}
+
+
+def test_sizes_of_each_shape_are_counted(database: Database) -> None:
     matmuls(database, (1, 4096, 1024), (16, 4096, 1024), (24, 4096, 1024), (7, 1024, 3072), (5, 123, 456))
-    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
-    assert (found.model, found.shapes, found.present) == ("Qwen/Qwen3-0.6B", 5, 2)
-    assert found.missing == {
-        "o_proj, tp 1: n 1024, k 2048": ["BF16;BF16 -> BF16"],
-        "gate_up, tp 1: n 6144, k 1024": ["BF16;BF16 -> BF16"],
-        "lm_head, tp 1: n 151936, k 1024": ["BF16;BF16 -> BF16"],
+    found = coverage(database)
+    assert {name: (shape.has_rows, shape.sizes, shape.wanted) for name, shape in found.items()} == {
+        "qkv": (True, 3, 16),
+        "o_proj": (False, 0, 16),
+        "gate_up": (False, 0, 16),
+        "down": (True, 1, 16),
+        "lm_head": (False, 0, 16),
     }
-    (sizes,) = found.sizes
-    # 1, and 16 with 24, which share an octave; 7 of the other shape.
-    assert (sizes.axis, sizes.wanted, sizes.shapes, sizes.found, sizes.fewest) == ("m", 16, 5, 3, 1)
-    assert (sizes.gap_from, sizes.gap_to) == (7, 32768)
-    assert sizes.at_one_size == ["down, tp 1: n 1024, k 3072: m 7"]
+    assert (found["qkv"].gap_from, found["qkv"].gap_to) == (24, 32768)
+    assert not any(shape.is_enough for shape in found.values())
+    assert {name: dict(shape.calls) for name, shape in found.items() if name in ("qkv", "lm_head")} == {
+        "qkv": {"tp 1": 28},
+        "lm_head": {"tp 1": 1},
+    }
 
 
-def test_a_single_token_is_one_size_of_many(database: Database) -> None:
-    matmuls(database, (1, 4096, 1024))
-    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
-    (sizes,) = found.sizes
-    assert (sizes.found, sizes.wanted, sizes.gap_from, sizes.gap_to) == (1, 16, 1, 32768)
-    assert sizes.at_one_size == ["qkv, tp 1: n 4096, k 1024: m 1"]
+def test_a_row_of_any_number_of_tokens_is_not_enough(database: Database) -> None:
+    """Sixteen numbers of tokens are; fifteen, and sixteen of two dtypes, are not."""
+    matmuls(
+        database,
+        *((m, 4096, 1024) for m in range(1, 17)),
+        *((m, 1024, 2048) for m in range(1, 16)),
+        *((m, 1024, 3072) for m in range(1, 9)),
+    )
+    lines = [f'"{m},3072;1024,3072",FLOAT16;FLOAT16,ND;ND,"{m},1024",FLOAT16,ND\n' for m in range(9, 17)]
+    path = database.csv_path("MatMulV2")
+    path.write_text(path.read_text() + "".join(lines))
+    found = coverage(database)
+    assert {name for name, shape in found.items() if shape.is_enough} == {"qkv"}
+    assert (found["o_proj"].sizes, found["down"].sizes) == (15, 8)
+    assert {name for name, shape in coverage(database, sizes=8).items() if shape.is_enough} == {"qkv", "o_proj", "down"}
 
 
-def test_a_shape_that_is_missing_in_several_dtypes_is_named_once(database: Database) -> None:
+@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
+def test_rows_of_enough_sizes_are_enough(database: Database, kernel_type: str) -> None:
+    wanted = replace(request(DEEPSEEK_V3, QWEN3_0_6B), sizes_per_shape=16)
+    kernel = built_in_catalog().kernel(kernel_type)
+    add_theory_rows(database, kernel, wanted)
+    for found in model_coverage(kernel, read_table(database, kernel_type), wanted.targets):
+        assert [str(shape) for shape in found.shapes if not shape.is_enough] == []
+
+
+def test_a_kernel_type_of_several_patterns_has_each_shape_in_each(database: Database) -> None:
     kernel = built_in_catalog().kernel("QuantBatchMatmulV3")
     (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
-    assert (found.shapes, found.present, len(found.missing)) == (12, 0, 4)
-    assert {len(dtypes) for dtypes in found.missing.values()} == {3}
+    assert len(found.shapes) == 12
+    assert len({shape.name for shape in found.shapes}) == 4
+    assert not any(shape.has_rows for shape in found.shapes)
 
 
 def test_a_small_sample_is_shared_among_the_models(database: Database) -> None:
@@ -65,20 +95,13 @@ def test_a_small_sample_is_shared_among_the_models(database: Database) -> None:
     kernel = built_in_catalog().kernel("MatMulV2")
     add_theory_rows(database, kernel, wanted)
     found = model_coverage(kernel, read_table(database, "MatMulV2"), wanted.targets)
-    assert sorted(each.present for each in found) == [4, 4]
+    assert sorted(sum(shape.has_rows for shape in each.shapes) for each in found) == [4, 4]
 
 
 def test_blocked_weights_count(database: Database) -> None:
     line = '"7,1024;64,256,16,16",DT_BF16;DT_BF16,ND;FRACTAL_NZ,"7,4096",DT_BF16,ND\n'
     database.csv_path("MatMulV2").write_text(HEADER + line)
-    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
-    assert found.present == 1
-
-
-def test_without_a_file_everything_is_missing(database: Database) -> None:
-    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), read_table(database, "MatMulV2"), TARGETS)
-    assert (found.shapes, found.present) == (5, 0)
-    assert [(sizes.found, sizes.wanted, sizes.shapes) for sizes in found.sizes] == [(0, 16, 5)]
+    assert {name for name, shape in coverage(database).items() if shape.has_rows} == {"qkv"}
 
 
 @pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
@@ -87,7 +110,7 @@ def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
     kernel = built_in_catalog().kernel(kernel_type)
     add_theory_rows(database, kernel, wanted)
     for found in model_coverage(kernel, read_table(database, kernel_type), wanted.targets):
-        assert not found.missing
+        assert [shape.name for shape in found.shapes if not shape.has_rows] == []
 
 
 def test_twins_of_kernel_types_get_rows_where_there_are_some(database: Database) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from opatlas.store.manifest import Manifest
 from opatlas.theory.report import (
-    AxisCoverage,
     KernelResult,
     ModelCoverage,
     Pace,
+    ShapeCoverage,
     coverage_page,
     replay_pace,
     summary_lines,
@@ -24,11 +24,17 @@ def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:
 
 def results() -> list[KernelResult]:
     """One kernel type with everything that a report mentions, once and several times, and one without new rows."""
-    sizes = AxisCoverage("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
-    coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16", "INT8"]}, sizes=[sizes])
-    one = ModelCoverage("Neg", "Llama", 1)
+    shapes = [
+        ShapeCoverage("up, tp 1: n 8", {"tp 1": 60}, True, 16, 16, 1024, 32768, "BF16"),
+        ShapeCoverage("up, tp 2: n 4", {"tp 2": 60}, True, 1, 16, 1, 32768, "BF16"),
+        ShapeCoverage("down, tp 1; tp 2: n 7", {"tp 1": 2, "tp 2": 2}, False, 0, 16, dtypes="BF16, INT8"),
+        ShapeCoverage("hidden: n 5", {"": 90}, True, 20, 16, 16, 64, "BF16"),
+        ShapeCoverage("experts, ep 16: n 6", {"ep 16": 9}, True, 2, 16, 1, 64, "BF16"),
+    ]
+    coverage = ModelCoverage("Mul", "Qwen", shapes)
+    one = ModelCoverage("Neg", "Llama", [ShapeCoverage("cache: n 1", {"": 3}, True, 0, 0)])
     return [
-        KernelResult("Mul", 2000, 2, 10**9, 10**12, refused=2, over_budget=3, coverage=(coverage,)),
+        KernelResult("Mul", 2000, 2, 10**9, 10**12, beyond_rows=700, refused=2, over_budget=3, coverage=(coverage,)),
         KernelResult("Neg", 1, 1, 8, 8, refused=1, unknown_dtypes=("FLOAT3",), coverage=(one,)),
         KernelResult("Add"),
     ]
