@@ -280,3 +280,11 @@ def parse_real(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def format_bytes(count: int) -> str:
+    """Returns a number of bytes with a decimal unit, such as "12.4 GB"."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 
 from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
+from opatlas.errors import CellError
+from opatlas.model.roofline import tensor_bytes
+from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.model.signature import make_case_id
+from opatlas.model.slots import Slot, parse_slots
+from opatlas.store.database import Database
+from opatlas.store.manifest import read_manifests
+from opatlas.store.pace import replay_pace
 from opatlas.store.update_mode import UpdateMode
-from opatlas.text import pluralize
+from opatlas.text import format_bytes, pluralize
 
 from .plan import Plan, PreparedDatabase
 from .requested_rows import RequestedRows
@@ -168,6 +176,8 @@ def _to_run(
     for target in settings.targets if not settings.targets[0].implementation.is_default or settings.targets[1:] else ():
         count = sum(len(table.cases) for table in plan.tables.values() if table.suffix == target.implementation.suffix)
         yield f"{target.implementation.label}: {pluralize(count, unit)}, database {target.path}"
+    if settings.collect_only and settings.prof_path is None:
+        yield from _estimate(plan, settings, replayable, requested)
     yield from settings.notes
     if settings.collect_only and settings.workload.has_starter and plan.is_empty:
         yield "there is no database yet: without --co the session makes a starter of theory rows first"
@@ -187,3 +197,32 @@ def _to_run(
         yield f"{name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
     yield from (text for table in plan.tables.values() for text in table.misspelt)
     yield from (f"not read: {problem}" for problem in plan.problems)
+
+
+def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], requested: RequestedRows) -> Iterator[str]:
+    """Yields how long the rows will take, and how large the tensors of the largest row are."""
+    rows = 0
+    largest: tuple[int, str] = (0, "")
+    for table in plan.tables.values():
+        if table.kernel_type not in replayable:
+            continue
+        for case_id, row, known_failure in table.rows():
+            if (known_failure is None or known_failure.run) and requested(table.kernel_type, case_id):
+                rows += 1
+                largest = max(largest, (_tensor_bytes(row.cells), table.kernel_type))
+    if not rows:
+        return
+    pace = replay_pace(read_manifests(Database(settings.database), []).values())
+    size, kernel_type = largest
+    memory = f"; the largest, of {kernel_type}, has tensors of {format_bytes(size)}" if size else ""
+    yield f"{pluralize(rows, settings.unit)} would take about {pace.time_of(rows)}{memory}"
+
+
+def _tensor_bytes(cells: Mapping[str, str]) -> int:
+    """Returns the bytes of the tensors of a row; 0 if its cells do not tell."""
+    slots: list[Slot] = []
+    with suppress(CellError):
+        for names in (INPUT_SLOTS, OUTPUT_SLOTS):
+            shapes, dtypes, formats = (cells.get(name, "") for name in names)
+            slots += parse_slots(shapes, dtypes, formats, names)
+    return tensor_bytes(slots) or 0

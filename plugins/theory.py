@@ -24,13 +24,12 @@ from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.store.pace import Pace, replay_pace
 from opatlas.text import parse_whole, pluralize, printable_lines
 from opatlas.theory.report import (
     ENOUGH_SIZES,
     KernelResult,
-    Pace,
     coverage_page,
-    replay_pace,
     summary_lines,
 )
 

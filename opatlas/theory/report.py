@@ -8,9 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from opatlas.progress import format_seconds
-from opatlas.store.manifest import Manifest
-from opatlas.text import pluralize
+from opatlas.store.pace import Pace
+from opatlas.text import format_bytes, pluralize
 
 #: Sizes of an axis of tokens that interpolation between the rows of a shape needs.
 ENOUGH_SIZES = 16
@@ -104,35 +103,6 @@ class KernelResult:
 
 #: Shapes of a model with too few sizes that the terminal names; the report has all.
 _FEW_NAMED = 3
-#: Pace for databases without a replay; the rows of a starter database take about as long.
-_ASSUMED_S_A_ROW = 1.0
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The time of a row in a replay, with its start and its check.
-
-    Attributes:
-        seconds_a_row: seconds for each row.
-        run_id: the run in which the pace was measured; "" for an assumed pace.
-    """
-
-    seconds_a_row: float = _ASSUMED_S_A_ROW
-    run_id: str = ""
-
-    def time_of(self, rows: int) -> str:
-        """Returns the time of some rows and the source of the pace: `16 min 40 s, at 0.5 s a row (as in run X)`."""
-        where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
-        return f"{format_seconds(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
-
-
-def replay_pace(manifests: Iterable[Manifest]) -> Pace:
-    """Returns the pace of the newest run that replayed rows to its end."""
-    for manifest in sorted(manifests, key=lambda each: (each.started_at, each.run_id), reverse=True):
-        rows = sum(count for status, count in manifest.statuses.items() if status not in ("added", "not run"))
-        if rows and manifest.finished_at is not None and manifest.finished_at > manifest.started_at:
-            return Pace((manifest.finished_at - manifest.started_at) / rows, manifest.run_id)
-    return Pace()
 
 
 def summary_lines(
@@ -151,7 +121,7 @@ def summary_lines(
     for result in ordered:
         yield (
             f"{result.kernel_type:{width}}  {result.added:8,}  {result.existing:8,}  {result.over_budget:9,}  "
-            f"{_size(result.largest_bytes):>8}  {_size(result.total_bytes):>8}"
+            f"{format_bytes(result.largest_bytes):>8}  {format_bytes(result.total_bytes):>8}"
         )
         if result.beyond_rows:
             yield f"  {pluralize(result.beyond_rows, 'row')} of further sizes left out by --rows"
@@ -273,10 +243,3 @@ def _counts(shapes: Sequence[ShapeCoverage], division: str) -> str:
     gap = f"{widest.gap_from:,} to {widest.gap_to:,}" if widest is not None else ""
     of = f"of {len(shapes):,}"
     return f"{present:,} {of} | {enough:,} {of} | {_share(shapes, division)} | {fewest} | {gap}"
-
-
-def _size(count: int) -> str:
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

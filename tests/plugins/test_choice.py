@@ -105,6 +105,28 @@ def test_a_malformed_keyword_is_all_that_is_told(sessions: Sessions, how: tuple[
     assert "not run" not in done
 
 
+def test_a_list_tells_the_time_and_the_memory_of_the_rows(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1), row(2), row(4096)])
+    rows, pace, source, size = estimate(sessions.run_in_process("--co").output)
+    assert (rows, pace, source) == ("3 rows", "1 s a row", "assumed: this database has no replay yet")
+    assert estimate(sessions.run_in_process("--co", "-k", "not Toy-4096").output)[0] == "2 rows"
+    sessions.run_in_process()
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    later = estimate(sessions.run_in_process("--co").output)
+    assert (later[0], later[2], later[3]) == ("3 rows", f"as in run {manifest.stem}", size)
+    assert not _ESTIMATE.search(" ".join(sessions.run_in_process("--co", "--update-mode=missing-only").output.split()))
+
+
+_ESTIMATE = re.compile(r"opatlas: (\d+ rows?) would take about .*?, at (.*?) \((.*?)\); .*? of (\S+ \w?B)")
+
+
+def estimate(output: str) -> tuple[str, ...]:
+    """The number of rows, their pace, where it is from, and the largest tensors, of a list of rows."""
+    found = _ESTIMATE.search(" ".join(output.split()))
+    assert found is not None, output
+    return found.groups()
+
+
 def test_a_list_of_an_empty_database_tells_of_the_starter(sessions: Sessions) -> None:
     assert "starter" in sessions.run_in_process("--co")
     assert not list(sessions.database.glob("*.csv"))

@@ -7,13 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from opatlas.store.manifest import Manifest
+from opatlas.store.pace import Pace, replay_pace
 from opatlas.theory.report import (
     KernelResult,
     ModelCoverage,
-    Pace,
     ShapeCoverage,
     coverage_page,
-    replay_pace,
     summary_lines,
 )
 
@@ -58,3 +57,7 @@ def test_the_newest_replay_sets_the_pace() -> None:
     killed = Manifest("5", 100.0, {}, "", statuses={"measured": 3})
     assert replay_pace([*others, ended, killed]) == Pace(3.0, "2")
     assert not replay_pace(others[1:]).run_id
+
+
+def test_a_run_of_a_few_rows_does_not_set_the_pace() -> None:
+    assert replay_pace([manifest("1", 100, measured=1000), manifest("2", 10, measured=3)]) == Pace(0.1, "1")
