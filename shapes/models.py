@@ -144,6 +144,23 @@ LLAMA_3_70B = _dense(
     head_dim=128,
     vocab=128256,
 )
+#: Every layer has routed experts, and no shared one.
+QWEN3_30B_A3B = ModelFacts(
+    "Qwen/Qwen3-30B-A3B",
+    hidden=2048,
+    intermediate=0,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    vocab=151936,
+    weights=(
+        *grouped_query_attention(2048, heads=32, kv_heads=4, head_dim=128, layers=48),
+        Weight("router", (128,), 2048, "nothing", calls=48),
+        lm_head(151936, 2048),
+    ),
+    head_norms=True,
+    experts=RoutedExperts(128, 768, 8),
+)
 
 
 def _glm_5(name: str) -> ModelFacts:
@@ -181,10 +198,11 @@ BUILT_IN = (DEEPSEEK_V3, QWEN3_32B, LLAMA_3_70B, GLM_5_1, GLM_5_2)
 
 #: All models by their full and their short names, in lower case.
 BY_NAME: Mapping[str, ModelFacts] = {
-    **{model.name.lower(): model for model in (*BUILT_IN, QWEN3_0_6B)},
+    **{model.name.lower(): model for model in (*BUILT_IN, QWEN3_30B_A3B, QWEN3_0_6B)},
     "dsv3": DEEPSEEK_V3,
     "deepseek-v3": DEEPSEEK_V3,
     "qwen3-32b": QWEN3_32B,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
     "qwen3-0.6b": QWEN3_0_6B,
     "llama-70b": LLAMA_3_70B,
     "llama-3-70b": LLAMA_3_70B,

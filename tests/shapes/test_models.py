@@ -15,6 +15,7 @@ from opatlas.shapes.models import (
     GLM_5_2,
     LLAMA_3_70B,
     QWEN3_0_6B,
+    QWEN3_30B_A3B,
     QWEN3_32B,
 )
 
@@ -45,6 +46,19 @@ CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
             "num_key_value_heads": 8,
             "num_hidden_layers": 2,
             "vocab_size": 128256,
+        },
+    ),
+    "qwen3_moe": (
+        QWEN3_30B_A3B,
+        {
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_hidden_layers": 2,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
         },
     ),
     "glm_moe_dsa": (GLM_5_1, {}),
