@@ -119,16 +119,8 @@ class Replay:
         warm_until = monotonic() + _WARM_UP_S
         self._group.report_step("in its first call")
         operators = self._first_call(call, name, watch, counts=kernel is impl and not may_be_compiled(impl))
-        found = call.results()
-        if not found or found[0] is None:
-            raise ReplayError(
-                f"{name} returned no tensor to check: return the results, "
-                "or name the changed arguments in mutates or overwrites"
-            )
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
-        slots = range(len(found)) if slots is None else slots
-        self._expect_outputs(name, results(found), slots)
-        missing = [slot for slot, result in zip(slots, results(found), strict=True) if result is None]
+        missing = self._missing_outputs(name, call.results(), results, slots)
         self._expect_unchanged(watch, name)
 
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
@@ -139,7 +131,7 @@ class Replay:
         checked = check(expected, originals, named, computed, self._row.seed)
         execution = Execution(
             self._source.implementation if self._source else self._default_implementation(kernel, impl),
-            outputs_missing=tuple(slot for slot in missing if slot is not None),
+            outputs_missing=missing,
             conversions=tuple(call.prepared.converted) if call.prepared else (),
             set_up_s=call.set_up_s if self._source else None,
         )
@@ -171,6 +163,33 @@ class Replay:
             return count_operators(call, call.repeat)
         call()
         return []
+
+    def _missing_outputs(
+        self, name: str, found: Results, results: Callable[[Results], Results], slots: Sequence[int | None] | None
+    ) -> tuple[int, ...]:
+        """Returns the slots of the row whose results the kernel does not compute.
+
+        The caller keeps no reference to the results of the first call: they would take memory while samples are taken.
+
+        Args:
+            name: name of the kernel.
+            found: the results of the first call.
+            results: selects the results that are checked.
+            slots: the output slots of these results; None: their order.
+
+        Raises:
+            ReplayError: there is no result to check.
+            InvalidRow: a result differs from the row in shape or dtype.
+        """
+        if not found or found[0] is None:
+            raise ReplayError(
+                f"{name} returned no tensor to check: return the results, "
+                "or name the changed arguments in mutates or overwrites"
+            )
+        slots = range(len(found)) if slots is None else slots
+        computed = results(found)
+        self._expect_outputs(name, computed, slots)
+        return tuple(slot for slot, result in zip(slots, computed, strict=True) if result is None and slot is not None)
 
     def _default_implementation(self, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
         """Returns what is timed without a source: torch and its version, the NPU's call, or "" on another device."""

@@ -139,3 +139,23 @@ def test_marks_are_strings():
         implements()
     with pytest.raises(TypeError):
         implements(len)
+
+
+def test_results_of_the_first_call_take_no_memory_while_samples_are_taken(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+import weakref
+first = []
+
+def kernel(x1, x2, gamma, epsilon):
+    def call():
+        results = formula(x1, x2, gamma, epsilon)
+        if len(first) > 1:
+            assert first[0]() is None
+        first.append(weakref.ref(results[0]))
+        return results
+    return Prepared(call)
+""",
+    )
+    assert outcome.status is Status.MEASURED
