@@ -328,7 +328,7 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     (first,) = journal.journals(Database(sessions.database))
     header, one, two = first.read_text().splitlines(keepends=True)
     # A later session that was killed while it wrote its second record.
-    later = first.with_name(f"{first.stem[:-6]}ffffff.jsonl")
+    later = first.with_name(f"2099{first.name[4:]}")
     later.write_text((header + two + one[:100]).replace(first.stem, later.stem))
     strange = first.with_name(f"4{first.name[1:]}")
     strange.write_text(header.replace('"version":3', '"version":99') + one)
