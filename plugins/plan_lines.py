@@ -212,7 +212,7 @@ def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], reque
                 largest = max(largest, (_tensor_bytes(row.cells), table.kernel_type))
     if not rows:
         return
-    pace = replay_pace(read_manifests(Database(settings.database), []).values())
+    pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
     size, kernel_type = largest
     memory = f"; the largest, of {kernel_type}, has tensors of {format_bytes(size)}" if size else ""
     yield f"{pluralize(rows, settings.unit)} would take about {pace.time_of(rows)}{memory}"

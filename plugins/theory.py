@@ -139,9 +139,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class TheoryPlan:
-    """The database, the request and the kernel types of a session."""
+    """The database, the kind of its device, the request and the kernel types of a session."""
 
     database: Database
+    kind: str
     request: Request
     kernels: dict[str, CatalogKernel]
 
@@ -185,16 +186,17 @@ class Theory:
             if name not in kernels:
                 catalog.kernel(name)
         kernels = {name: kernel for name, kernel in kernels.items() if not option.ops or name in option.ops}
+        kind = kind_of_database(self._config, database)
         request = Request(
             targets,
             option.rows,
             option.seed,
             budget_bytes,
             sample_rows,
-            is_npu=is_database_of_npu(self._config, database),
+            is_npu=kind == "npu",
             sizes_per_shape=option.sizes_per_shape,
         )
-        return TheoryPlan(database, request, kernels)
+        return TheoryPlan(database, kind, request, kernels)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -329,7 +331,7 @@ class Theory:
 
     def _pace(self) -> Pace:
         # The replay reports manifests that cannot be read.
-        return replay_pace(read_manifests(self.plan.database, []).values())
+        return replay_pace(read_manifests(self.plan.database, []).values(), self.plan.kind)
 
     @property
     def _coverage_path(self) -> Path:
@@ -353,25 +355,25 @@ class Theory:
             terminalreporter.write_line(printable_lines(f"coverage: {self._coverage_path}"))
 
 
-def is_database_of_npu(config: pytest.Config, database: Database) -> bool:
-    """Returns whether rows are added to the database of an NPU.
+def kind_of_database(config: pytest.Config, database: Database) -> str:
+    """Returns the kind of device of the database that rows are added to.
 
     The device is the one of --device, of captures, of the path, or of replays, the first of these that is known; or
-    else the device at hand.
+    else the device at hand. An NPU counts more than other devices.
 
     Raises:
         OpAtlasError, pytest.UsageError: no other evidence is there, and the device at hand cannot be used.
     """
     device: str | None = config.option.device
     if device:
-        return (device if device in KINDS else device_kind(device)) == "npu"
+        return device if device in KINDS else device_kind(device)
     provenance = Provenance(database)
-    if provenance.captured_on:
-        return any(device_kind(name) == "npu" or name == UNNAMED_NPU for name in provenance.captured_on)
-    if (named := folder_origin(database)) is not None:
-        return named.kind == "npu"
-    kinds = {origin.kind for manifest in provenance.manifests.values() for origin in run_origins(manifest)}
-    return "npu" in (kinds or {each.kind for each in devices_of(config)})
+    kinds: set[str] = {"npu" if name == UNNAMED_NPU else device_kind(name) for name in provenance.captured_on}
+    if not kinds and (named := folder_origin(database)) is not None:
+        kinds = {named.kind}
+    kinds = kinds or {origin.kind for manifest in provenance.manifests.values() for origin in run_origins(manifest)}
+    kinds = kinds or {each.kind for each in devices_of(config)}
+    return max(kinds, key=lambda kind: (kind == "npu", kind == "cuda"))
 
 
 def database_path(config: pytest.Config) -> Path:
