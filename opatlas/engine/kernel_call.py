@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -15,11 +17,14 @@ from typing import Any
 
 import torch
 
-from opatlas.implementations.contract import KernelSource, Prepared
+from opatlas.implementations.contract import KernelSource, Prepared, content_digest
 from opatlas.model.errors import ReplayError
 
 #: Results of a kernel in the order of the torch function; None for a result that an implementation does not compute.
 Results = tuple[torch.Tensor | None, ...]
+
+#: The beginning of the names of modules of users' files.
+_MODULE = "opatlas_implementation_"
 
 
 class KernelCall:
@@ -153,7 +158,7 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
         Unsupported: `wrap` refuses the torch function.
     """
     try:
-        module = importlib.import_module(source.module) if source.module else _import_file(source.path, source.digest)
+        module = importlib.import_module(source.module) if source.module else _import_file(replace(source, function=""))
         function: Callable[..., Any] = getattr(module, source.function)
     except Exception as error:
         raise ReplayError(
@@ -166,29 +171,77 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
 
 
 @cache
-def _import_file(path: str, digest: str) -> ModuleType:
+def _import_file(source: KernelSource) -> ModuleType:
     """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode beside it.
 
     Raises:
-        ReplayError: the file has another digest: its durations would count as those of the former file.
+        ReplayError: the file or a helper has other contents than when the session began, so that its durations would
+            count as those of the former file; or the file imports a kernel of the folder.
     """
-    if digest and sha256(Path(path).read_bytes()).hexdigest() != digest:
-        raise ReplayError("the file was changed after the session had begun: run the session again")
-    name = f"opatlas_implementation_{sha256(path.encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, Path(path))
+    if source.digest and content_digest((source.path, *source.helpers)) != source.digest:
+        raise ReplayError("a file of the folder was changed after the session had begun: run the session again")
+    name = f"{_MODULE}{sha256(source.path.encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, Path(source.path))
     if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"{path} is not a Python file", path=path)
+        raise ModuleNotFoundError(f"{source.path} is not a Python file", path=source.path)
     module = importlib.util.module_from_spec(spec)
     writes_bytecode = sys.dont_write_bytecode
     sys.modules[name], sys.dont_write_bytecode = module, True
     try:
-        spec.loader.exec_module(module)
+        with _importable_helpers(source):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     finally:
         sys.dont_write_bytecode = writes_bytecode
     return module
+
+
+@contextmanager
+def _importable_helpers(source: KernelSource) -> Iterator[None]:
+    """Makes the helpers beside a file, and in its folder, importable by their names while the file is imported.
+
+    Raises:
+        ReplayError: the file imported a module of the folder that is no helper, and so no part of the version.
+    """
+    if not source.folder:
+        yield
+        return
+    before, folder = sys.path[:], Path(source.folder)
+    places = list(dict.fromkeys((str(Path(source.path).parent), source.folder)))
+    helpers = [
+        Path(helper).relative_to(place)
+        for helper in source.helpers
+        for place in places
+        if helper.startswith(f"{place}/")
+    ]
+    names = {helper.parts[0].removesuffix(".py") for helper in helpers}
+    for name, path in _imported_files():
+        # A helper of another folder may have the same name. Its folder is not on the path.
+        if name.partition(".")[0] in names:
+            place = path.parents[name.count(".") + (path.stem == "__init__")]
+            if str(place) not in (*before, *places):
+                del sys.modules[name]
+    sys.path[:0] = places
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+    known = {source.path, *source.helpers}
+    for name, path in _imported_files():
+        if path.is_relative_to(folder) and str(path) not in known and not name.startswith(_MODULE):
+            del sys.modules[name]
+            raise ReplayError(
+                f"it imports {path}, a kernel that is no part of its version: move shared code to _NAME.py"
+            )
+
+
+def _imported_files() -> list[tuple[str, Path]]:
+    """Returns the imported modules that have a file, with the path of the file."""
+    modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [(name, Path(file).absolute()) for name, file in modules if file]
 
 
 def flat_tensors(value: Any) -> tuple[torch.Tensor, ...]:

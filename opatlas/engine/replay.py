@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from time import monotonic
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
@@ -102,6 +103,9 @@ class Replay:
         """
         kernel = load_kernel(self._source, impl) if self._source else self._device.kernel(impl, self._spec.npu)
         name = self._spec.npu if self._spec.npu and not self._source and kernel is not impl else _name(kernel)
+        if self._source and not self._source.module:
+            # Its module has a name that only this process knows.
+            name = f"{self._source.function} of {Path(self._source.path).name}"
         call = KernelCall(
             kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=bool(self._source)
         )
@@ -231,10 +235,15 @@ class Replay:
         ranks = [i for i, (found,) in enumerate(self._group.gather([float(bool(changed))])) if found]
         if changed:
             place, what = changed[0]
+            remedy = (
+                "return Prepared(call, changes=[...]) with that tensor if the call is to change it"
+                if self._source
+                else f"give replay(...) mutates=[{place!r}] if the kernel is to change it, "
+                f"overwrites=[{place!r}] if the kernel does not read it"
+            )
             raise ChangedInput(
-                f"{kernel} changed {what}, which the replay does not declare; later calls would start from other "
-                f"values: give replay(...) mutates=[{place!r}] if the kernel is to change it, "
-                f"overwrites=[{place!r}] if the kernel does not read it",
+                f"{kernel} changed {what}, which {'it' if self._source else 'the replay'} does not declare; later "
+                f"calls would start from other values: {remedy}",
                 place=place,
             )
         if ranks:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -48,6 +50,14 @@ def implements(*kernel_types: str) -> Callable[[_Function], _Function]:
     return lambda function: function
 
 
+def content_digest(paths: Iterable[Path | str]) -> str:
+    """Returns the sha256 of the contents of files, in their order. Raises OSError if a file cannot be read."""
+    digest = sha256()
+    for path in paths:
+        digest.update(sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True)
 class KernelSource:
     """The place of the function that runs a kernel type in an implementation.
@@ -58,7 +68,9 @@ class KernelSource:
         path: the file.
         function: name of the function in the module.
         wraps: whether the function takes the torch function of the replay and returns the kernel (`wrap`).
-        digest: sha256 of a user's file when the session began; "" for a module.
+        folder: a user's folder, whose files the function may import; "" for a module, and for a single file.
+        helpers: the other files of a user's folder that belong to the implementation.
+        digest: sha256 of the file and the helpers when the session began; "" for a module.
     """
 
     implementation: str
@@ -66,4 +78,6 @@ class KernelSource:
     path: str
     function: str
     wraps: bool = False
+    folder: str = ""
+    helpers: tuple[str, ...] = ()
     digest: str = ""

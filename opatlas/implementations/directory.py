@@ -4,19 +4,22 @@
 `DIR/AddRmsNorm/fast.py`, `DIR/AddRmsNorm/small.py`        candidates: the implementations `DIR-fast` and `DIR-small`
 `DIR/add__Tensor/add__Tensor_implementation_v1.py`         BackendBench's layout: the function `add__Tensor_kernel_impl`
 `FILE.py`                                                  one file with marks
+
+Other source files of the folder are helpers, which kernels import or compile. They belong to each implementation in it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.implementations.contract import KernelSource
+from opatlas.implementations.contract import KernelSource, content_digest
 from opatlas.implementations.implementation import Implementation
 from opatlas.implementations.marks import Marks, read_marks
 from opatlas.model.schema import is_file_name
@@ -26,6 +29,13 @@ KERNEL = "kernel"
 #: Characters of the digest that is the version of a folder.
 _DIGITS = 8
 _NAME = re.compile(r"[^A-Za-z0-9.+]+")
+#: Suffixes of files that a kernel may import, compile or load.
+_PYTHON, _C = (".py", ".pyx"), (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".inc", ".inl")
+_SOURCES = frozenset(
+    (*_PYTHON, *_C, ".cu", ".cuh", ".hip", ".asc", ".cce", ".ptx", ".cubin", ".o", ".a", ".so", ".json")
+)
+#: Folders of build outputs, and those in a database.
+_NO_SOURCES = frozenset(("__pycache__", "build", "implementations", "journal", "pruned", "reports", "runs"))
 #: A folder of BackendBench is named after an overload of torch: `add__Tensor`.
 _OVERLOAD = re.compile(r"\w+__\w+")
 _CANDIDATE = re.compile(r"_implementation_?(\w*)$")
@@ -112,7 +122,7 @@ class _Kernel:
 def read_directory(place: Path) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
-    The files are read and not run. The version of an implementation is a digest of its files.
+    The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
 
     Raises:
         OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
@@ -126,16 +136,29 @@ def read_directory(place: Path) -> list[Implementation]:
     if not found:
         why = f" ({notes[0]})" if notes else ""
         raise OpAtlasError(f"{place}: holds no kernel{why}: add a file KernelType.py with a function {KERNEL}")
-    return [_implementation(name, candidate, found[candidate], root, notes) for candidate in sorted(found)]
+    of_kernels = {kernel.path for kernels in found.values() for kernel in kernels}
+    helpers = [path for path in _source_files(root) if path not in of_kernels] if root.is_dir() else []
+    return [_implementation(name, candidate, found[candidate], root, helpers, notes) for candidate in sorted(found)]
 
 
-def _implementation(name: str, candidate: str, kernels: list[_Kernel], root: Path, notes: list[str]) -> Implementation:
+def _source_files(root: Path) -> Iterator[Path]:
+    """Yields the source files of a folder in a fixed order, without hidden folders and those of a database."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NO_SOURCES)
+        for name in sorted(files):
+            path = Path(folder, name)
+            if path.suffix in _SOURCES and not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _implementation(
+    name: str, candidate: str, kernels: list[_Kernel], root: Path, helpers: Sequence[Path], notes: list[str]
+) -> Implementation:
     own_name = f"{name}-{candidate}" if candidate else name
     digest = sha256()
-    of_file = {path: path.read_bytes() for path in sorted({kernel.path for kernel in kernels})}
-    for path, content in of_file.items():
+    for path in [*sorted({kernel.path for kernel in kernels}), *helpers]:
         digest.update(f"{path.relative_to(root.parent)}\0".encode())
-        digest.update(content + b"\0")
+        digest.update(path.read_bytes() + b"\0")
     version = digest.hexdigest()[:_DIGITS]
     sources: dict[str, KernelSource] = {}
     for kernel in kernels:
@@ -147,7 +170,9 @@ def _implementation(name: str, candidate: str, kernels: list[_Kernel], root: Pat
             "",
             str(kernel.path),
             kernel.function,
-            digest=sha256(of_file[kernel.path]).hexdigest(),
+            folder=str(root) if root.is_dir() else "",
+            helpers=tuple(map(str, helpers)),
+            digest=content_digest((kernel.path, *helpers)),
         )
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
 

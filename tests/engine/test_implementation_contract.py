@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 from replaying import job_of
@@ -10,6 +11,7 @@ from replaying import job_of
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.runner import Runner
 from opatlas.implementations.contract import KernelSource, implements
+from opatlas.implementations.directory import read_directory
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.schema import Status
 
@@ -159,3 +161,55 @@ def kernel(x1, x2, gamma, epsilon):
 """,
     )
     assert outcome.status is Status.MEASURED
+
+
+def run_folder(folder, path):
+    (implementation,) = [
+        each for each in read_directory(folder) if each.sources["AddRmsNorm"].path == str(folder / path)
+    ]
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    return runner.run(dataclasses.replace(job_of("AddRmsNorm", ROW), source=implementation.sources["AddRmsNorm"]))
+
+
+KERNEL = "def kernel(x1, x2, gamma, epsilon):\n    return formula(x1, x2, gamma, epsilon)\n"
+
+
+@pytest.mark.parametrize("path", ["AddRmsNorm.py", "AddRmsNorm/fast.py"])
+def test_a_kernel_imports_the_helpers_of_its_own_folder(tmp_path, path):
+    for name in ("one", "two"):
+        kernel = tmp_path / name / path
+        kernel.parent.mkdir(parents=True)
+        wrong = "\nformula = None\n" if name == "one" else ""
+        (tmp_path / name / "_common.py").write_text(HEAD + wrong)
+        kernel.write_text(f"from _common import formula\n\n{KERNEL}")
+    before = list(sys.path)
+    assert run_folder(tmp_path / "one", path).status is Status.FAILED
+    assert run_folder(tmp_path / "two", path).status is Status.MEASURED
+    assert sys.path == before
+
+
+def test_a_kernel_that_imports_another_candidate_is_refused(tmp_path):
+    (tmp_path / "AddRmsNorm").mkdir()
+    (tmp_path / "AddRmsNorm" / "other.py").write_text(HEAD + KERNEL)
+    (tmp_path / "AddRmsNorm" / "fast.py").write_text("from other import kernel as rival\n\n" + HEAD + KERNEL)
+    outcome = run_folder(tmp_path, "AddRmsNorm/fast.py")
+    assert outcome.status is Status.FAILED
+    assert str(tmp_path / "AddRmsNorm" / "other.py") in outcome.explanation
+
+
+def test_a_helper_that_changes_after_the_folder_was_read_costs_the_row(tmp_path):
+    (tmp_path / "_common.py").write_text(HEAD)
+    (tmp_path / "AddRmsNorm.py").write_text("from _common import formula\n\n" + KERNEL)
+    (implementation,) = read_directory(tmp_path)
+    (tmp_path / "_common.py").write_text(HEAD + "# faster\n")
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    outcome = runner.run(dataclasses.replace(job_of("AddRmsNorm", ROW), source=implementation.sources["AddRmsNorm"]))
+    assert outcome.status is Status.FAILED
+
+
+def test_a_changed_input_is_named_with_the_file_and_what_prepared_takes(tmp_path):
+    outcome = run(
+        tmp_path, "def kernel(x1, x2, gamma, epsilon):\n    x1.zero_()\n    return formula(x1, x2, gamma, epsilon)\n"
+    )
+    assert "AddRmsNorm.py" in outcome.explanation
+    assert "Prepared" in outcome.explanation

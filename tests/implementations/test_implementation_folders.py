@@ -124,6 +124,25 @@ def test_the_version_is_that_of_the_content(tmp_path: Path) -> None:
     assert len(changed.version) == len(first) == 8
 
 
+@pytest.mark.parametrize("helper", ["_common.py", "csrc/add.cu", "Add/_tiles.py", "tuned.json"])
+def test_a_helper_is_part_of_each_version_and_a_kernel_of_its_own(tmp_path: Path, helper: str) -> None:
+    folder = write(tmp_path / "mine", {"Add.py": KERNEL, "Add/fast.py": KERNEL, helper: "1"})
+    mine, fast = read_directory(folder)
+    write(folder, {helper: "2"})
+    assert all(now.version != then.version for now, then in zip(read_directory(folder), (mine, fast), strict=True))
+    write(folder, {helper: "1", "Add/fast.py": f"{KERNEL}# faster\n"})
+    mine_now, fast_now = read_directory(folder)
+    assert mine_now.version == mine.version
+    assert fast_now.version != fast.version
+
+
+@pytest.mark.parametrize("other", ["__pycache__/a.py", "build/a.o", ".cache/a.py", "runs/1.json", "plot.png"])
+def test_outputs_and_databases_in_a_folder_are_no_part_of_its_version(tmp_path: Path, other: str) -> None:
+    folder = write(tmp_path / "mine", {"Add/fast.py": KERNEL})
+    version = only(read_directory(folder)).version
+    assert only(read_directory(write(folder, {other: "1"}))).version == version
+
+
 @pytest.mark.parametrize("name", ["torch", "torch_npu", "flashinfer", "all"])
 def test_a_folder_with_the_name_of_an_implementation_is_refused(tmp_path: Path, name: str) -> None:
     folder = str(write(tmp_path / name, {"Add.py": KERNEL}))
