@@ -13,7 +13,7 @@ import pandas as pd
 
 from opatlas.errors import CellError
 from opatlas.model.quality import valid_duration
-from opatlas.model.roofline import PRODUCTS, operations, tensor_bytes
+from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import (
     CACHE_STATE,
     INPUT_SLOTS,
@@ -26,7 +26,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.siblings import base_type
+from opatlas.model.sizes import product_sizes
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.cells import duration_columns
 from opatlas.store.manifest import run_id_time
@@ -186,13 +186,8 @@ class RowVariables:
     @cached_property
     def _product(self) -> tuple[int | None, int | None, int | None]:
         """M, N and K of a matrix product, for a batch those of each product; None where the row does not tell."""
-        inputs, outputs = self._tensors
-        is_product = base_type(self._kernel_type) in PRODUCTS
-        done = operations(self._kernel_type, inputs, outputs) if is_product else None
-        if done is None or len(outputs[0].shape) < 2 or outputs[0].format not in ("ND", ""):
-            return None, None, None
-        *_, m, n = outputs[0].shape
-        return m, n, done // (2 * math.prod(outputs[0].shape))
+        sizes = product_sizes(self._kernel_type, *self._tensors)
+        return (None, None, None) if sizes is None else (sizes.m, sizes.n, sizes.k)
 
     @property
     def _m(self) -> int | None:

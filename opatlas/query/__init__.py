@@ -1,10 +1,17 @@
 """Asks a database for durations: of rows that it has, and of shapes between and beyond them.
 
-result.py       what a question gets: a duration, its interval, and from which rows
-question.py     what is asked: a kernel type and the cells of a row, as far as they are known
-stored_rows.py  the rows of one kernel type in one database, found by signature or by some of their cells
-answers.py      the answers to many questions at once
-database.py     `opatlas.open`: the implementations of a device, and the questions that it answers
+result.py          what a question gets: a duration, its interval, and from which rows
+question.py        what is asked: a kernel type and the cells of a row, as far as they are known
+stored_rows.py     the rows of one kernel type in one database, found by signature or by some of their cells
+completion.py      the dtypes, formats and outputs of a question, from the rows
+features.py        work, sizes and regime of a row
+fitted_roofline.py   a roofline whose peaks are fitted
+kriging.py         values between rows, with deviations
+kernel_model.py    the model of a kernel type: a fitted roofline, kriging, and calibrated intervals
+model_cache.py     fitted models on disk, by a hash of their rows
+predictor.py       durations of rows that are not stored
+answers.py         the answers to many questions at once
+database.py        `opatlas.open`: the implementations of a device, and the questions that they answer
 
 Imports neither torch nor pytest.
 """

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.query.predictor import Prediction
 from opatlas.query.result import How, measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 
+Positions = npt.NDArray[np.intp]
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = ("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", "Quality", "Run ID")
 
@@ -26,9 +30,7 @@ class Answers:
         measured: npt.NDArray[np.bool_] = self._words["How"] == How.MEASURED.value
         return measured
 
-    def take_measured(
-        self, rows: StoredRows, positions: npt.NDArray[np.intp], implementation: str, floor: float
-    ) -> None:
+    def take_measured(self, rows: StoredRows, positions: Positions, floor: float) -> None:
         """Takes stored rows where they are faster than those of other implementations.
 
         Args:
@@ -47,9 +49,22 @@ class Answers:
         for name, values in (("Quality", rows.quality), ("Run ID", rows.run_id)):
             self._words[name][hit] = np.array(values, dtype=object)[found]
         self._words["How"][hit] = How.MEASURED.value
-        self._words["Implementation"][hit] = implementation
+        self._words["Implementation"][hit] = rows.label
 
-    def _put(self, where: npt.NDArray[np.intp], *values: npt.NDArray[np.float64]) -> None:
+    def take_predicted(self, where: Positions, found: Sequence[Prediction | None], implementation: str) -> None:
+        """Takes predictions where they are faster than those of other implementations.
+
+        Args:
+            where: the questions, none of which a stored row answers.
+            found: their predictions; None where there is none.
+        """
+        for i, each in zip(where.tolist(), found, strict=True):
+            if each is not None and not self.duration_us[i] <= each.duration_us:
+                self.duration_us[i], (self.low_us[i], self.high_us[i]) = each.duration_us, each.interval_us
+                self._words["How"][i] = each.how.value
+                self._words["Implementation"][i] = implementation
+
+    def _put(self, where: Positions, *values: npt.NDArray[np.float64]) -> None:
         for target, value in zip((self.duration_us, self.low_us, self.high_us), values, strict=True):
             target[where] = value
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.errors import OpAtlasError
+from opatlas.model.communication import BY_NAME, is_communication
 from opatlas.model.location import implementation_of, list_databases, parse_path
 from opatlas.model.schema import (
+    DTYPE,
     INPUT_DTYPES,
     INPUT_FORMATS,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
     RUNTIME,
+    TOPOLOGY_TIER,
 )
+from opatlas.model.siblings import MATMUL_FAMILY
+from opatlas.model.signature import signature
 from opatlas.model.versions import version_key
 from opatlas.query.answers import Answers
+from opatlas.query.completion import complete, stores_weight_transposed
+from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question, Shapes, Words, ask
 from opatlas.query.result import (
     OTHER_MACHINE_FLOOR,
@@ -32,10 +44,17 @@ from opatlas.query.result import (
     measured_half_widths,
 )
 from opatlas.query.stored_rows import StoredRows
+from opatlas.query.typed_rows import typed_rows
+from opatlas.store.database import Database
+from opatlas.store.manifest import read_manifests
 from opatlas.text import suggest
 
 #: The implementation that has the shortest measured duration of the row.
 FASTEST = "fastest"
+#: The kernel types of `OpenDatabase.matmul`, in the order in which they are looked for.
+_PRODUCT_TYPES = (*MATMUL_FAMILY, "MatMul")
+#: AI cores of a 910B, whose manifests do not tell them.
+_CORES_IF_UNKNOWN = 24
 #: What tells rows with the same shapes apart, and what of `query` states it.
 _TELLING = {
     INPUT_DTYPES: "dtypes",
@@ -108,6 +127,7 @@ class OpenDatabase:
         self._floor = SAME_MACHINE_FLOOR if same_machine else OTHER_MACHINE_FLOOR
         self._compositions, self._noisy = compositions, noisy
         self._rows: dict[tuple[str, str], StoredRows] = {}
+        self._predictors: dict[tuple[str, str], Predictor] = {}
 
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that some implementation has rows of."""
@@ -150,14 +170,113 @@ class OpenDatabase:
             runtime=runtime,
         )
         self._expect(kernel_type)
-        answers = [self._answer(name, question) for name in self._chosen(implementation)]
-        found = sorted((each for each in answers if each is not None), key=lambda each: each.duration_us)
+        if is_communication(kernel_type):
+            raise OpAtlasError(f"{kernel_type}: a message has no shapes: ask collective(NAME, bytes=..., devices=...)")
+        names = list(self._chosen(implementation))
+        found: list[QueryResult] = []
+        unknown: list[NoAnswer] = []
+        for name in names:
+            try:
+                found.append(self._answer(name, question))
+            except NoAnswer as error:
+                unknown.append(error)
         if not found:
-            raise NoAnswer(f"{kernel_type}: no row has the inputs {input_shapes}: measure it (pytest bench/)")
+            raise unknown[0]
         return found[0] if len(found) == 1 else _with_rivals(found)
 
-    def _answer(self, name: str, question: Question) -> QueryResult | None:
-        """Returns the answer of an implementation. Raises NoAnswer if several rows fit."""
+    def matmul(
+        self, *, m: int, n: int, k: int, dtype: str = "BF16", kernel_type: str = "", implementation: str = FASTEST
+    ) -> QueryResult:
+        """Returns the duration of a matrix product by its sizes, with the weight in the layout that the rows have.
+
+        Args:
+            kernel_type: default: the first of MatMulV2, MatMulV3, MatMulCommon and MatMul that the database has.
+
+        Raises:
+            NoAnswer, OpAtlasError: as `query` does.
+        """
+        known = self.kernel_types()
+        named = kernel_type or next((name for name in _PRODUCT_TYPES if name in known), _PRODUCT_TYPES[0])
+        self._expect(named)
+        first = self.stored_rows(named, next(iter(self._chosen(implementation))))
+        weight = (n, k) if stores_weight_transposed(first) else (k, n)
+        return self.query(
+            named,
+            [(m, k), weight],
+            dtypes=dtype,
+            output_shapes=[(m, n)],
+            implementation=implementation,
+        )
+
+    def collective(
+        self,
+        name: str,
+        *,
+        bytes: int,  # noqa: A002
+        devices: int,
+        dtype: str = "BF16",
+        tier: int | None = None,
+    ) -> QueryResult:
+        """Returns the duration of a collective, from the newest communication database of the device.
+
+        Args:
+            name: all_reduce, all_gather, reduce_scatter, all_to_all or broadcast.
+            bytes: what `message_bytes` of the CSV counts.
+            tier: the topology tier; default: that of the most rows with as many devices.
+
+        Raises:
+            NoAnswer: no communication database has such messages.
+            OpAtlasError: there is no such collective.
+        """
+        if name not in BY_NAME:
+            raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
+        kernel_type = BY_NAME[name].kernel_type
+        messages = self._messages
+        if messages is None or kernel_type not in messages.kernel_types():
+            raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
+        (label, *_) = messages.implementations
+        rows = messages.stored_rows(kernel_type, label)
+        tiers = Counter(
+            each
+            for each, count in zip(rows.cells(TOPOLOGY_TIER), rows.cells(NUM_DEVICES), strict=True)
+            if count.strip() == str(devices)
+        )
+        told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
+        cells = {MESSAGE_BYTES: str(bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
+        return messages._answer_cells(label, kernel_type, cells, "")
+
+    @cached_property
+    def _messages(self) -> OpenDatabase | None:
+        """The newest communication database of the same device; this one, if it has messages itself."""
+        if next(self.path.glob("hcom_*.csv"), None):
+            return self
+        beside = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
+        if not beside or parse_path(self.path) is None:
+            return None
+        return OpenDatabase(
+            max(beside, key=_newness),
+            same_machine=self._floor == SAME_MACHINE_FLOOR,
+            compositions=self._compositions,
+            noisy=self._noisy,
+        )
+
+    def frame(self, kernel_type: str, *, implementation: str = "") -> pd.DataFrame:
+        """Returns the rows of a kernel type as typed columns (`opatlas.query.typed_rows`).
+
+        Args:
+            implementation: default: the rows of all implementations.
+
+        Raises:
+            OpAtlasError: there is no such kernel type or implementation.
+        """
+        self._expect(kernel_type)
+        names = self._chosen(implementation or FASTEST)
+        tables = [typed_rows(self.stored_rows(kernel_type, name)) for name in names]
+        table: pd.DataFrame = pd.concat(tables, ignore_index=True)
+        return table
+
+    def _answer(self, name: str, question: Question) -> QueryResult:
+        """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""
         rows = self.stored_rows(question.kernel_type, name)
         found = rows.find(question)
         if len(found) > 1:
@@ -167,7 +286,30 @@ class OpenDatabase:
                 f"{question.kernel_type}: {len(found)} rows have these inputs, with other {', '.join(columns)}: "
                 f"give {remedy}"
             )
-        return self._measured(name, rows, found[0]) if found else None
+        if found:
+            return self._measured(name, rows, found[0])
+        cells, note = complete(rows, question)
+        return self._answer_cells(name, question.kernel_type, cells, note)
+
+    def _answer_cells(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str) -> QueryResult:
+        """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
+        rows = self.stored_rows(kernel_type, name)
+        position = rows.by_signature.get(signature(kernel_type, cells))
+        if position is not None:
+            return self._measured(name, rows, position)
+        (prediction,) = self._predictor(kernel_type, name).predict([cells], with_rows=True)
+        if prediction is None:
+            raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
+        note = "; ".join(filter(None, (prediction.note, note)))
+        return QueryResult(
+            prediction.duration_us,
+            prediction.interval_us,
+            prediction.how,
+            kernel_type,
+            rows.label,
+            prediction.rows,
+            note=note,
+        )
 
     def _measured(self, name: str, rows: StoredRows, position: int) -> QueryResult:
         duration_us = float(rows.duration_us[position])
@@ -178,7 +320,7 @@ class OpenDatabase:
             (duration_us * (1 - half), duration_us * (1 + half)),
             How.MEASURED,
             rows.kernel_type,
-            self.implementations[name].label.strip(),
+            rows.label,
             (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
             rows.quality[position],
         )
@@ -200,15 +342,37 @@ class OpenDatabase:
         for name in self._chosen(implementation):
             rows = self.stored_rows(kernel_type, name)
             positions = rows.positions(frame)
-            best.take_measured(rows, positions, self.implementations[name].label.strip(), self._floor)
+            best.take_measured(rows, positions, self._floor)
+        missing = np.flatnonzero(~best.is_measured)
+        if len(missing):
+            cells = frame.iloc[missing].to_dict("records")
+            for name in self._chosen(implementation):
+                found = self._predictor(kernel_type, name).predict(cells)
+                best.take_predicted(missing, found, self.stored_rows(kernel_type, name).label)
         return best.frame(frame.index)
+
+    def _predictor(self, kernel_type: str, implementation: str) -> Predictor:
+        key = kernel_type, implementation
+        if key not in self._predictors:
+            floor = 0.0 if self._floor == SAME_MACHINE_FLOOR else self._floor
+            self._predictors[key] = Predictor(self.stored_rows(*key), self._cores, floor)
+        return self._predictors[key]
+
+    @cached_property
+    def _cores(self) -> int:
+        """The multiprocessors of the device, by the manifests of its runs."""
+        manifests = read_manifests(Database(self.path), problems=[])
+        found = {(each.device.get("facts") or {}).get("multiprocessors") for each in manifests.values()}
+        counts = [count for count in found if isinstance(count, int) and count > 0]
+        return max(counts, default=_CORES_IF_UNKNOWN)
 
     def stored_rows(self, kernel_type: str, implementation: str) -> StoredRows:
         """Returns the rows of a kernel type that answer for an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._rows:
             folder = self.implementations[implementation].path
-            self._rows[key] = StoredRows(folder, kernel_type, compositions=self._compositions, noisy=self._noisy)
+            label = self.implementations[implementation].label.strip()
+            self._rows[key] = StoredRows(folder, kernel_type, label, compositions=self._compositions, noisy=self._noisy)
         return self._rows[key]
 
     def _chosen(self, implementation: str) -> Iterable[str]:

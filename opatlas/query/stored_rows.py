@@ -48,13 +48,16 @@ class StoredRows:
 
     Attributes:
         kernel_type: the kernel type.
+        label: their implementation, for answers and messages.
         frame: their cells, as text.
         signatures: their signatures; the same for equal rows.
         duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
         quality, run_id: the cells of these columns.
     """
 
-    def __init__(self, folder: Path, kernel_type: str, *, compositions: bool = False, noisy: bool = False) -> None:
+    def __init__(
+        self, folder: Path, kernel_type: str, label: str = "", *, compositions: bool = False, noisy: bool = False
+    ) -> None:
         """Reads the rows.
 
         Args:
@@ -67,7 +70,7 @@ class StoredRows:
         frame = Database(folder).read_or_empty(kernel_type).frame
         rows = [_usable(kernel_type, row, compositions, noisy) for row in _text_rows(kernel_type, frame)]
         kept = [position for position, row in enumerate(rows) if row is not None]
-        self.kernel_type = kernel_type
+        self.kernel_type, self.label = kernel_type, label or str(folder)
         self.frame = frame.iloc[kept].reset_index(drop=True)
         self.signatures = signatures(kernel_type, self.frame)
         found = [row for row in rows if row is not None]
@@ -98,13 +101,13 @@ class StoredRows:
 
     def find(self, question: Question) -> list[int]:
         """Returns the positions of the rows that have all cells of a question, one for each signature."""
-        rows = self._by_inputs.get(_normal(question.cells[INPUT_SHAPES]), [])
+        rows = self._by_inputs.get(normal_words(question.cells[INPUT_SHAPES]), [])
         for column, cell in question.cells.items():
             if rows and column != INPUT_SHAPES:
-                wanted, there = _normal(cell), self._normal_cells(column)
+                wanted, there = normal_words(cell), self.normal_cells(column)
                 rows = [i for i in rows if there[i] == wanted]
         if question.dtype and rows:
-            there = self._normal_cells(INPUT_DTYPES)
+            there = self.normal_cells(INPUT_DTYPES)
             rows = [i for i in rows if there[i][:1] == (question.dtype,)]
         return sorted({self.signatures[i]: i for i in reversed(rows)}.values())
 
@@ -135,18 +138,19 @@ class StoredRows:
 
     def differing(self, rows: Sequence[int], columns: Sequence[str]) -> list[str]:
         """Returns the columns in which rows differ."""
-        return [column for column in columns if len({self._normal_cells(column)[i] for i in rows}) > 1]
+        return [column for column in columns if len({self.normal_cells(column)[i] for i in rows}) > 1]
 
     @cached_property
     def _by_inputs(self) -> Mapping[tuple[str, ...], list[int]]:
         found: dict[tuple[str, ...], list[int]] = {}
         for position, cell in enumerate(self.cells(INPUT_SHAPES)):
-            found.setdefault(_normal(cell), []).append(position)
+            found.setdefault(normal_words(cell), []).append(position)
         return found
 
-    def _normal_cells(self, column: str) -> list[tuple[str, ...]]:
+    def normal_cells(self, column: str) -> list[tuple[str, ...]]:
+        """Returns the cells of a column as words, so that equal ones are equal however they are written."""
         if column not in self._normals:
-            self._normals[column] = [_normal(cell) for cell in self.cells(column)]
+            self._normals[column] = [normal_words(cell) for cell in self.cells(column)]
         return self._normals[column]
 
     @cached_property
@@ -154,7 +158,7 @@ class StoredRows:
         return {}
 
 
-def _normal(cell: str) -> tuple[str, ...]:
+def normal_words(cell: str) -> tuple[str, ...]:
     """Returns the words of a cell: dtypes without prefixes and synonyms, no absent slots at the end."""
     words = [dtype_name(word).removeprefix("FORMAT_") for word in split_cell(cell)]
     words = [word if (known := known_dtype(word)) is None else known.name for word in words]

@@ -1,0 +1,120 @@
+"""Completes a question: the dtypes, formats and outputs that its rows have and a user does not write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations_with_replacement
+
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
+from opatlas.model.slots import split_cell
+from opatlas.query.question import Question
+from opatlas.query.result import NoAnswer
+from opatlas.query.stored_rows import StoredRows, normal_words
+from opatlas.text import parse_whole
+
+Dims = tuple[tuple[int, ...], ...]
+_FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
+
+
+def complete(rows: StoredRows, question: Question) -> tuple[Mapping[str, str], str]:
+    """Returns the cells of a row, and what was assumed.
+
+    The form (dtypes, formats, number of axes) is the most frequent one of the rows that agrees with the question. A
+    size of an output follows from the inputs by the rule that all rows of the form obey: it is a size of an input, a
+    constant, a multiple or part of a size, or the product of two.
+
+    Raises:
+        NoAnswer: no row has inputs with as many axes and these dtypes, or the outputs do not follow from the inputs.
+    """
+    asked = _dims(question.cells[INPUT_SHAPES])
+    forms: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+    cells = [rows.normal_cells(column) for column in _FORM]
+    shapes = rows.cells(INPUT_SHAPES)
+    for i in range(len(rows)):
+        if _axes(_dims(shapes[i])) == _axes(asked):
+            forms.setdefault(tuple(column[i] for column in cells), []).append(i)
+    fitting = {form: found for form, found in forms.items() if _agrees(form, question)}
+    if not fitting:
+        usual = Counter(shapes).most_common(1)[0][0] if shapes else ""
+        raise NoAnswer(
+            f"{question.kernel_type}: no row of {rows.label} has inputs with as many axes and these dtypes: ask as for "
+            f"{usual!r}, or measure such a row"
+        )
+    form = max(fitting, key=lambda each: len(fitting[each]))
+    found = fitting[form]
+    named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
+    outputs = question.cells.get(OUTPUT_SHAPES) or _outputs(rows, found, asked)
+    if outputs is None:
+        raise NoAnswer(f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes")
+    note = "" if len(fitting) == 1 else f"with {named[INPUT_DTYPES]}, as most rows"
+    return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
+
+
+def stores_weight_transposed(rows: StoredRows) -> bool:
+    """Returns whether most products have the weight as (n, k) and not as (k, n)."""
+    votes = 0
+    for inputs, outputs in zip(rows.cells(INPUT_SHAPES), rows.cells(OUTPUT_SHAPES), strict=True):
+        shapes, results = _dims(inputs), _dims(outputs)
+        if len(shapes) >= 2 and len(shapes[1]) == 2 and results and results[0]:
+            votes += (shapes[1][0] == results[0][-1]) - (shapes[1][1] == results[0][-1])
+    return votes >= 0
+
+
+def _agrees(form: Sequence[tuple[str, ...]], question: Question) -> bool:
+    if question.dtype and form[0][:1] != (question.dtype,):
+        return False
+    return all(
+        column not in question.cells or normal_words(question.cells[column]) == words
+        for column, words in zip(_FORM, form, strict=True)
+    )
+
+
+def _dims(cell: str) -> Dims:
+    """Returns the sizes of each slot; of a malformed one none."""
+    slots = [[parse_whole(word) for word in slot.split(",")] if slot else [] for slot in split_cell(cell)]
+    while slots and not slots[-1]:
+        slots.pop()
+    return tuple(tuple(size for size in slot if size is not None) for slot in slots)
+
+
+def _axes(dims: Dims) -> tuple[int, ...]:
+    return tuple(map(len, dims))
+
+
+def _flat(dims: Dims) -> tuple[int, ...]:
+    return tuple(size for slot in dims for size in slot)
+
+
+def _outputs(rows: StoredRows, found: Sequence[int], asked: Dims) -> str | None:
+    """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow."""
+    shapes, results = rows.cells(INPUT_SHAPES), rows.cells(OUTPUT_SHAPES)
+    inputs = [_flat(_dims(shapes[i])) for i in found]
+    outputs = [_dims(results[i]) for i in found]
+    axes = Counter(map(_axes, outputs)).most_common(1)[0][0]
+    usual = [i for i, dims in enumerate(outputs) if _axes(dims) == axes]
+    inputs, flat = [inputs[i] for i in usual], [_flat(outputs[i]) for i in usual]
+    sizes = [_size(inputs, [row[column] for row in flat], _flat(asked)) for column in range(len(flat[0]))]
+    if None in sizes:
+        return None
+    following = iter(sizes)
+    return ";".join(",".join(str(next(following)) for _ in range(count)) for count in axes)
+
+
+def _size(inputs: Sequence[tuple[int, ...]], sizes: Sequence[int], asked: Sequence[int]) -> int | None:
+    """Returns the size of an output by the first rule that all rows obey; None if there is no such rule."""
+    columns = list(zip(*inputs, strict=True))
+    for column, value in zip(columns, asked, strict=True):
+        if list(column) == list(sizes):
+            return value
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    for column, value in zip(columns, asked, strict=True):
+        ratios = {Fraction(size, one) if one else None for size, one in zip(sizes, column, strict=True)}
+        if len(ratios) == 1 and (ratio := ratios.pop()) is not None:
+            return int(value * ratio)
+    for one, other in combinations_with_replacement(range(len(columns)), 2):
+        if all(a * b == size for a, b, size in zip(columns[one], columns[other], sizes, strict=True)):
+            return asked[one] * asked[other]
+    return None

@@ -1,0 +1,154 @@
+"""What the duration of a row depends on: work, sizes, and which rows are comparable.
+
+One function serves stored rows and questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.errors import CellError
+from opatlas.model.communication import is_communication
+from opatlas.model.roofline import tensor_bytes
+from opatlas.model.schema import (
+    DTYPE,
+    INPUT_SLOTS,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    OUTPUT_SLOTS,
+    RUNTIME_PREFIX,
+    TOPOLOGY_TIER,
+)
+from opatlas.model.sizes import attention_sizes, product_sizes
+from opatlas.model.slots import Slot, known_dtype, parse_slots
+from opatlas.text import parse_whole
+
+Floats = npt.NDArray[np.float64]
+#: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
+_TILES = ((64, 128), (128, 128), (128, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class RowFeatures:
+    """What a row's duration depends on.
+
+    Attributes:
+        work: amounts whose cost adds up or overlaps: bytes, operations, elements; at least 1 each.
+        sizes: the sizes as logarithms to base 2.
+        fills: how full tiles and waves are, of a product; else empty.
+        regime: rows of other slots, dtypes or formats are comparable to a part only.
+        dims: all dimensions, slot by slot; as many in all rows of a regime.
+    """
+
+    work: tuple[float, ...]
+    sizes: tuple[float, ...]
+    fills: tuple[float, ...]
+    regime: str
+    dims: tuple[int, ...]
+
+
+def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowFeatures | None:
+    """Returns the features of a row; None where its cells mean no tensors.
+
+    Args:
+        cores: the number of multiprocessors or AI cores of the device.
+    """
+    if is_communication(kernel_type):
+        return _message(cells)
+    try:
+        inputs, outputs = row_slots(cells, INPUT_SLOTS), row_slots(cells, OUTPUT_SLOTS)
+    except CellError:
+        return None
+    slots = (*inputs, *outputs)
+    if not any(slot.shape for slot in slots):
+        return None
+    dims = tuple(size for slot in slots for size in slot.shape)
+    regime = _regime(inputs, outputs)
+    moved = float(tensor_bytes(slots) or _rough_bytes(slots))
+    product = product_sizes(kernel_type, inputs, outputs)
+    if product is not None and product.m and product.n and product.k:
+        done = 2.0 * product.batch * product.m * product.n * product.k
+        logs = tuple(map(math.log2, (product.m, product.n, product.k, product.batch, done / moved)))
+        dims = (product.m, product.n, product.k, product.batch)
+        return RowFeatures((moved, done), logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
+    attention = attention_sizes(kernel_type, inputs, cells)
+    if attention is not None:
+        layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
+        decode = "decode" if attention.queries == attention.sequences else "prefill"
+        keys_bytes = 4.0 * attention.keys * attention.kv_heads * attention.head_size
+        query_bytes = 4.0 * attention.queries * attention.heads * attention.head_size
+        numbers = (
+            attention.queries,
+            attention.sequences,
+            max(attention.keys, 1) / attention.sequences,
+            attention.heads,
+            attention.kv_heads,
+            attention.head_size,
+            attention.operations,
+        )
+        dims = (attention.queries, attention.sequences, attention.keys, attention.heads, attention.kv_heads)
+        return RowFeatures(
+            (keys_bytes + query_bytes, float(attention.operations), float(attention.sequences)),
+            tuple(math.log2(max(number, 1)) for number in numbers),
+            (),
+            f"{regime}|{layout}|{decode}",
+            dims,
+        )
+    return RowFeatures(*_generic(slots, outputs, moved), (), regime, dims)
+
+
+def row_slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    """Returns the tensors of a row. Raises CellError."""
+    shapes, dtypes, formats = (cells.get(name, "") for name in columns)
+    return parse_slots(shapes, dtypes, formats, columns)
+
+
+def _regime(inputs: Sequence[Slot], outputs: Sequence[Slot]) -> str:
+    words = [f"{len(slot.shape)}{slot.dtype}{'' if slot.format in ('ND', '') else slot.format}" for slot in inputs]
+    return ";".join(words) + ">" + ";".join(f"{len(slot.shape)}{slot.dtype}" for slot in outputs)
+
+
+def _rough_bytes(slots: Sequence[Slot]) -> int:
+    """Returns the bytes where a dtype is unknown, or has two elements in a byte."""
+    known = [(math.prod(slot.shape), known_dtype(slot.dtype)) for slot in slots if slot.shape]
+    return sum(elements * (dtype.bytes if dtype else 2) for elements, dtype in known) or 1
+
+
+def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
+    """Returns for each tiling the share of the last wave's cores that have work, and the logarithm of the waves."""
+    found = []
+    for rows, columns in _TILES:
+        tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
+        waves = math.ceil(tiles / cores)
+        found += [tiles / (waves * cores), m / (math.ceil(m / rows) * rows)]
+    return [*found, math.log2(max(tiles / cores, 2**-8))]
+
+
+def _generic(
+    slots: Sequence[Slot], outputs: Sequence[Slot], moved: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    result = next((slot.shape for slot in outputs if slot.shape), None) or next(s.shape for s in slots if s.shape)
+    elements = [math.prod(slot.shape) for slot in slots if slot.shape]
+    columns = max(result[-1], 1)
+    rows = max(math.prod(result) // columns, 1)
+    first, largest = max(elements[0], 1), max(*elements, 1)
+    # Of a broadcast the second operand, of a transposition the axis that moves.
+    second = max(elements[1], 1) if len(elements) > 1 else 1
+    inner = max(next(slot.shape[-1] for slot in slots if slot.shape), 1)
+    work = (max(moved, 1.0), float(rows), float(first))
+    return work, tuple(map(math.log2, (rows, columns, max(moved, 1.0), first, largest, second, inner)))
+
+
+def _message(cells: Mapping[str, str]) -> RowFeatures | None:
+    size, devices = (parse_whole(cells.get(name, "").strip()) for name in (MESSAGE_BYTES, NUM_DEVICES))
+    if not size or not devices:
+        return None
+    regime = f"{cells.get(DTYPE, '')}|{cells.get(TOPOLOGY_TIER, '')}"
+    return RowFeatures(
+        (float(size), float(size * devices)), (math.log2(size), math.log2(devices)), (), regime, (size, devices)
+    )

@@ -1,0 +1,261 @@
+"""The model of a kernel type in one implementation: a fitted roofline, times what the rows around a question say.
+
+The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
+that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.query.features import RowFeatures
+from opatlas.query.fitted_roofline import FittedRoofline, fit_roofline
+from opatlas.query.kriging import Covariance, Kriged, Mask, fit_covariance, krige
+
+Floats = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.intp]
+
+#: Fewer rows fit no model.
+LEAST_ROWS = 8
+#: A table with fewer rows has its covariance fitted; products with more rows do with the default.
+_FITTED_BELOW = 400
+#: The rows that a prediction uses, in large and in small tables.
+_NEAREST, _NEAREST_OF_FEW = 32, 64
+#: The rows whose scores give the local scale, and how many average scores are added, against accidents.
+_LOCAL, _LOCAL_PRIOR = 24, 6.0
+#: The rows that are hidden in turn to find a quantile.
+_CALIBRATED = 300
+LEVEL = 0.9
+#: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
+_BEYOND, _GAP = 0.5, 0.5
+#: Lengths of the default covariance: octaves, shares of a tile or wave, and of a regime.
+_OCTAVES, _SHARE, _REGIME = 3.0, 1.0, 0.7
+_NOISE = 0.01
+
+
+class Asked(IntEnum):
+    """The class of a question, by the rows that it has around it."""
+
+    NEAR = 0  # rows of its site with nearly as many tokens
+    NEW_SITE = 1  # no row has its weight
+    GAP = 2  # rows with fewer and with more tokens only
+    BEYOND = 3  # a size is outside of all rows
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions.
+
+    Attributes:
+        log_us: the logarithm of the duration in microseconds.
+        half_width: of the 90 % interval, of the logarithm.
+        asked: the class of each question.
+        nearest, distance: the rows used, the nearest first.
+    """
+
+    log_us: Floats
+    half_width: Floats
+    asked: npt.NDArray[np.int64]
+    nearest: Positions
+    distance: Floats
+
+
+class KernelModel:
+    """A model of the durations of a kernel type."""
+
+    def __init__(
+        self, features: Sequence[RowFeatures], duration_us: Floats, fit: Mapping[str, Floats] | None = None
+    ) -> None:
+        """Fits the model to at least LEAST_ROWS rows; `fit` is the property of a model of the same rows."""
+        self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
+        self._axes = {regime: _Axes(dims) for regime, dims in _dims_by_regime(features).items()}
+        self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
+        self._work, self._matrix = self._columns(features)
+        self._tokens = np.array([self._tokens_of(row) for row in features])
+        self._sites: dict[object, int] = {}
+        self._site = np.array([self._sites.setdefault(self._site_of(row), len(self._sites)) for row in features])
+        self._count = _NEAREST if len(features) >= _FITTED_BELOW else _NEAREST_OF_FEW
+        self._range = self._sized(self._matrix).min(axis=0), self._sized(self._matrix).max(axis=0)
+        log_us = np.log(duration_us)
+        if fit is not None:
+            self.roofline = FittedRoofline(fit["roofline"])
+            self._residual = log_us - self.roofline.log_us(self._work)
+            smooth, rough, noise = map(float, fit["parts"])
+            self._covariance = Covariance(fit["lengths"], smooth, rough, noise, self._is_smooth())
+            self._scores, self._quantiles = fit["scores"], fit["quantiles"].tolist()
+            return
+        self.roofline = fit_roofline(self._work, duration_us)
+        self._residual = log_us - self.roofline.log_us(self._work)
+        self._covariance = self._fit_covariance()
+        self._scores = np.ones(len(features))
+        self._scores = self._score(np.arange(len(features)), Asked.NEAR)
+        self._quantiles = [self._quantile(asked) for asked in Asked]
+
+    @property
+    def fit(self) -> dict[str, Floats]:
+        """All numbers that were fitted."""
+        covariance = self._covariance
+        return {
+            "roofline": self.roofline.parameters,
+            "lengths": covariance.lengths,
+            "parts": np.array([covariance.smooth, covariance.rough, covariance.noise]),
+            "scores": self._scores,
+            "quantiles": np.array(self._quantiles),
+        }
+
+    def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
+        """Returns the work and the features of rows as matrices."""
+        work = np.array([row.work for row in features], dtype=np.float64)
+        regimes = np.zeros((len(features), len(self._regimes)))
+        for i, row in enumerate(features):
+            if row.regime in self._regimes:
+                regimes[i, self._regimes[row.regime]] = 1.0
+        numbers = np.array([(*row.sizes, *row.fills) for row in features], dtype=np.float64)
+        return np.maximum(work, 1.0), np.hstack([numbers, regimes])
+
+    def _sized(self, matrix: Floats) -> Floats:
+        return matrix[:, : self._width[0]]
+
+    def _site_of(self, row: RowFeatures) -> object:
+        axes = self._axes.get(row.regime)
+        return row.regime, None if axes is None else tuple(np.array(row.dims)[~axes.of_tokens].tolist())
+
+    def _tokens_of(self, row: RowFeatures) -> float:
+        axes = self._axes.get(row.regime)
+        return math.log2(max(row.dims[axes.tokens if axes else 0], 1))
+
+    def _fit_covariance(self) -> Covariance:
+        sizes, fills, _ = self._width
+        spread = max(float(np.quantile(np.abs(self._residual), 0.8)), 0.02)
+        lengths = np.array([_OCTAVES] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes))
+        start = Covariance(lengths, spread, spread, _NOISE, self._is_smooth())
+        return start if len(self._residual) >= _FITTED_BELOW else fit_covariance(start, self._matrix, self._residual)
+
+    def _is_smooth(self) -> Mask:
+        sizes, fills, _ = self._width
+        return np.array([True] * sizes + [False] * fills + [True] * len(self._regimes))
+
+    def _hidden(self, rows: Positions, asked: Asked) -> Mask:
+        """Returns for some rows which rows to hide, so that the question for one has the class `asked`."""
+        site = self._site[rows, None] == self._site[None, :]
+        octaves = self._tokens[None, :] - self._tokens[rows, None]
+        hidden: Mask
+        if asked is Asked.NEAR:
+            hidden = site & (octaves == 0)
+        elif asked is Asked.NEW_SITE:
+            hidden = site
+        elif asked is Asked.GAP:
+            hidden = np.abs(octaves) <= 1
+        else:
+            hidden = octaves > -1
+        return hidden
+
+    def _score(self, rows: Positions, asked: Asked) -> Floats:
+        """Returns how many deviations the predictions of rows are off, with others hidden; without rows NaN."""
+        hidden = self._hidden(rows, asked)
+        enough = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._residual) // 4)
+        scores = np.full(len(rows), np.nan)
+        if enough.any():
+            rows, hidden = rows[enough], hidden[enough]
+            kriged = krige(self._covariance, self._matrix, self._residual, self._matrix[rows], self._count, hidden)
+            off = np.abs(self._residual[rows] - kriged.mean) / kriged.deviation
+            scores[enough] = off / self._local_scale(kriged)
+        return scores
+
+    def _local_scale(self, kriged: Kriged) -> Floats:
+        """Returns how far off the rows around each point are, in deviations, against the average of all rows."""
+        nearest = kriged.nearest[:, :_LOCAL]
+        seen = np.isfinite(kriged.distance[:, :_LOCAL])
+        known_scores = self._scores[np.isfinite(self._scores)]
+        average = float(known_scores.mean()) if len(known_scores) else 1.0
+        known = np.where(seen & np.isfinite(self._scores[nearest]), self._scores[nearest], average)
+        scale: Floats = (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
+        return scale
+
+    def _quantile(self, asked: Asked) -> float:
+        """Returns the quantile of the scores of a class; that of NEAR is the least."""
+        rows = np.arange(len(self._residual))
+        if len(rows) > _CALIBRATED:
+            rows = np.random.default_rng(asked).choice(rows, _CALIBRATED, replace=False)
+        scores = self._score(rows, asked)
+        scores = np.sort(scores[np.isfinite(scores)])
+        if len(scores) < 2 * LEAST_ROWS:
+            return float("nan") if asked is not Asked.NEAR else 2.0
+        return float(scores[min(int(np.ceil((len(scores) + 1) * LEVEL)), len(scores)) - 1])
+
+    def predict(self, features: Sequence[RowFeatures]) -> Predictions:
+        """Returns the durations of rows, with intervals."""
+        work, matrix = self._columns(features)
+        kriged = krige(self._covariance, self._matrix, self._residual, matrix, self._count)
+        asked = self._classes(features, matrix)
+        largest = np.nanmax(self._quantiles)
+        quantile = np.array([each if np.isfinite(each) else largest for each in self._quantiles])[asked]
+        # Rows were hidden one octave away: nothing was tested farther out.
+        octaves = np.maximum(self._octaves_beyond(matrix), 1.0)
+        half = quantile * kriged.deviation * self._local_scale(kriged) * octaves
+        return Predictions(self.roofline.log_us(work) + kriged.mean, half, asked, kriged.nearest, kriged.distance)
+
+    def _classes(self, features: Sequence[RowFeatures], matrix: Floats) -> npt.NDArray[np.int64]:
+        beyond = self._octaves_beyond(matrix) > _BEYOND
+        by_site = self._tokens_by_site
+        found = np.full(len(features), int(Asked.NEAR))
+        every = np.sort(self._tokens)
+        for i, row in enumerate(features):
+            tokens = self._tokens_of(row)
+            site = self._sites.get(self._site_of(row))
+            if beyond[i]:
+                found[i] = Asked.BEYOND
+            elif _distance(every if site is None else by_site[site], tokens) > _GAP:
+                found[i] = Asked.GAP
+            elif site is None:
+                found[i] = Asked.NEW_SITE
+        return found
+
+    def _octaves_beyond(self, matrix: Floats) -> Floats:
+        """Returns how far the size of each question that is farthest out lies beyond those of all rows."""
+        low, high = self._range
+        sizes = self._sized(matrix)
+        octaves: Floats = np.maximum(low - sizes, sizes - high).max(axis=1)
+        return octaves
+
+    @cached_property
+    def _tokens_by_site(self) -> list[Floats]:
+        """The tokens of the rows of each site, in order."""
+        order = np.lexsort((self._tokens, self._site))
+        cuts = np.flatnonzero(np.diff(self._site[order])) + 1
+        return np.split(self._tokens[order], cuts)
+
+
+def _distance(ordered: Floats, value: float) -> float:
+    """Returns the distance to the nearest of some ordered numbers."""
+    at = int(np.searchsorted(ordered, value))
+    return float(np.abs(ordered[max(at - 1, 0) : at + 1] - value).min())
+
+
+class _Axes:
+    """Which dimensions of a regime vary from call to call of a model.
+
+    Attributes:
+        tokens: the position of the dimension with the most sizes, which counts tokens.
+        of_tokens: which dimensions are multiples of it in all rows; the others make the site.
+    """
+
+    def __init__(self, dims: npt.NDArray[np.int64]) -> None:
+        self.tokens = int(np.argmax([len(np.unique(column)) for column in dims.T]))
+        tokens = np.maximum(dims[:, self.tokens], 1)[:, None]
+        self.of_tokens = (dims % tokens == 0).all(axis=0) & (dims >= tokens).all(axis=0) & (tokens.max() > 1)
+        self.of_tokens[self.tokens] = True
+
+
+def _dims_by_regime(features: Sequence[RowFeatures]) -> dict[str, npt.NDArray[np.int64]]:
+    by_regime: dict[str, list[tuple[int, ...]]] = {}
+    for row in features:
+        by_regime.setdefault(row.regime, []).append(row.dims)
+    return {regime: np.array(dims, dtype=np.int64) for regime, dims in by_regime.items()}

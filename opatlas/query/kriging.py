@@ -1,0 +1,192 @@
+"""Kriging: a value between known ones, with its standard deviation, from the nearest rows.
+
+The covariance of two rows is smooth in their sizes (Matern 3/2) and rough in everything together (exponential), since a
+library chooses tiles and kernels in steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+_ROOT3 = np.sqrt(3.0)
+#: Questions that are answered together; bounds the memory.
+_CHUNK = 256
+#: A fit of the covariance uses at most as many rows: its time grows with the cube.
+_MOST_FITTED = 240
+_FIT_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """A covariance.
+
+    Attributes:
+        lengths: the distance at which values differ, in units of each feature.
+        smooth, rough: standard deviations of the smooth and of the rough part.
+        noise: standard deviation of one value.
+        is_smooth: which features the smooth part has; the rough part has all.
+    """
+
+    lengths: Floats
+    smooth: float
+    rough: float
+    noise: float
+    is_smooth: Mask
+
+    def scaled(self, features: Floats) -> Floats:
+        """Returns features in units of their lengths."""
+        scaled: Floats = features / self.lengths
+        return scaled
+
+    def between(self, near: Floats, far: Floats) -> Floats:
+        """Returns the covariances of two stacks of scaled rows, (..., a, f) and (..., b, f)."""
+        which = self.is_smooth
+        smooth = _ROOT3 * np.sqrt(_squares(near[..., which], far[..., which]))
+        rough = np.sqrt(_squares(near, far))
+        total: Floats = self.smooth**2 * (1 + smooth) * np.exp(-smooth) + self.rough**2 * np.exp(-rough)
+        return total
+
+    @property
+    def variance(self) -> float:
+        """The variance of a value that no row tells."""
+        return self.smooth**2 + self.rough**2
+
+
+def _squares(near: Floats, far: Floats) -> Floats:
+    """Returns the squared distances of two stacks of rows."""
+    products = near @ np.swapaxes(far, -1, -2)
+    sums = (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
+    found: Floats = np.maximum(sums - 2 * products, 0.0)
+    return found
+
+
+@dataclass(frozen=True)
+class Kriged:
+    """Values at some points.
+
+    Attributes:
+        mean, deviation: the value, and its standard deviation with the noise of one value.
+        nearest: the positions of the rows used, the nearest first.
+        distance: their distances in units of the lengths.
+    """
+
+    mean: Floats
+    deviation: Floats
+    nearest: npt.NDArray[np.intp]
+    distance: Floats
+
+
+def krige(
+    covariance: Covariance, rows: Floats, values: Floats, points: Floats, count: int, hidden: Mask | None = None
+) -> Kriged:
+    """Returns the values at points, from the `count` nearest rows of each.
+
+    Args:
+        rows, points: features.
+        hidden: which rows each point must not use (points x rows).
+    """
+    known, asked = covariance.scaled(rows), covariance.scaled(points)
+    parts = [
+        _krige(
+            covariance, known, values, asked[i : i + _CHUNK], count, None if hidden is None else hidden[i : i + _CHUNK]
+        )
+        for i in range(0, len(asked), _CHUNK)
+    ]
+    return Kriged(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+def _krige(
+    covariance: Covariance, known: Floats, values: Floats, asked: Floats, count: int, hidden: Mask | None
+) -> tuple[Floats, Floats, npt.NDArray[np.intp], Floats]:
+    squares = _squares(asked, known)
+    if hidden is not None:
+        squares = np.where(hidden, np.inf, squares)
+    count = min(count, len(known))
+    nearest = np.argpartition(squares, count - 1, axis=1)[:, :count] if count < len(known) else None
+    if nearest is None:
+        nearest = np.broadcast_to(np.arange(count), (len(asked), count))
+    order = np.argsort(np.take_along_axis(squares, nearest, axis=1), axis=1)
+    nearest = np.take_along_axis(nearest, order, axis=1)
+    distance = np.sqrt(np.take_along_axis(squares, nearest, axis=1))
+    rows = known[nearest]
+    among = covariance.between(rows, rows)
+    among[:, np.arange(count), np.arange(count)] += covariance.noise**2 + 1e-10
+    to_point = covariance.between(asked[:, None, :], rows)[:, 0, :]
+    # A hidden row that is still among the nearest, because too few others are there, tells nothing.
+    to_point = np.where(np.isfinite(distance), to_point, 0.0)
+    hidden_rows = ~np.isfinite(distance)
+    if hidden_rows.any():
+        both = hidden_rows[:, :, None] | hidden_rows[:, None, :]
+        diagonal = np.eye(count, dtype=bool)[None]
+        among = np.where(both & ~diagonal, 0.0, among)
+    weights = np.linalg.solve(among, to_point[:, :, None])[:, :, 0]
+    mean = (weights * values[nearest]).sum(axis=1)
+    explained = (weights * to_point).sum(axis=1)
+    deviation = np.sqrt(np.maximum(covariance.variance - explained, 0.0) + covariance.noise**2)
+    return mean, deviation, nearest, distance
+
+
+def fit_covariance(start: Covariance, rows: Floats, values: Floats) -> Covariance:
+    """Returns the covariance under which the values are most likely, near that of `start`.
+
+    The lengths and standard deviations are found by Rprop on the gradient of the likelihood; each logarithm has a
+    normal prior around that of `start`.
+    """
+    if len(rows) > _MOST_FITTED:
+        chosen = np.random.default_rng(0).choice(len(rows), _MOST_FITTED, replace=False)
+        rows, values = rows[chosen], values[chosen]
+    squares = (rows[:, None, :] - rows[None, :, :]) ** 2
+    begin = np.log([*start.lengths, start.smooth, start.rough, start.noise])
+    at, step, before = begin.copy(), np.full(len(begin), 0.1), np.zeros(len(begin))
+    best, best_at = np.inf, at.copy()
+    for _ in range(_FIT_STEPS):
+        loss, gradient = _likelihood(at, begin, start.is_smooth, squares, values)
+        if loss < best:
+            best, best_at = loss, at.copy()
+        agree = np.sign(gradient) * np.sign(before)
+        step = np.clip(np.where(agree > 0, step * 1.3, np.where(agree < 0, step * 0.5, step)), 1e-3, 0.5)
+        before = np.where(agree < 0, 0.0, gradient)
+        at = at - step * np.sign(before)
+    found = np.exp(best_at)
+    return Covariance(found[:-3], float(found[-3]), float(found[-2]), float(found[-1]), start.is_smooth)
+
+
+#: Standard deviations of the priors of the logarithms of lengths, of the two parts, and of the noise.
+_PRIOR = (1.2, 1.0, 1.0, 1.0)
+
+
+def _likelihood(at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, values: Floats) -> tuple[float, Floats]:
+    """Returns the negative logarithm of the posterior and its gradient."""
+    count = len(values)
+    scaled = squares / np.exp(2 * at[:-3])
+    smooth_variance, rough_variance, noise_variance = np.exp(2 * at[-3:])
+    near = _ROOT3 * np.sqrt(scaled[..., is_smooth].sum(-1))
+    far = np.sqrt(scaled.sum(-1))
+    decay, rough = np.exp(-near), np.exp(-far)
+    smooth_part, rough_part = smooth_variance * (1 + near) * decay, rough_variance * rough
+    total = smooth_part + rough_part + (noise_variance + 1e-9) * np.eye(count)
+    sd = np.array([*(_PRIOR[0] for _ in at[:-3]), *_PRIOR[1:]])
+    prior = (at - begin) / sd
+    try:
+        inverse = np.linalg.inv(total)
+        sign, determinant = np.linalg.slogdet(total)
+    except np.linalg.LinAlgError:
+        return np.inf, prior / sd
+    if sign <= 0:
+        return np.inf, prior / sd
+    alpha = inverse @ values
+    loss = 0.5 * (values @ alpha + determinant + prior @ prior)
+    inner = np.outer(alpha, alpha) - inverse
+    # Of the smooth part 3 s e^(-r) d, of the rough part s e^(-r) d / r for each squared distance d.
+    of_rough = inner * rough_part / np.maximum(far, 1e-12)
+    gradient = np.einsum("ij,ijf->f", of_rough, scaled)
+    gradient[is_smooth] += np.einsum("ij,ijf->f", inner * 3 * smooth_variance * decay, scaled[..., is_smooth])
+    parts = [2 * (inner * part).sum() for part in (smooth_part, rough_part)]
+    noise = 2 * noise_variance * np.trace(inner)
+    return float(loss), -0.5 * np.array([*gradient, *parts, noise]) + prior / sd

@@ -1,0 +1,70 @@
+"""The stored rows of a kernel type as typed columns: M, N and K of products, heads and keys of attention, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import pandas as pd
+
+from opatlas.errors import CellError
+from opatlas.model.roofline import tensor_bytes
+from opatlas.model.schema import INPUT_SLOTS, MESSAGE, MICROBENCH_MEDIAN, OUTPUT_SLOTS
+from opatlas.model.sizes import attention_sizes, product_sizes
+from opatlas.query.features import row_slots
+from opatlas.query.stored_rows import StoredRows
+from opatlas.text import parse_real, parse_whole
+
+_LOWER = {name: name.lower() for name in MESSAGE}
+
+
+def typed_rows(rows: StoredRows) -> pd.DataFrame:
+    """Returns a table with a line for each row.
+
+    The columns: m, n, k and batch of a product; sequences, queries, keys, heads, kv_heads, head_size and pages of
+    attention; message_bytes, num_devices, dtype and topology_tier of a collective; dtype and format of the first input,
+    bytes, duration_us, median_us, std_us, samples, quality, run_id, implementation, id, tflops and gbps.
+    """
+    medians = rows.cells(MICROBENCH_MEDIAN)
+    lines = []
+    for i, cells in enumerate(rows.frame.to_dict("records")):
+        line = _sizes(rows.kernel_type, cells)
+        us = float(rows.duration_us[i])
+        operations, moved = line.pop("operations", None), line.get("bytes")
+        line |= {
+            "duration_us": us,
+            "median_us": parse_real(medians[i]),
+            "std_us": float(rows.std_us[i]),
+            "samples": float(rows.samples[i]),
+            "quality": rows.quality[i],
+            "run_id": rows.run_id[i],
+            "implementation": rows.label,
+            "id": rows.case_id(i),
+        }
+        if isinstance(operations, int):
+            line["tflops"] = operations / us / 1e6
+        if isinstance(moved, int):
+            line["gbps"] = moved / us / 1e3
+        lines.append(line)
+    table: pd.DataFrame = pd.DataFrame(lines)
+    return table
+
+
+def _sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
+    if set(MESSAGE[:2]) <= cells.keys():
+        return {_LOWER[name]: parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
+    try:
+        inputs, outputs = row_slots(cells, INPUT_SLOTS), row_slots(cells, OUTPUT_SLOTS)
+    except CellError:
+        return {}
+    found: dict[str, object] = {}
+    product = product_sizes(kernel_type, inputs, outputs)
+    attention = attention_sizes(kernel_type, inputs, cells)
+    if product is not None:
+        found = {**asdict(product), "operations": 2 * product.batch * product.m * product.n * product.k}
+    elif attention is not None:
+        found = {**asdict(attention), "operations": attention.operations}
+    first = next((slot for slot in inputs if not slot.absent), None)
+    if first is not None:
+        found |= {"dtype": first.dtype, "format": first.format}
+    return {**found, "bytes": tensor_bytes((*inputs, *outputs))}

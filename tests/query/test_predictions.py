@@ -1,0 +1,157 @@
+"""Rows that are not stored: a known roofline with noise is found again, and the interval says how well."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import opatlas
+from tests.query.tables import RUN, product_rows, write_table
+
+Size = tuple[int, int, int]
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_WEIGHTS = tuple(itertools.product((512, 1024, 2048, 4096), (1024, 2048, 4096)))
+
+
+def roofline_us(sizes: Sequence[Size]) -> np.ndarray:
+    """2 us of launch, 4 TB/s and 500 TFLOP/s."""
+    m, n, k = np.array(sizes, dtype=np.float64).T
+    return 2 + np.hypot(2 * (m * n + m * k + n * k) / 4e6, 2 * m * n * k / 5e8)
+
+
+def measured(sizes: Sequence[Size], noise: float, seed: int = 0) -> np.ndarray:
+    """The roofline's durations, with noise."""
+    return roofline_us(sizes) * np.exp(np.random.default_rng(seed).normal(0, noise, len(sizes)))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> opatlas.OpenDatabase:
+    sizes = [(m, n, k) for m in _TOKENS for n, k in _WEIGHTS]
+    write_table(tmp_path / "db", "MatMulV2", product_rows(sizes, measured(sizes, 0.02)))
+    return opatlas.open(tmp_path / "db", same_machine=True)
+
+
+def test_the_interval_covers_a_known_roofline_between_the_rows(database: opatlas.OpenDatabase) -> None:
+    sizes = [(m, n, k) for m in (3, 12, 48, 200, 700) for n, k in _WEIGHTS]
+    truth = measured(sizes, 0.02, seed=1)
+    answers = database.query_many("MatMulV2", product_rows(sizes, truth))
+    assert set(answers["How"]) == {"interpolated"}
+    off = np.abs(answers["Duration(us)"] / truth - 1)
+    assert np.quantile(off, 0.9) < 0.06
+    covered = (answers["Low(us)"] <= truth) & (truth <= answers["High(us)"])
+    assert covered.mean() > 0.8
+    assert np.median(answers["High(us)"] / answers["Low(us)"]) < 1.2
+
+
+def test_a_size_beyond_all_rows_is_extrapolated_with_a_wider_interval(database: opatlas.OpenDatabase) -> None:
+    near, far = (database.matmul(m=m, n=1024, k=1024) for m in (1500, 40000))
+    assert (near.how, far.how) == (opatlas.How.INTERPOLATED, opatlas.How.EXTRAPOLATED)
+    widths = [answer.interval_us[1] / answer.interval_us[0] for answer in (near, far)]
+    assert widths[0] < widths[1]
+    assert abs(far.duration_us / roofline_us([(40000, 1024, 1024)])[0] - 1) < 0.3
+
+
+def test_a_prediction_names_its_rows_and_says_why_it_is_none(database: opatlas.OpenDatabase) -> None:
+    answer = database.query("MatMulV2", [(48, 1024), (512, 1024)])
+    assert answer.rows
+    assert answer.run_ids == (RUN,)
+    assert answer.note
+    assert answer.rows[0].distance > 0
+
+
+def test_another_machine_has_a_wider_interval(database: opatlas.OpenDatabase) -> None:
+    other = opatlas.open(database.path).matmul(m=48, n=512, k=1024)
+    same = database.matmul(m=48, n=512, k=1024)
+    assert other.duration_us == same.duration_us
+    assert other.interval_us[0] < same.interval_us[0]
+    assert other.interval_us[1] > same.interval_us[1]
+
+
+def test_the_order_of_the_rows_and_a_stored_fit_change_nothing(
+    database: opatlas.OpenDatabase, own_cache: Path, tmp_path: Path
+) -> None:
+    first = database.matmul(m=48, n=512, k=1024)
+    assert list(own_cache.rglob("*.npz"))
+    again = opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024)
+    assert again == first
+    rows = pd.read_csv(database.path / "MatMulV2.csv", dtype=str, keep_default_na=False)
+    write_table(tmp_path / "turned", "MatMulV2", rows.iloc[::-1])
+    turned = opatlas.open(tmp_path / "turned", same_machine=True).matmul(m=48, n=512, k=1024)
+    assert turned.duration_us == pytest.approx(first.duration_us, rel=0.02)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
+def test_a_damaged_fit_is_made_again(database: opatlas.OpenDatabase, own_cache: Path, content: bytes) -> None:
+    first = database.matmul(m=48, n=512, k=1024)
+    (stored,) = own_cache.rglob("*.npz")
+    stored.write_bytes(content)
+    assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
+
+
+def test_a_changed_duration_is_seen(database: opatlas.OpenDatabase) -> None:
+    first = database.matmul(m=48, n=512, k=1024)
+    sizes = [(m, n, k) for m in _TOKENS for n, k in _WEIGHTS]
+    write_table(database.path, "MatMulV2", product_rows(sizes, 2 * measured(sizes, 0.02)))
+    changed = opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024)
+    assert changed.duration_us == pytest.approx(2 * first.duration_us, rel=0.05)
+
+
+def test_few_rows_give_an_analytic_answer_with_a_wide_interval(tmp_path: Path) -> None:
+    sizes = [(16, 512, 1024), (64, 512, 1024)]
+    write_table(tmp_path / "db", "MatMulV2", product_rows(sizes, roofline_us(sizes)))
+    answer = opatlas.open(tmp_path / "db").matmul(m=32, n=512, k=1024)
+    assert answer.how is opatlas.How.ANALYTIC
+    assert answer.interval_us[1] / answer.interval_us[0] > 4
+
+
+def test_outputs_follow_from_the_inputs_as_in_the_rows(tmp_path: Path) -> None:
+    tokens = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    rows = product_rows([(m, 1, 1) for m in tokens], [2 + m / 10 for m in tokens])
+    rows["Input Shapes"] = [f"{m},2048" for m in tokens]
+    rows["Input Data Types"], rows["Input Formats"] = "DT_BF16", "ND"
+    rows["Output Shapes"] = [f"{m},1024" for m in tokens]
+    write_table(tmp_path / "db", "SwiGlu", rows)
+    answer = opatlas.open(tmp_path / "db").query("SwiGlu", "40,2048")
+    assert answer.how is opatlas.How.INTERPOLATED
+    assert answer.duration_us == pytest.approx(6, rel=0.1)
+    with pytest.raises(opatlas.NoAnswer, match="2048"):
+        opatlas.open(tmp_path / "db").query("SwiGlu", "40,2,2048")
+
+
+def test_a_collective_is_known_by_its_message(tmp_path: Path) -> None:
+    sizes = [2**power for power in range(10, 28)]
+    rows = pd.DataFrame(
+        {
+            "message_bytes": sizes,
+            "num_devices": 2,
+            "dtype": "DT_BF16",
+            "topology_tier": 1,
+            "Duration(us)": [5 + size / 1e5 for size in sizes],
+            "Status": "measured",
+            "Run ID": RUN,
+        }
+    )
+    write_table(tmp_path / "db", "hcom_allReduce_", rows)
+    database = opatlas.open(tmp_path / "db")
+    assert database.collective("all_reduce", bytes=2**20, devices=2).duration_us == pytest.approx(5 + 2**20 / 1e5)
+    between = database.collective("all_reduce", bytes=3 * 2**19, devices=2)
+    assert between.how is opatlas.How.INTERPOLATED
+    assert between.duration_us == pytest.approx(5 + 3 * 2**19 / 1e5, rel=0.1)
+    with pytest.raises(opatlas.NoAnswer):
+        database.collective("all_gather", bytes=2**20, devices=2)
+    with pytest.raises(opatlas.OpAtlasError, match="all_reduce"):
+        database.collective("all", bytes=2**20, devices=2)
+    with pytest.raises(opatlas.OpAtlasError, match="collective"):
+        database.query("hcom_allReduce_", "1048576")
+
+
+def test_the_rows_have_typed_columns(database: opatlas.OpenDatabase) -> None:
+    frame = database.frame("MatMulV2")
+    assert set(frame[["m", "n", "k"]].itertuples(index=False, name=None)) >= {(16, 512, 1024), (1, 4096, 4096)}
+    assert (frame["tflops"] > 0).all()
+    assert set(frame["dtype"]) == {"BF16"}
