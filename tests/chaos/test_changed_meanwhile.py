@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from opatlas.model.schema import AVERAGE
 from opatlas.model.signature import signatures
 from opatlas.store import journal
 from opatlas.store.database import Database
+from opatlas.store.manifest import Manifest
 
 MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
 SIZES = (1, 2, 3)
@@ -328,7 +329,9 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     (first,) = journal.journals(Database(sessions.database))
     header, one, two = first.read_text().splitlines(keepends=True)
     # A later session that was killed while it wrote its second record.
-    later = first.with_name(f"2099{first.name[4:]}")
+    later = first.with_name(f"{first.stem[:-6]}ffffff.jsonl")
+    manifest = Manifest.read(Manifest.path(Database(sessions.database), first.stem))
+    replace(manifest, run_id=later.stem, started_at=manifest.started_at + 0.1).write(Database(sessions.database))
     later.write_text((header + two + one[:100]).replace(first.stem, later.stem))
     strange = first.with_name(f"4{first.name[1:]}")
     strange.write_text(header.replace('"version":3', '"version":99') + one)
