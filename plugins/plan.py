@@ -290,8 +290,12 @@ class Plan:
         return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
 
     def captured_time_us(self) -> Mapping[str, float | None]:
-        """Returns the device time of all captured launches, by kernel type; None where it is unknown."""
-        return {table.kernel_type: table.captured_time_us for table in self.tables.values()}
+        """Returns the device time of all captured launches, by kernel type; None where it is unknown.
+
+        The default's database has the captures; the databases of other implementations have none.
+        """
+        default_last = sorted(self.tables.values(), key=lambda table: table.suffix, reverse=True)
+        return {table.kernel_type: table.captured_time_us for table in default_last}
 
     def other_shards(self) -> int:
         """Returns the number of rows in other shards."""

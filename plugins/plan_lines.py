@@ -173,9 +173,10 @@ def _to_run(
     what = settings.workload.verb
     unit = settings.unit
     yield f"{of_all}{pluralize(rows, unit)} to {what}, database {settings.database}"
-    for target in settings.targets if not settings.targets[0].implementation.is_default or settings.targets[1:] else ():
-        count = sum(len(table.cases) for table in plan.tables.values() if table.suffix == target.implementation.suffix)
-        yield f"{target.implementation.label}: {pluralize(count, unit)}, database {target.path}"
+    if len(settings.targets) > 1 or not settings.targets[0].implementation.is_default:
+        for number, target in enumerate(settings.targets):
+            count = sum(len(table.cases) for table in plan.tables.values() if table.target == number)
+            yield f"{target.implementation.label}: {pluralize(count, unit)}, database {target.path}"
     if settings.collect_only and settings.prof_path is None:
         yield from _estimate(plan, settings, replayable, requested)
     yield from settings.notes

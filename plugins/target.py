@@ -15,7 +15,7 @@ from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
 from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.files import absolute_path, safe_folder
+from opatlas.files import absolute_path
 from opatlas.implementations.catalog import find_implementations
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.location import (
@@ -150,7 +150,7 @@ def targets_of(
             targets.append(SessionTarget(each, base, replace(origin, implementation=each.name), note=note))
             continue
         path = (
-            safe_folder(Database(base).implementations_dir / f"{each.name}-{each.version}")
+            Database(base).implementation_dir(each.name, each.version)
             if option.database_path
             else absolute_path(
                 implementation_path(database_name(devices), each.name, each.version, detect(option.versions))

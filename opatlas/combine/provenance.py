@@ -66,7 +66,7 @@ class MeasurementOrigin:
         threads: the CPU threads of torch; None for other devices. CPUs of one name may have different numbers: clouds
             name their CPUs `Intel_Xeon_Processor`.
         host: the name of the machine.
-        implementation: the name of the implementation; "" if unknown, or the default of the device.
+        implementation: the name of the implementation; "" if unknown. A run of the default records none.
     """
 
     device: str = ""

@@ -30,8 +30,8 @@ class RowComparison:
     Attributes:
         calls: the row in each database, by the database's name.
         pairs: each rival's call against the baseline's, by the rival's name; only rows that both measured.
-        fastest: the name of the database with the shortest duration among those that compare with the baseline; ""
-            if no database measured the row.
+        fastest: the name of the database with the largest speed-up over the baseline, which may be the baseline; with
+            the shortest duration if the baseline has none; "" if no database measured the row.
         is_composition: whether the baseline timed a composition in place of the kernel.
     """
 
@@ -225,11 +225,13 @@ def compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCa
     """Returns the comparison of a row; `calls` and `baseline` by the names of the databases."""
     ours = calls[baseline]
     pairs = {name: pair for name, call in calls.items() if name != baseline and (pair := compare_calls(ours, call))}
-    excluded = {name for name, pair in pairs.items() if not pair.is_comparable}
-    durations = {
-        name: us for name, call in calls.items() if name not in excluded and (us := call.duration_us) is not None
-    }
-    fastest = min(durations, key=durations.__getitem__, default="")
+    if ours.sum_us is not None:
+        # The durations of a pair are spans or sums, and may differ from those of another pair: speed-ups compare.
+        speed_ups = {baseline: 1.0, **{name: pair.speed_up for name, pair in pairs.items() if pair.is_comparable}}
+        fastest = max(speed_ups, key=speed_ups.__getitem__)
+    else:
+        durations = {name: us for name, call in calls.items() if (us := call.duration_us) is not None}
+        fastest = min(durations, key=durations.__getitem__, default="")
     return RowComparison(kernel_type, signature, calls, pairs, fastest, ours.is_composition)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
-from opatlas.implementations.implementation import DEFAULTS, TORCH
+from opatlas.implementations.implementation import default_name
 from opatlas.model.location import device_kind, implementation_of, parse_path
 from opatlas.model.versions import version_key
 from opatlas.report.plots.timed_rows import database_device, expect_tables
@@ -106,4 +106,4 @@ def _database(path: Path) -> ComparedDatabase:
     name, version = implementation_of(path)
     if name:
         return ComparedDatabase(name, path, version)
-    return ComparedDatabase(DEFAULTS.get(device_kind(database_device(path)), TORCH), path, is_default=True)
+    return ComparedDatabase(default_name(device_kind(database_device(path))), path, is_default=True)

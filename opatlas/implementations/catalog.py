@@ -11,7 +11,7 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.directory import read_directory
-from opatlas.implementations.implementation import DEFAULT_DEVICES, DEFAULTS, TORCH, Implementation
+from opatlas.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
 from opatlas.implementations.marks import Marks, read_marks
 from opatlas.model.location import public_version
 from opatlas.text import suggest
@@ -25,7 +25,7 @@ _ABOUT_DEFAULT = "the calls that the replays name"
 
 def default_implementation(kind: str) -> Implementation:
     """Returns what is measured on devices of a kind without --implementation."""
-    return Implementation(DEFAULTS.get(kind, TORCH), about=_ABOUT_DEFAULT)
+    return Implementation(default_name(kind), about=_ABOUT_DEFAULT)
 
 
 @cache

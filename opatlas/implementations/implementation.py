@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 
 from opatlas.implementations.contract import KernelSource
 
-#: What is measured without --implementation, by kind of device; torch for devices of other kinds.
+#: What is measured without --implementation, by kind of device; TORCH for devices of other kinds (`default_name`).
 DEFAULTS = {"npu": "torch_npu"}
 TORCH = "torch"
 #: The defaults, with the kinds of devices that they are the default of, apart from a user's own kind.
 DEFAULT_DEVICES = {TORCH: ("cuda", "cpu"), **{name: (kind,) for kind, name in DEFAULTS.items()}}
+
+
+def default_name(kind: str) -> str:
+    """Returns the name of what is measured on devices of a kind without --implementation."""
+    return DEFAULTS.get(kind, TORCH)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ class Database:
         """The databases of implementations that were measured on the rows of this one: `{name}-{version}`."""
         return safe_folder(self.path / IMPLEMENTATIONS)
 
+    def implementation_dir(self, name: str, version: str) -> Path:
+        """Returns the database of an implementation, as `opatlas.model.location.implementation_of` reads its path."""
+        return safe_folder(self.implementations_dir / f"{name}-{version}")
+
     def folders(self) -> tuple[Path, ...]:
         """Returns the five folders of sessions, whether or not they exist. Raises UnsafePath."""
         return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir

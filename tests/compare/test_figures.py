@@ -91,3 +91,12 @@ def test_the_fastest_compares_with_the_baseline(ours: ComparedCall, theirs: Comp
 def test_a_row_of_the_rival_alone_counts_in_no_mean() -> None:
     found = figures_of([(NO_CALL, ComparedCall("measured", sum_us=1.0))])
     assert (found.rows, found.measured, found.covered, found.deployed) == (1, 1, None, None)
+
+
+def test_the_fastest_has_the_largest_speed_up() -> None:
+    """A rival of overlapping kernels against a host-bound baseline: the sums compare, and not the rival's span."""
+    host_bound = ComparedCall("measured", sum_us=10.0, span_us=30.0, kernels=3)
+    rival = ComparedCall("measured", sum_us=9.5, span_us=11.0, kernels=2)
+    row = compare_row("Sort", "1|BF16||1|BF16", {"a": host_bound, "b": rival}, "a")
+    assert row.pairs["b"].speed_up > 1
+    assert row.fastest == "b"

@@ -60,6 +60,13 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural(golden: Callable
     golden("plan.txt", "\n".join(lines) + "\n")
 
 
+def test_the_captured_time_is_that_of_the_default_whatever_its_place() -> None:
+    own = TablePlan("Mul", Path("/data/Mul.csv"), 1, {}, captured_time_us=7.0)
+    other = TablePlan("Mul", Path("/other/Mul.csv"), 1, {}, captured_time_us=0.0, target=1, suffix="-mine")
+    assert Plan({each.key: each for each in (own, other)}).captured_time_us() == {"Mul": 7.0}
+    assert Plan({each.key: each for each in (other, own)}).captured_time_us() == {"Mul": 7.0}
+
+
 @pytest.mark.parametrize(
     ("expression", "hint"),
     [
