@@ -6,6 +6,7 @@ patterns.py         the pattern of a kernel's calls, as arithmetic
 space.py            the rows that a pattern spans
 sources.py          the sizes that models give to a pattern
 models.py           facts about a model
+model_calls.py      the calls of a step of a model
 architectures.py    architectures of transformers, read with torch
 known_rows.py       the rows of a database as theory rows see them
 rows.py             theory rows

@@ -216,10 +216,13 @@ def _linears(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
         yield ModelPart(linear.name, (linear.n, linear.k), linear.calls)
 
 
+#: Linear layers that engines do not quantize.
+NOT_QUANTIZED = frozenset({"lm_head", "router", "indexer_weights", "indexer_k"})
+
+
 def _quantized(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    """Yields linear layers except the router, the indexer and the LM head, which engines do not quantize."""
     for part in _linears(model, tp):
-        if part.name not in ("lm_head", "router", "indexer_weights", "indexer_k"):
+        if part.name not in NOT_QUANTIZED:
             yield part
 
 

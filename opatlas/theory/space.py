@@ -262,7 +262,7 @@ class Space:
             drawn[axis.name] = _nearby_size(axis, env[axis.name], own)
         if drawn != env and self._fits(form, self._complete(drawn)):
             env = drawn
-        return self._row(form, self._complete(env))
+        return pattern_row(self.kernel_type, self.pattern, form, env)
 
     @cached_property
     def _stride(self) -> int:
@@ -292,9 +292,7 @@ class Space:
 
     def _complete(self, env: dict[str, Ints]) -> dict[str, Ints]:
         """Adds the variables that the pattern computes."""
-        for name, expression in self.pattern.let.items():
-            env[name] = expression.value(env)
-        return env
+        return _complete(self.pattern, env)
 
     def _fits(self, form: Form, env: Mapping[str, Ints]) -> bool:
         return bool(self._possible(form, env)) and bool(self._bytes(form, env) <= self._budget_bytes)
@@ -303,7 +301,7 @@ class Space:
         holds: Ints = np.True_
         for condition in self.pattern.where:
             holds = holds & condition.value(env)
-        for templates, dtypes, formats in self._slots_of(form):
+        for templates, dtypes, formats in _slots_of(self.pattern, form):
             for template, dtype, name in zip(templates, dtypes, formats, strict=True):
                 for dim in template or ():
                     holds = holds & (dim.value(env) > 0)
@@ -315,7 +313,7 @@ class Space:
     def _bytes(self, form: Form, env: Mapping[str, Ints]) -> Ints:
         """Returns the bytes of all tensors."""
         total: Ints = 0
-        for templates, dtypes, _ in self._slots_of(form):
+        for templates, dtypes, _ in _slots_of(self.pattern, form):
             for template, dtype in zip(templates, dtypes, strict=True):
                 if template is not None:
                     size: Ints = element_bytes(self.kernel_type, dtype)
@@ -323,10 +321,6 @@ class Space:
                         size = size * dim.value(env)
                     total = total + size
         return total
-
-    def _slots_of(self, form: Form) -> Iterable[tuple[tuple[Template, ...], tuple[str, ...], tuple[str, ...]]]:
-        yield self.pattern.inputs, form.input_dtypes, form.input_formats
-        yield self.pattern.outputs, form.output_dtypes, form.output_formats
 
     def _edges(self, legal: Array) -> Array:
         """Returns the points whose first free axis is at a tile's edge or beside one, each for another shape."""
@@ -342,14 +336,6 @@ class Space:
             found += [int((own if len(own) else at)[0])] if len(at) else []
         return np.array(found, dtype=np.int64)
 
-    def _row(self, form: Form, env: Mapping[str, int]) -> TheoryRow:
-        slots = [
-            tuple(_slot(template, dtype, name, env) for template, dtype, name in zip(*part, strict=True))
-            for part in self._slots_of(form)
-        ]
-        cells = tuple((column, _cell(value, env)) for column, value in self.pattern.cells.items())
-        return TheoryRow(self.kernel_type, slots[0], slots[1], form.op_state, form.core, cells)
-
     def _batch(self, form: Form, legal: Array) -> Batch:
         shape, point = np.divmod(legal, self._points)
         env: dict[str, Ints] = {name: values[shape] for name, values in self._of_shape.items()}
@@ -360,10 +346,33 @@ class Space:
         self._complete(env)
         slots = [
             tuple(_dims(template, dtype, name, env) for template, dtype, name in zip(*part, strict=True))
-            for part in self._slots_of(form)
+            for part in _slots_of(self.pattern, form)
         ]
         cells = {column: _cells(value, env) for column, value in self.pattern.cells.items()}
         return Batch(self.kernel_type, form, slots[0], slots[1], cells, count, self._bytes(form, env))
+
+
+def pattern_row(kernel_type: str, pattern: Pattern, form: Form, sizes: Mapping[str, int]) -> TheoryRow:
+    """Returns the row of a pattern with some sizes of its axes, whether or not the conditions of the pattern hold."""
+    env = _complete(pattern, dict(sizes))
+    inputs, outputs = (
+        tuple(_slot(template, dtype, name, env) for template, dtype, name in zip(*part, strict=True))
+        for part in _slots_of(pattern, form)
+    )
+    cells = tuple((column, _cell(value, env)) for column, value in pattern.cells.items())
+    return TheoryRow(kernel_type, inputs, outputs, form.op_state, form.core, cells)
+
+
+def _complete(pattern: Pattern, env: dict[str, Ints]) -> dict[str, Ints]:
+    """Adds the variables that the pattern computes."""
+    for name, expression in pattern.let.items():
+        env[name] = expression.value(env)
+    return env
+
+
+def _slots_of(pattern: Pattern, form: Form) -> Iterable[tuple[tuple[Template, ...], tuple[str, ...], tuple[str, ...]]]:
+    yield pattern.inputs, form.input_dtypes, form.input_formats
+    yield pattern.outputs, form.output_dtypes, form.output_formats
 
 
 def _candidates(axis: Axis, count: int) -> list[int]:
