@@ -222,6 +222,7 @@ class PreparedDatabase:
         starter_rows: rows of the starter database that was made; 0 if the database had rows.
         edited: rows that held the duration or the status of another shape.
         mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
+        rows_for: the implementation that rows were added for.
         rows_added: rows without durations that were added from another database.
         rows_from: that database; None if there is none.
         taken_over: the killed session whose lock on the database was taken over; "" if there was none.
@@ -232,6 +233,7 @@ class PreparedDatabase:
     starter_rows: int = 0
     edited: EditedRows = field(default_factory=EditedRows)
     mapping: WrittenMapping | None = None
+    rows_for: str = ""
     rows_added: int = 0
     rows_from: Path | None = None
     taken_over: str = ""

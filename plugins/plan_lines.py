@@ -145,7 +145,8 @@ def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
     if prepared.starter_rows:
         yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
     if prepared.rows_added:
-        yield f"{pluralize(prepared.rows_added, 'row')} without durations added from {prepared.rows_from}"
+        added = pluralize(prepared.rows_added, "row")
+        yield f"{prepared.rows_for}: {added} without durations added from {prepared.rows_from}"
     if prepared.mapping is not None:
         yield str(prepared.mapping)
     edited = prepared.edited
@@ -172,8 +173,9 @@ def _to_run(
     of_all = "" if selected == rows else f"{selected:,} of "
     what = settings.workload.verb
     unit = settings.unit
-    yield f"{of_all}{pluralize(rows, unit)} to {what}, database {settings.database}"
-    if len(settings.targets) > 1 or not settings.targets[0].implementation.is_default:
+    has_named = len(settings.targets) > 1 or not settings.targets[0].implementation.is_default
+    yield f"{of_all}{pluralize(rows, unit)} to {what}{'' if has_named else f', database {settings.database}'}"
+    if has_named:
         for number, target in enumerate(settings.targets):
             count = sum(len(table.cases) for table in plan.tables.values() if table.target == number)
             yield f"{target.implementation.label}: {pluralize(count, unit)}, database {target.path}"

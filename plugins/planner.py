@@ -124,6 +124,7 @@ def _plan_target(context: SessionContext, number: int) -> Plan:
         stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
         target=number,
         implementation=target.implementation,
+        rows_from=target.rows_from,
     )
     if settings.writes and any(table.cases for table in plan.tables.values()):
         expect_writable(database)
@@ -160,7 +161,7 @@ def _prepare_for(context: SessionContext, own: TargetDatabase) -> PreparedDataba
     )
     if target.rows_from is not None:
         added = add_rows(own.database, _rows_of(target, own.database))
-        prepared = replace(prepared, rows_added=added, rows_from=target.rows_from)
+        prepared = replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from=target.rows_from)
     return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
 
 
@@ -244,6 +245,7 @@ def make_plan(
     stale_runs: StaleRuns | None = None,
     target: int = 0,
     implementation: Implementation | None = None,
+    rows_from: Path | None = None,
 ) -> Plan:
     """Reads a database and decides which of its rows are cases; writes nothing.
 
@@ -258,6 +260,7 @@ def make_plan(
         stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
         target: number of the target in the session.
         implementation: what is measured; kernel types that it lacks are no cases. None: the default.
+        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
@@ -266,9 +269,12 @@ def make_plan(
     names = database.kernel_types() if requested is None else list(requested)
     unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
     if unknown:
-        meant = "".join(suggest(name, names) for name in unknown)
+        asked = ",".join(unknown)
+        place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
+        if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
+            meant = f"; `pytest shapes/ --ops {asked}` adds theory rows"
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-        raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
+        raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
     suffix = implementation.suffix if implementation is not None else ""
     lacking = [
         name

@@ -169,6 +169,10 @@ class ReplaySession:
             return note
         record = self._new_record(row, outcome)
         note["record"] = record.to_json()
+        targets = self.context.settings.targets
+        note["kernel"] = record.kernel_type
+        if len(targets) > 1:
+            note["kernel"] += f" {targets[row.target].implementation.name}"
         device = self.executor().describe() if is_call else None
         if is_call:
             properties = properties_of(record, row.captured_us)

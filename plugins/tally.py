@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,17 +96,17 @@ class OutcomeTally:
         self.running_time.add(report, note)
         self._outcome_of[report.nodeid] = outcome_of_report(report)
         self._error_of.pop(report.nodeid, None)
-        case_id = case_id_in(report.nodeid)
+        case_id, kernel = case_id_in(report.nodeid), note["kernel"]
         self.figures.pop(case_id, None)
         self._assumed.pop(case_id, None)
         if "figures" in note:
-            self.figures[case_id] = RowSummary.from_json(note["figures"])
+            self.figures[case_id] = replace(RowSummary.from_json(note["figures"]), kernel_type=kernel)
         record = note["record"]
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
-            self._assumed[case_id] = record["kernel_type"], assumptions
+            self._assumed[case_id] = kernel, assumptions
         if record["status"] != Status.MEASURED.value:
             reason = shorten(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
-            error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
+            error = kernel, f"{record['status']}: {_cause(record['status'], reason)}"
             self._error_of[report.nodeid] = error
             self._reasons.setdefault(error, (f"{record['status']}: {reason}", case_id))
 

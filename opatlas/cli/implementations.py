@@ -7,6 +7,7 @@ With NAME, an implementation or a folder or file of your own, its kernel types a
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from opatlas.engine.kernel_facts import (
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import UsageError
 from opatlas.implementations.catalog import every_implementation, named_implementations
+from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.installation import require_extra
 from opatlas.options import add_database_path, names
@@ -134,7 +136,8 @@ def _expect_options(arguments: argparse.Namespace) -> None:
 def _write_templates(arguments: argparse.Namespace) -> int:
     for path in write_templates(arguments.new, arguments.ops, arguments.database_path):
         show(f"wrote {path}")
-    show(f"pytest bench/ --implementation {arguments.new} --ops {','.join(arguments.ops)} measures them")
+    folder = shlex.quote(str(arguments.new))
+    show(f"pytest bench/ --implementation {folder} --ops {','.join(arguments.ops)} measures them")
     return 0
 
 
@@ -144,7 +147,7 @@ def listed(implementation: Implementation) -> Listed:
     kernels, notes = [], list(implementation.notes)
     for kernel_type in sorted(_kernel_types(implementation)):
         source = implementation.source(kernel_type)
-        place = f"{source.module or Path(source.path).name}:{source.function}" if source is not None else ""
+        place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         if kernel_type not in replays:
             notes.append(f"no kernel type is called {kernel_type}{suggest(kernel_type, replays)}")
         proof = proofs.get(kernel_type, _NOT_RUN) if kernel_type in replays else _NO_REPLAY
@@ -159,6 +162,12 @@ def listed(implementation: Implementation) -> Listed:
         notes,
         implementation.name not in (each.name for each in every_implementation()),
     )
+
+
+def _file_of(source: KernelSource) -> str:
+    """Returns the path of a user's file in its folder."""
+    path = Path(source.path)
+    return str(path.relative_to(source.folder)) if source.folder else path.name
 
 
 def _kernel_types(implementation: Implementation) -> set[str]:

@@ -48,6 +48,7 @@ def test_a_folder_of_ones_own_shows_what_was_read_and_ignored(
     assert main(["implementations", str(folder)]) == 0
     output = capsys.readouterr().out
     assert "mine-fast" in output
+    assert "Add/fast.py:kernel" in output
     assert "notes.py" in output
     assert "AddRmsNorm" in output
 

@@ -84,6 +84,21 @@ def test_each_implementation_has_its_durations_in_its_own_database(toys: Session
     assert json.loads(manifest.read_text())["options"]["implementation"] == mine[3]["Implementation"]
 
 
+def test_the_summary_tells_rivals_apart(toys: Sessions) -> None:
+    folder = kernels(toys, Toy__fast="def kernel(x, y):\n    return x - y\n")
+    done = toys.run_in_process(f"--implementation=torch,{folder}")
+    lines = [line.split() for line in done.output.splitlines()]
+    assert any(line[:3] == ["Toy", "torch", "3"] for line in lines)
+    assert any(line[1:4] == ["Toy", "mine-fast:", "failed:"] for line in lines)
+
+
+def test_a_kernel_type_without_rows_is_refused_with_the_database_that_lacks_it(toys: Sessions) -> None:
+    done = toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT, AddRmsNorm=RIGHT)}", "--ops=AddRmsNorm")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert f"in {toys.database};" in done.output
+    assert "pytest shapes/ --ops AddRmsNorm" in done.output
+
+
 def test_rivals_of_a_row_are_measured_one_after_the_other(toys: Sessions) -> None:
     folder = kernels(toys, Toy=RIGHT)
     listed = toys.run_without_device(f"--implementation=torch,{folder}", "--collect-only", "-q")
