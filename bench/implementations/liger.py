@@ -17,10 +17,12 @@ from liger_kernel.ops.rope import rope_forward
 from liger_kernel.ops.softmax import _softmax_forward
 from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
 
-from opatlas import Prepared, Unsupported, implements
+from opatlas import Prepared, implements
+from opatlas.implementations.support import Support
 
 DISTRIBUTIONS = ("liger_kernel",)
 DEVICES = ("cuda", "npu")
+_expect = Support("Liger").expect
 
 _CASTING = "gemma"
 #: A program holds a whole row of so many elements.
@@ -97,12 +99,6 @@ def apply_rotary_pos_emb(
         return query, key
 
     return Prepared(call)
-
-
-def _expect(holds: bool, found: str, supported: str) -> None:
-    """Refuses a row: `found` is the value of the row, `supported` what Liger has."""
-    if not holds:
-        raise Unsupported(f"{found}: Liger has {supported}")
 
 
 def _expect_row(size: int) -> None:

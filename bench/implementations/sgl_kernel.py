@@ -13,9 +13,12 @@ import sgl_kernel
 import torch
 
 from opatlas import Prepared, Unsupported, implements
+from opatlas.implementations.support import Support
 
 DISTRIBUTIONS = ("sgl_kernel",)
 DEVICES = ("cuda",)
+_SUPPORT = Support("sgl_kernel")
+_expect, _expect_dtype = _SUPPORT.expect, _SUPPORT.expect_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
 #: The kernels read and write so many bytes at a time.
@@ -217,19 +220,6 @@ def _tokens_by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     by_heads = x.movedim(heads, -2)
     _expect(by_heads.is_contiguous(), f"shape {tuple(x.shape)}, heads before tokens", "tokens before heads")
     return by_heads.view(-1, *by_heads.shape[-2:])
-
-
-def _expect(holds: bool, found: str, supported: str) -> None:
-    """Refuses a row: `found` is the value of the row, `supported` what sgl_kernel has."""
-    if not holds:
-        raise Unsupported(f"{found}: sgl_kernel has {supported}")
-
-
-def _expect_dtype(supported: Sequence[torch.dtype], **given: torch.Tensor | torch.dtype) -> None:
-    for name, value in given.items():
-        dtype = value.dtype if isinstance(value, torch.Tensor) else value
-        own, *others = (str(each).removeprefix("torch.") for each in (dtype, *supported))
-        _expect(dtype in supported, f"{name} in {own}", " or ".join(others))
 
 
 def _expect_norm(x: torch.Tensor, gamma: torch.Tensor) -> None:

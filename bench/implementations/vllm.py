@@ -5,7 +5,6 @@ moe_permute is vLLM's function around its kernel, so the time has the indices th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +13,12 @@ from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import moe_permu
 from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import moe_unpermute as unpermute
 
 from opatlas import Prepared, Unsupported, implements
+from opatlas.implementations.support import Support
 
 DISTRIBUTIONS = ("vllm",)
 DEVICES = ("cuda",)
+_SUPPORT = Support("vLLM")
+_expect, _expect_dtype = _SUPPORT.expect, _SUPPORT.expect_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
 _REAL = (*_HALF, torch.float32)
@@ -288,19 +290,6 @@ def moe_token_unpermute(
         return out
 
     return Prepared(call, converted=converted)
-
-
-def _expect(holds: bool, found: str, supported: str) -> None:
-    """Refuses a row: `found` is the value of the row, `supported` what vLLM has."""
-    if not holds:
-        raise Unsupported(f"{found}: vLLM has {supported}")
-
-
-def _expect_dtype(supported: Sequence[torch.dtype], **given: torch.Tensor | torch.dtype) -> None:
-    for name, value in given.items():
-        dtype = value.dtype if isinstance(value, torch.Tensor) else value
-        own, *others = (str(each).removeprefix("torch.") for each in (dtype, *supported))
-        _expect(dtype in supported, f"{name} in {own}", " or ".join(others))
 
 
 def _expect_line(tokens: torch.Tensor) -> None:

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from opatlas import Unsupported
+from opatlas.implementations.support import Support
 
 HALF = (torch.bfloat16, torch.float16)
-
-
-def expect(holds: bool, found: str, supported: str) -> None:
-    """Refuses a row: `found` is the value of the row, `supported` what FlagGems has."""
-    if not holds:
-        raise Unsupported(f"{found}: FlagGems has {supported}")
-
-
-def expect_dtype(supported: Sequence[torch.dtype], **given: torch.Tensor | torch.dtype) -> None:
-    for name, value in given.items():
-        dtype = value.dtype if isinstance(value, torch.Tensor) else value
-        own, *others = (str(each).removeprefix("torch.") for each in (dtype, *supported))
-        expect(dtype in supported, f"{name} in {own}", " or ".join(others))
+_SUPPORT = Support("FlagGems")
+expect, expect_dtype = _SUPPORT.expect, _SUPPORT.expect_dtype

@@ -7,26 +7,16 @@ from functools import cache
 
 import torch
 
-from opatlas import Unsupported
+from opatlas.implementations.support import Support
 
 HALF = (torch.bfloat16, torch.float16)
+_SUPPORT = Support("FlashInfer")
+expect, expect_dtype = _SUPPORT.expect, _SUPPORT.expect_dtype
 #: Head sizes that the kernels of positions and caches are compiled for.
 HEAD_SIZES = (64, 128, 256, 512)
 #: Bytes of the results of pieces of sequences, until they are merged. FlashInfer's guide has 128 MiB; a plan for many
 #: short sequences needs more.
 _WORKSPACE_BYTES = 512 << 20
-
-
-def expect(holds: bool, found: str, supported: str) -> None:
-    """Refuses a row: `found` is the value of the row, `supported` what FlashInfer has."""
-    if not holds:
-        raise Unsupported(f"{found}: FlashInfer has {supported}")
-
-
-def expect_dtype(supported: Sequence[torch.dtype], **tensors: torch.Tensor) -> None:
-    for name, tensor in tensors.items():
-        dtypes = [str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *supported)]
-        expect(tensor.dtype in supported, f"{name} in {dtypes[0]}", words(dtypes[1:]))
 
 
 def words(values: Sequence[object]) -> str:
