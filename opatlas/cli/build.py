@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opatlas.cli.kernel_rows import smallest_rows, starter_database
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.engine.job import Job
 from opatlas.engine.kernel_facts import replays_of_bench
@@ -44,16 +45,10 @@ def build(implementation: Implementation, device: str | None, database: Path | N
             the database cannot be read.
     """
     spec = available_devices(device)[0]
-    if implementation.missing:
-        raise OpAtlasError(f"{implementation.name} is {implementation.missing}")
-    if implementation.devices and spec.kind not in implementation.devices:
-        raise OpAtlasError(f"{implementation.name} runs on {', '.join(implementation.devices)}, and not on {spec}")
-    if implementation.is_default and implementation.name != default_implementation(spec.kind).name:
-        raise OpAtlasError(f"{implementation.name} is not what {spec} measures")
-    replays = replays_of_bench()
+    _expect_usable(implementation, spec)
     wanted = {
         name
-        for name, function in replays.items()
+        for name, function in replays_of_bench().items()
         if implementation.implements(name) and base_type(name) == name and not _needs_group(function)
     }
     path = database or default_path(database_name([spec]), detect())
@@ -64,13 +59,37 @@ def build(implementation: Implementation, device: str | None, database: Path | N
     if not rows:
         raise OpAtlasError(f"{path} has no row of a kernel type of {implementation.name}: name another --database-path")
     jobs = [_job(implementation, name, cells) for name, own in rows.items() for cells in own]
+    counts, failures = _run(jobs, spec, f"build {implementation.name}")
+    for line in failures:
+        show(wrap(line, 0))
+    without = sorted(wanted.difference(rows)) if implementation.wrap is None and not implementation.is_default else []
+    told = ", ".join(f"{count} {status.value}" for status, count in counts.most_common())
+    told = told.replace(Status.MEASURED.value, "ran")
+    show(wrap(f"{implementation.label}: {pluralize(len(jobs), 'row')} of {len(rows)} kernel types: {told}", 0))
+    if without:
+        show(wrap(f"without a row in the database: {', '.join(without)}", 0))
+    return not failures
+
+
+def _expect_usable(implementation: Implementation, spec: DeviceSpec) -> None:
+    """Raises OpAtlasError if an implementation is not installed or does not run on a device."""
+    if implementation.missing:
+        raise OpAtlasError(f"{implementation.name} is {implementation.missing}")
+    if implementation.devices and spec.kind not in implementation.devices:
+        raise OpAtlasError(f"{implementation.name} runs on {', '.join(implementation.devices)}, and not on {spec}")
+    if implementation.is_default and implementation.name != default_implementation(spec.kind).name:
+        raise OpAtlasError(f"{implementation.name} is not what {spec} measures")
+
+
+def _run(jobs: Sequence[Job], spec: DeviceSpec, label: str) -> tuple[Counter[Status], list[str]]:
+    """Runs rows on a device. Returns the number of rows by status, and a line for each row that failed."""
     # Events and clocks need no profiler, and the one duration is not kept.
     settings = MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(spec.kind))
     process = DeviceProcess(spec, settings)
     counts: Counter[Status] = Counter()
     failures: list[str] = []
     try:
-        with Progress(len(jobs), "rows", label=f"build {implementation.name}") as progress:
+        with Progress(len(jobs), "rows", label=label) as progress:
             for job in jobs:
                 if progress.on_terminal:
                     progress.show(job.kernel_type, "")
@@ -81,15 +100,7 @@ def build(implementation: Implementation, device: str | None, database: Path | N
                 progress.advance(note=f"{len(failures)} failed" if failures else "")
     finally:
         process.close()
-    for line in failures:
-        show(wrap(line, 0))
-    without = sorted(wanted.difference(rows)) if implementation.wrap is None and not implementation.is_default else []
-    told = ", ".join(f"{count} {status.value}" for status, count in counts.most_common())
-    told = told.replace(Status.MEASURED.value, "ran")
-    show(wrap(f"{implementation.label}: {pluralize(len(jobs), 'row')} of {len(rows)} kernel types: {told}", 0))
-    if without:
-        show(wrap(f"without a row in the database: {', '.join(without)}", 0))
-    return not failures
+    return counts, failures
 
 
 def _job(implementation: Implementation, kernel_type: str, cells: Mapping[str, str]) -> Job:
