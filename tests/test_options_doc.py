@@ -33,6 +33,7 @@ COMMANDS = {
     "Compare": "compare",
     "Doctor": "doctor",
     "Plot": "plot",
+    "Query": "query",
 }
 #: Sections whose rows have their options in `pytest --help`.
 OF_PYTEST = ("Replay", "Theory rows", "Communication", "Nodes", OWN)

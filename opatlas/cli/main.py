@@ -58,6 +58,7 @@ COMMANDS = {
         "show the durations of rows in each run, or restore rows from the history", "opatlas.cli.history"
     ),
     "compare": Command("compare implementations, or databases, row by row", "opatlas.cli.compare"),
+    "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }

@@ -145,7 +145,7 @@ class OpenDatabase:
         output_dtypes: Words = "",
         output_formats: Words = "",
         runtime: Mapping[str, object] | None = None,
-        implementation: str = FASTEST,
+        implementation: str | Sequence[str] = FASTEST,
     ) -> QueryResult:
         """Returns the duration of a call.
 
@@ -153,7 +153,7 @@ class OpenDatabase:
             input_shapes: `["48,18432", "7168,18432"]`, `[(48, 18432), (7168, 18432)]` or a cell of the CSV.
             dtypes: a word for each input, or one word: the dtype of the first input.
             runtime: what an attention kernel reads: `{"num_heads": 64, "actual_seq_lengths_kv_values": [4096]}`.
-            implementation: a name, or the fastest one that was measured.
+            implementation: a name or several, of which the fastest that was measured; default: of all.
 
         Raises:
             NoAnswer: no row tells, or several do.
@@ -185,7 +185,14 @@ class OpenDatabase:
         return found[0] if len(found) == 1 else _with_rivals(found)
 
     def matmul(
-        self, *, m: int, n: int, k: int, dtype: str = "BF16", kernel_type: str = "", implementation: str = FASTEST
+        self,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "BF16",
+        kernel_type: str = "",
+        implementation: str | Sequence[str] = FASTEST,
     ) -> QueryResult:
         """Returns the duration of a matrix product by its sizes, with the weight in the layout that the rows have.
 
@@ -325,7 +332,9 @@ class OpenDatabase:
             rows.quality[position],
         )
 
-    def query_many(self, kernel_type: str, frame: pd.DataFrame, *, implementation: str = FASTEST) -> pd.DataFrame:
+    def query_many(
+        self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST
+    ) -> pd.DataFrame:
         """Returns the durations of many rows.
 
         Args:
@@ -375,15 +384,17 @@ class OpenDatabase:
             self._rows[key] = StoredRows(folder, kernel_type, label, compositions=self._compositions, noisy=self._noisy)
         return self._rows[key]
 
-    def _chosen(self, implementation: str) -> Iterable[str]:
-        if implementation == FASTEST:
+    def _chosen(self, implementation: str | Sequence[str]) -> Iterable[str]:
+        names = [implementation] if isinstance(implementation, str) else implementation
+        if not names or FASTEST in names:
             return self.implementations
-        if implementation not in self.implementations:
+        missing = [name for name in names if name not in self.implementations]
+        if missing:
             raise OpAtlasError(
-                f"{implementation}: {self.path} has no such implementation: name {FASTEST} or one of "
+                f"{missing[0]}: {self.path} has no such implementation: name {FASTEST} or one of "
                 f"{', '.join(self.implementations)}"
             )
-        return [implementation]
+        return names
 
     def _expect(self, kernel_type: str) -> None:
         known = self.kernel_types()

@@ -24,8 +24,8 @@ Positions = npt.NDArray[np.intp]
 
 #: Fewer rows fit no model.
 LEAST_ROWS = 8
-#: A table with fewer rows has its covariance fitted; products with more rows do with the default.
-_FITTED_BELOW = 400
+#: The predictions of a table with fewer rows use more of them, and a covariance that is fitted to them.
+_FEW_ROWS = 400
 #: The rows that a prediction uses, in large and in small tables.
 _NEAREST, _NEAREST_OF_FEW = 32, 64
 #: The rows whose scores give the local scale, and how many average scores are added, against accidents.
@@ -43,9 +43,9 @@ _NOISE = 0.01
 class Asked(IntEnum):
     """The class of a question, by the rows that it has around it."""
 
-    NEAR = 0  # rows of its site with nearly as many tokens
+    NEAR = 0  # rows of its site, and of others with nearly as many tokens
     NEW_SITE = 1  # no row has its weight
-    GAP = 2  # rows with fewer and with more tokens only
+    GAP = 2  # rows with fewer and with more tokens only, whatever their weight
     BEYOND = 3  # a size is outside of all rows
 
 
@@ -81,7 +81,7 @@ class KernelModel:
         self._tokens = np.array([self._tokens_of(row) for row in features])
         self._sites: dict[object, int] = {}
         self._site = np.array([self._sites.setdefault(self._site_of(row), len(self._sites)) for row in features])
-        self._count = _NEAREST if len(features) >= _FITTED_BELOW else _NEAREST_OF_FEW
+        self._count = _NEAREST if len(features) >= _FEW_ROWS else _NEAREST_OF_FEW
         self._range = self._sized(self._matrix).min(axis=0), self._sized(self._matrix).max(axis=0)
         log_us = np.log(duration_us)
         if fit is not None:
@@ -135,8 +135,21 @@ class KernelModel:
         sizes, fills, _ = self._width
         spread = max(float(np.quantile(np.abs(self._residual), 0.8)), 0.02)
         lengths = np.array([_OCTAVES] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes))
-        start = Covariance(lengths, spread, spread, _NOISE, self._is_smooth())
-        return start if len(self._residual) >= _FITTED_BELOW else fit_covariance(start, self._matrix, self._residual)
+        default = Covariance(lengths, spread, spread, _NOISE, self._is_smooth())
+        # Fitting large tables flatters what lies near their rows, at the cost of new weights and models.
+        return default if len(self._residual) >= _FEW_ROWS else fit_covariance(default, self._matrix, self._residual)
+
+    def _some(self, seed: int) -> Positions:
+        """Returns rows to be hidden in turn: all, or as many as it takes."""
+        rows = np.arange(len(self._residual))
+        if len(rows) <= _CALIBRATED:
+            return rows
+        return np.random.default_rng(seed).choice(rows, _CALIBRATED, replace=False)
+
+    def _enough(self, hidden: Mask) -> Mask:
+        """Returns for which questions enough rows are not hidden."""
+        enough: Mask = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._residual) // 4)
+        return enough
 
     def _is_smooth(self) -> Mask:
         sizes, fills, _ = self._width
@@ -160,7 +173,7 @@ class KernelModel:
     def _score(self, rows: Positions, asked: Asked) -> Floats:
         """Returns how many deviations the predictions of rows are off, with others hidden; without rows NaN."""
         hidden = self._hidden(rows, asked)
-        enough = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._residual) // 4)
+        enough = self._enough(hidden)
         scores = np.full(len(rows), np.nan)
         if enough.any():
             rows, hidden = rows[enough], hidden[enough]
@@ -181,10 +194,7 @@ class KernelModel:
 
     def _quantile(self, asked: Asked) -> float:
         """Returns the quantile of the scores of a class; that of NEAR is the least."""
-        rows = np.arange(len(self._residual))
-        if len(rows) > _CALIBRATED:
-            rows = np.random.default_rng(asked).choice(rows, _CALIBRATED, replace=False)
-        scores = self._score(rows, asked)
+        scores = self._score(self._some(int(asked)), asked)
         scores = np.sort(scores[np.isfinite(scores)])
         if len(scores) < 2 * LEAST_ROWS:
             return float("nan") if asked is not Asked.NEAR else 2.0
@@ -204,17 +214,13 @@ class KernelModel:
 
     def _classes(self, features: Sequence[RowFeatures], matrix: Floats) -> npt.NDArray[np.int64]:
         beyond = self._octaves_beyond(matrix) > _BEYOND
-        by_site = self._tokens_by_site
         found = np.full(len(features), int(Asked.NEAR))
-        every = np.sort(self._tokens)
         for i, row in enumerate(features):
-            tokens = self._tokens_of(row)
-            site = self._sites.get(self._site_of(row))
             if beyond[i]:
                 found[i] = Asked.BEYOND
-            elif _distance(every if site is None else by_site[site], tokens) > _GAP:
+            elif _distance(self._every_tokens, self._tokens_of(row)) > _GAP:
                 found[i] = Asked.GAP
-            elif site is None:
+            elif self._site_of(row) not in self._sites:
                 found[i] = Asked.NEW_SITE
         return found
 
@@ -226,11 +232,9 @@ class KernelModel:
         return octaves
 
     @cached_property
-    def _tokens_by_site(self) -> list[Floats]:
-        """The tokens of the rows of each site, in order."""
-        order = np.lexsort((self._tokens, self._site))
-        cuts = np.flatnonzero(np.diff(self._site[order])) + 1
-        return np.split(self._tokens[order], cuts)
+    def _every_tokens(self) -> Floats:
+        """The numbers of tokens of all rows, in order."""
+        return np.unique(self._tokens)
 
 
 def _distance(ordered: Floats, value: float) -> float:

@@ -1,0 +1,138 @@
+"""Asks a database for the duration of a call: measured where the row is stored, else predicted, with a 90 % interval.
+
+DB is a folder or the name of a device. SHAPE is the shape of an input, such as 48,18432; inputs follow in their order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from opatlas.errors import UsageError
+from opatlas.options import names
+from opatlas.query.answers import ANSWER_COLUMNS
+from opatlas.query.database import OpenDatabase
+from opatlas.query.database import open as open_database
+from opatlas.query.result import How, QueryResult
+from opatlas.store.csv_files import read_frame, write_rows, write_text
+from opatlas.text import pluralize, show, table_lines
+
+#: The rows that the text names.
+_SHOWN = 3
+#: The name of the terminal as a file.
+_STDOUT = "-"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 answered; 1 a question has no answer, or a file could not be read; 2 wrong usage"
+    parser.add_argument("database", metavar="DB", help="folder of {KernelType}.csv files, or name of a device")
+    parser.add_argument("kernel_type", metavar="TYPE", help="kernel type, as the CSVs are called")
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="shapes of the inputs (required without --file)")
+    parser.add_argument(
+        "--dtypes",
+        type=names,
+        default=(),
+        metavar="NAME[,NAME...]",
+        help="dtype of the first input, or of each input (default: those of the most rows)",
+    )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="CSV with the identity columns of the database: a question in each line (default: the shapes)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="CSV of --file with the answers in further columns (default: the terminal)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write the answer with the rows that it comes from; - for the terminal, and nothing else there "
+        "(default: not written)",
+    )
+    parser.add_argument(
+        "--implementation",
+        type=names,
+        default=(),
+        metavar="NAME[,NAME...]",
+        help="implementations that answer, of which the fastest (default: all that were measured)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answers, and returns the exit status that the help explains. Raises OpAtlasError."""
+    if (arguments.file is None) == (not arguments.shapes):
+        raise UsageError("give either shapes, such as 48,18432 7168,18432, or --file FILE")
+    if arguments.file is not None and (arguments.dtypes or arguments.json is not None):
+        raise UsageError("the rows of --file have dtypes, and their answers are a CSV: leave out --dtypes and --json")
+    if arguments.file is None and arguments.output is not None:
+        raise UsageError("--output writes the answers to --file: leave it out, or write --json FILE")
+    database = open_database(arguments.database)
+    if arguments.file is not None:
+        return _answer_file(database, arguments)
+    answer = database.query(
+        arguments.kernel_type, arguments.shapes, dtypes=list(arguments.dtypes), implementation=arguments.implementation
+    )
+    on_terminal = arguments.json is not None and str(arguments.json) == _STDOUT
+    if arguments.json is not None:
+        text = msgspec.json.format(msgspec.json.encode(_plain(answer))).decode() + "\n"
+        if on_terminal:
+            sys.stdout.write(text)
+        else:
+            write_text(arguments.json, text)
+    if not on_terminal:
+        show("\n".join(_lines(answer)))
+    return 0
+
+
+def _plain(answer: QueryResult) -> dict[str, object]:
+    return {**asdict(answer), "run_ids": answer.run_ids, "rivals": [_plain(rival) for rival in answer.rivals]}
+
+
+def _lines(answer: QueryResult) -> Iterator[str]:
+    low, high = answer.interval_us
+    yield f"{answer.kernel_type}  {answer.duration_us:.4g} us   90 %: {low:.4g} to {high:.4g} us   {answer.how}"
+    yield f"  {answer.implementation}" + (f"; {answer.quality}" if answer.quality else "")
+    if answer.note:
+        yield f"  {answer.note}"
+    measured = answer.how is How.MEASURED
+    yield "  " + ("row" if measured else f"from {pluralize(len(answer.rows), 'row')}, the nearest:")
+    rows = [(f"    {row.case_id}", f"{row.duration_us:.4g} us", row.run_id) for row in answer.rows[:_SHOWN]]
+    yield from table_lines(rows)
+    for rival in answer.rivals:
+        yield f"  {rival.implementation}: {rival.duration_us:.4g} us, {rival.how}"
+
+
+def _answer_file(database: OpenDatabase, arguments: argparse.Namespace) -> int:
+    questions = read_frame(arguments.file, arguments.kernel_type)
+    answers = database.query_many(arguments.kernel_type, questions, implementation=arguments.implementation)
+    table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), _text(answers)], axis=1)
+    header: Sequence[str] = [str(name) for name in table.columns]
+    rows = table.to_numpy().tolist()
+    if arguments.output is not None:
+        write_rows(arguments.output, header, rows)
+    missing = int((answers["How"] == "").sum())
+    if arguments.output is None:
+        shown = [name for name in ("Input Shapes", *ANSWER_COLUMNS[:5]) if name in header]
+        show("\n".join(table_lines([shown, *table[shown].to_numpy().tolist()])))
+    counts = answers["How"].replace("", "no answer").value_counts()
+    told = ", ".join(f"{count} {how}" for how, count in counts.items())
+    show(f"{pluralize(len(answers), 'row')} of {arguments.file}: {told or 'nothing to answer'}")
+    return 1 if missing else 0
+
+
+def _text(answers: pd.DataFrame) -> pd.DataFrame:
+    """Returns the answers as text cells, empty where there is none."""
+    numbers = {name: answers[name].map(lambda us: "" if us != us else f"{us:.4f}") for name in ANSWER_COLUMNS[:3]}
+    table: pd.DataFrame = answers.assign(**numbers)
+    return table

@@ -1,0 +1,73 @@
+"""`opatlas query`: one call, a file of calls, and what is wrong usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from opatlas.cli.main import main
+from tests.query.tables import RUN, product_rows, write_table
+
+SIZES = [(m, n, 1024) for m in (1, 2, 4, 8, 16, 32, 64, 128) for n in (512, 1024, 2048)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_table(tmp_path / "db", "MatMulV2", product_rows(SIZES, [5 + m * n / 1e5 for m, n, _ in SIZES]))
+    return tmp_path / "db"
+
+
+def test_a_stored_call_is_printed_and_written_as_json(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = tmp_path / "answer.json"
+    call = ["query", str(folder), "MatMulV2", "16,1024", "512,1024", "--dtypes", "BF16"]
+    assert main([*call, "--json", str(answer)]) == 0
+    assert "measured" in capsys.readouterr().out
+    written = json.loads(answer.read_text())
+    assert written["duration_us"] == pytest.approx(5 + 16 * 512 / 1e5, abs=1e-4)
+    assert (written["how"], written["run_ids"]) == ("measured", [RUN])
+    assert main([*call, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == written
+
+
+def test_a_call_between_the_rows_is_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024"]) == 0
+    assert "interpolated" in capsys.readouterr().out
+
+
+def test_the_lines_of_a_file_are_answered(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions, answers = tmp_path / "rows.csv", tmp_path / "answers.csv"
+    product_rows([(16, 512, 1024), (24, 512, 1024)], [0, 0]).to_csv(questions, index=False)
+    assert main(["query", str(folder), "MatMulV2", "--file", str(questions), "--output", str(answers)]) == 0
+    written = pd.read_csv(answers)
+    assert written["How"].tolist() == ["measured", "interpolated"]
+    assert written["Duration(us)"][0] == pytest.approx(5 + 16 * 512 / 1e5, abs=1e-4)
+    assert (written["Low(us)"] < written["High(us)"]).all()
+    assert main(["query", str(folder), "MatMulV2", "--file", str(questions)]) == 0
+    assert "24,1024;512,1024" in capsys.readouterr().out
+
+
+def test_a_line_without_an_answer_has_status_1(folder: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "rows.csv"
+    product_rows([(16, 512, 1024)], [0]).assign(**{"Input Shapes": "x;y"}).to_csv(questions, index=False)
+    assert main(["query", str(folder), "MatMulV2", "--file", str(questions)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ([], 2),
+        (["16,1024", "512,1024", "--file", "rows.csv"], 2),
+        (["16,1024", "512,1024", "--output", "out.csv"], 2),
+        (["--file", "rows.csv", "--dtypes", "BF16"], 2),
+        (["16,1024"], 1),
+        (["--file", "missing.csv"], 1),
+        (["16,1024", "512,1024", "--implementation", "other"], 1),
+    ],
+)
+def test_what_cannot_be_answered_has_a_status(folder: Path, options: list[str], status: int) -> None:
+    assert main(["query", str(folder), "MatMulV2", *options]) == status
