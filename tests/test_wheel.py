@@ -175,9 +175,10 @@ def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(bas
 def test_the_public_names_import_without_the_extra(base: Installed) -> None:
     shutil.copytree(ROOT / "database" / "data" / "NVIDIA_H200", base.user / "database" / "data" / "NVIDIA_H200")
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    block = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
     of_torch = {"per_element", "per_row", "pointwise"}
     script = f"{block}\nfor name in {{*opatlas.__all__}} - {of_torch!r}: getattr(opatlas, name)\n"
     done = base.run_script(script)
     assert done.returncode == 0, done.stderr
     assert "(1, 5120) BF16" in done.stdout
+    assert "interpolated" in done.stdout
