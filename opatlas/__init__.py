@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opatlas.model.location import default_path, list_databases
     from opatlas.model.versions import Versions
     from opatlas.query.database import OpenDatabase, open  # noqa: A004
+    from opatlas.query.model_cost import ModelCost, PartCost, model_cost
     from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
     from opatlas.store.database import Database, Table
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Database",
     "How",
+    "ModelCost",
     "NoAnswer",
     "OpAtlasError",
     "OpenDatabase",
+    "PartCost",
     "Prepared",
     "QueryResult",
     "Table",
@@ -38,6 +41,7 @@ __all__ = [
     "default_path",
     "implements",
     "list_databases",
+    "model_cost",
     "open",
     "per_element",
     "per_row",
@@ -49,9 +53,11 @@ __all__ = [
 _MODULES = {
     "Database": "store.database",
     "How": "query.result",
+    "ModelCost": "query.model_cost",
     "NoAnswer": "query.result",
     "OpAtlasError": "errors",
     "OpenDatabase": "query.database",
+    "PartCost": "query.model_cost",
     "Prepared": "implementations.contract",
     "QueryResult": "query.result",
     "Table": "store.database",
@@ -62,6 +68,7 @@ _MODULES = {
     "default_path": "model.location",
     "implements": "implementations.contract",
     "list_databases": "model.location",
+    "model_cost": "query.model_cost",
     "open": "query.database",
     "per_element": "engine.formula",
     "per_row": "engine.formula",

@@ -32,6 +32,7 @@ COMMANDS = {
     "Combine": "combine",
     "Compare": "compare",
     "Doctor": "doctor",
+    "Model": "model",
     "Plot": "plot",
     "Query": "query",
 }

@@ -59,6 +59,7 @@ COMMANDS = {
     ),
     "compare": Command("compare implementations, or databases, row by row", "opatlas.cli.compare"),
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
+    "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }
@@ -105,7 +106,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             raise UsageError(f"{arguments[0]} precedes the database: name the database first, opatlas {name} DB ...")
         parsed, unknown = parser.parse_known_args(arguments)
         return int(module.run(parsed, unknown))
-    return int(module.run(parser.parse_args(arguments)))
+    # A database may follow options: MODEL --batch 64 DB.
+    return int(module.run(parser.parse_intermixed_args(arguments)))
 
 
 def parser_of(module: str, program: str) -> argparse.ArgumentParser:

@@ -1,0 +1,129 @@
+"""Shows what a step of a model costs on one device, by the durations of a database.
+
+A step is what an engine computes at once: the next token of each sequence (decode), or all tokens of each (prefill).
+Each call is measured, interpolated, extrapolated, analytic or missing; what is missing is not in the sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from opatlas.devices.discovery import available_devices, database_name
+from opatlas.model.location import default_path
+from opatlas.model.versions import detect
+from opatlas.query.model_cost import ModelCost, PartCost, model_cost
+from opatlas.store.csv_files import write_text
+from opatlas.text import shorten, show
+
+_PART, _KERNEL, _IMPLEMENTATION = 16, 16, 10
+#: Marks what only compositions of operators tell.
+_COMPOSITION = "*"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done, also if durations are missing; 1 a file failed; 2 wrong usage"
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or its config.json or the folder of that")
+    parser.add_argument(
+        "database",
+        nargs="?",
+        metavar="DB",
+        help="a folder, or a device such as NVIDIA_H200 (default: the default database of this machine)",
+    )
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share a layer (default: 1)")
+    parser.add_argument(
+        "--ep",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the experts: 1, or some times --tp (default: 1)",
+    )
+    parser.add_argument("--batch", type=int, required=True, metavar="N", help="sequences of a step of --tp devices")
+    parser.add_argument(
+        "--context",
+        type=int,
+        required=True,
+        metavar="N",
+        help="tokens of each sequence, in decode with the one that is computed",
+    )
+    parser.add_argument(
+        "--phase", choices=("prefill", "decode"), default="decode", help="what a step computes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="BF16",
+        metavar="DTYPE",
+        help="BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the parts and the sum, as JSON (default: not written)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the cost. Raises OpAtlasError."""
+    place = arguments.database or default_path(database_name(available_devices(None)), detect())
+    cost = model_cost(
+        place,
+        arguments.model,
+        tp=arguments.tp,
+        ep=arguments.ep,
+        batch=arguments.batch,
+        context=arguments.context,
+        phase=arguments.phase,
+        dtype=arguments.dtype,
+    )
+    if arguments.json is not None:
+        write_text(arguments.json, json.dumps(_as_json(cost), indent=2) + "\n")
+    show("\n".join(_lines(cost)))
+    return 0
+
+
+def _as_json(cost: ModelCost) -> dict[str, object]:
+    return {
+        "model": cost.model,
+        "database": str(cost.database),
+        "us": cost.us,
+        "interval_us": cost.interval_us,
+        "us_by_how": cost.us_by_how(),
+        "composition_us": cost.composition_us,
+        "missing": [part.part for part in cost.missing],
+        "parts": [{**asdict(part), "us": part.us} for part in cost.parts],
+    }
+
+
+def _lines(cost: ModelCost) -> Iterator[str]:
+    yield f"{cost.model} on {cost.database}"
+    yield ""
+    yield _line("part", "kernel", "calls", "us each", "share", "how known", "ran")
+    for part in cost.parts:
+        yield _part_line(part, cost.us)
+    low, high = cost.interval_us
+    yield ""
+    what = "sum without what is missing" if cost.missing else "sum"
+    yield f"{what}: {cost.us:,.0f} us, 90 % interval {low:,.0f} to {high:,.0f} us"
+    if cost.us:
+        yield "  " + ", ".join(f"{us / cost.us:.1%} {how}" for how, us in cost.us_by_how().items())
+    yield "  interval: errors of one kernel type add up, those of others are independent"
+    if cost.composition_us:
+        yield f"  {_COMPOSITION} rests on compositions of operators: {cost.composition_us / cost.us:.1%} of the sum"
+    if cost.missing:
+        yield "missing, and in no sum:"
+        for part in cost.missing:
+            yield f"  {part.part}: {part.kernel_type}, {part.calls} calls: {part.reason}"
+
+
+def _part_line(part: PartCost, total: float) -> str:
+    each = "-" if part.us_per_call is None else f"{part.us_per_call:.2f}"
+    share = "-" if part.us is None or not total else f"{part.us / total:.1%}"
+    how = part.how + _COMPOSITION * part.composition
+    return _line(part.part, part.kernel_type, str(part.calls), each, share, how, part.implementation)
+
+
+def _line(part: str, kernel: str, calls: str, each: str, share: str, how: str, implementation: str) -> str:
+    names = f"{shorten(part, _PART):{_PART}} {shorten(kernel, _KERNEL):{_KERNEL}}"
+    ran = shorten(implementation, _IMPLEMENTATION)
+    return f"{names} {calls:>5} {each:>8} {share:>6} {how:13} {ran}".rstrip()

@@ -1,0 +1,207 @@
+"""What a step of a model costs on one device: the duration of each of its calls, and their sum."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+
+import pandas as pd
+
+from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.query.database import OpenDatabase
+from opatlas.query.database import open as open_database
+from opatlas.query.result import How, NoAnswer
+from opatlas.theory.model_calls import ModelCall, Phase, model_calls
+from opatlas.theory.sources import resolve_model
+
+#: How a part is known whose duration nothing tells.
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """The calls of a part of a model with equal shapes.
+
+    Attributes:
+        part: the part of the model, such as "qkv".
+        kernel_type: the kernel type that answered; that of the call if none did.
+        calls: calls in a step.
+        us_per_call: the duration of a call in microseconds; None if nothing tells it.
+        interval_us: its 90 % interval; None if nothing tells it.
+        how: measured, interpolated, extrapolated, analytic or missing.
+        implementation: name and version of what ran; "" if nothing tells the duration.
+        composition: whether only compositions of operators tell the duration.
+        signature: the signature of the row.
+        reason: why the duration is missing; "" if it is not.
+    """
+
+    part: str
+    kernel_type: str
+    calls: int
+    us_per_call: float | None
+    interval_us: tuple[float, float] | None
+    how: str
+    implementation: str
+    composition: bool
+    signature: str
+    reason: str = ""
+
+    @property
+    def us(self) -> float | None:
+        """The duration of all calls of a step; None if nothing tells it."""
+        return None if self.us_per_call is None else self.us_per_call * self.calls
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What a step of a model costs on one device.
+
+    Attributes:
+        model: the model.
+        database: the folder of the database.
+        parts: the parts in the order of their first call.
+    """
+
+    model: str
+    database: Path
+    parts: Sequence[PartCost]
+
+    @property
+    def us(self) -> float:
+        """The sum of the known durations. Parts that are missing are not in it: see `missing`."""
+        return sum(part.us or 0.0 for part in self.parts)
+
+    @property
+    def interval_us(self) -> tuple[float, float]:
+        """The interval of the sum.
+
+        Errors of calls of one kernel type and implementation come from one model, and add up. Those of others are
+        taken to be independent: the root of the sum of their squares.
+        """
+        below: dict[tuple[str, str], float] = defaultdict(float)
+        above: dict[tuple[str, str], float] = defaultdict(float)
+        for part in self.parts:
+            if part.us_per_call is not None and part.interval_us is not None:
+                key = part.kernel_type, part.implementation
+                below[key] += (part.us_per_call - part.interval_us[0]) * part.calls
+                above[key] += (part.interval_us[1] - part.us_per_call) * part.calls
+        return self.us - _root_of_squares(below.values()), self.us + _root_of_squares(above.values())
+
+    @property
+    def missing(self) -> list[PartCost]:
+        """The parts whose durations nothing tells."""
+        return [part for part in self.parts if part.how == MISSING]
+
+    @property
+    def composition_us(self) -> float:
+        """How much of the sum rests on compositions of operators."""
+        return sum(part.us or 0.0 for part in self.parts if part.composition)
+
+    def us_by_how(self) -> dict[str, float]:
+        """Returns how much of the sum is measured, interpolated, extrapolated and analytic."""
+        return {how.value: sum(part.us or 0.0 for part in self.parts if part.how == how.value) for how in How}
+
+
+def model_cost(
+    place: Path | str,
+    model: str,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    batch: int,
+    context: int,
+    phase: Phase = "decode",
+    dtype: str = "BF16",
+    same_machine: bool = False,
+) -> ModelCost:
+    """Returns what a step of a model costs on one device, if no two kernels run at once.
+
+    Rows whose duration is that of a composition of operators answer only where no others do. Collectives come from the
+    newest communication database of the device, in the topology tier of the most rows with as many devices.
+
+    Args:
+        place, same_machine: as for `opatlas.open`.
+        model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
+        tp, ep, batch, context, phase, dtype: as for `opatlas.theory.model_calls.model_calls`.
+
+    Raises:
+        OpAtlasError: there is no such database or model, or the model cannot be divided so.
+    """
+    facts = resolve_model(model)
+    calls = model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype)
+    database = open_database(place, same_machine=same_machine)
+    composed = OpenDatabase(database.path, same_machine=same_machine, compositions=True)
+    return ModelCost(facts.name, database.path, [_part_cost(call, database, composed) for call in calls])
+
+
+def _part_cost(call: ModelCall, database: OpenDatabase, composed: OpenDatabase) -> PartCost:
+    found = _answer(call, database, False) or _answer(call, composed, True)
+    if found is not None:
+        return found
+    known = composed.kernel_types()
+    names = [name for name in (call.kernel_type, *call.twins) if name in known]
+    reason = "no row tells it" if names or call.kernel_type in BY_KERNEL_TYPE else "no rows of this kernel type"
+    calls = call.calls_per_step
+    return PartCost(call.part, call.kernel_type, calls, None, None, MISSING, "", False, call.signature(), reason)
+
+
+def _answer(call: ModelCall, database: OpenDatabase, composition: bool) -> PartCost | None:
+    """Returns the cost of a call by the rows of a database, a stored row before others; None if no row tells."""
+    if call.kernel_type in BY_KERNEL_TYPE:
+        found = list(_message_answers(call, database, composition))
+    else:
+        found = list(_kernel_answers(call, database, composition))
+    return min(found, key=lambda part: part.how != How.MEASURED.value, default=None)
+
+
+def _message_answers(call: ModelCall, database: OpenDatabase, composition: bool) -> Iterator[PartCost]:
+    cells = call.cells
+    try:
+        answer = database.collective(
+            BY_KERNEL_TYPE[call.kernel_type].name,
+            bytes=int(cells[MESSAGE_BYTES]),
+            devices=int(cells[NUM_DEVICES]),
+            dtype=cells[DTYPE],
+        )
+    except NoAnswer:
+        return
+    yield PartCost(
+        call.part,
+        call.kernel_type,
+        call.calls_per_step,
+        answer.duration_us,
+        answer.interval_us,
+        answer.how.value,
+        answer.implementation,
+        composition,
+        call.signature(),
+    )
+
+
+def _kernel_answers(call: ModelCall, database: OpenDatabase, composition: bool) -> Iterator[PartCost]:
+    known = database.kernel_types()
+    for kernel_type in (call.kernel_type, *call.twins):
+        if kernel_type not in known:
+            continue
+        (answer,) = database.query_many(kernel_type, pd.DataFrame([dict(call.cells)])).to_dict("records")
+        if not answer["How"]:
+            continue
+        yield PartCost(
+            call.part,
+            kernel_type,
+            call.calls_per_step,
+            float(answer["Duration(us)"]),
+            (float(answer["Low(us)"]), float(answer["High(us)"])),
+            str(answer["How"]),
+            str(answer["Implementation"]),
+            composition,
+            call.signature(),
+        )
+
+
+def _root_of_squares(values: Iterable[float]) -> float:
+    return sqrt(sum(value * value for value in values))

@@ -1,0 +1,96 @@
+"""What a step of a model costs: the parts, their sum, and what is missing from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import opatlas
+from opatlas.cli.main import main
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.sources import resolve_model
+from tests.query.tables import product_rows, write_table
+
+MODEL = "Qwen/Qwen3-32B"
+ROLES = ("qkv", "o_proj", "gate_up", "down")
+US = 10.0
+
+
+def sizes() -> dict[str, tuple[int, int, int]]:
+    """M, N and K of the products of a layer."""
+    found = {}
+    for linear in resolve_model(MODEL).linears(2):
+        if linear.name in ROLES:
+            found[linear.name] = (64, linear.n, linear.k)
+    return found
+
+
+def database(folder: Path, **columns: str) -> Path:
+    rows = product_rows(list(sizes().values()), [US] * len(sizes()))
+    write_table(folder, "MatMulV2", rows.assign(**columns))
+    return folder
+
+
+def cost(place: Path | str, tp: int = 2) -> opatlas.ModelCost:
+    return opatlas.model_cost(place, MODEL, tp=tp, batch=64, context=4096)
+
+
+def test_stored_rows_are_counted_for_each_layer(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    parts = {part.part: part for part in found.parts}
+    layers = resolve_model(MODEL).layers
+    for role in ROLES:
+        assert (parts[role].how, parts[role].calls, parts[role].us_per_call) == ("measured", layers, US)
+    assert found.us_by_how()["measured"] == pytest.approx(len(ROLES) * layers * US)
+    assert found.us == pytest.approx(sum(found.us_by_how().values()))
+    low, high = found.interval_us
+    assert low < found.us < high
+
+
+def test_errors_of_one_kernel_type_add_up(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    products = [part for part in found.parts if part.interval_us is not None]
+    assert {part.kernel_type for part in products} == {"MatMulV2"}
+    highs = sum(part.interval_us[1] * part.calls for part in products if part.interval_us)
+    assert found.interval_us[1] == pytest.approx(highs)
+
+
+def test_what_no_row_tells_is_missing_and_named(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    missing = {part.part: part for part in found.missing}
+    assert {"attention", "attention_all_reduce", "rope"} <= missing.keys()
+    assert all(part.us is None and part.reason for part in missing.values())
+    assert not missing.keys() & set(ROLES)
+
+
+def test_compositions_answer_where_nothing_else_does(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db", Quality="composition"))
+    assert {part.part for part in found.parts if part.composition} >= set(ROLES)
+    assert found.composition_us == pytest.approx(found.us)
+    assert cost(database(tmp_path / "own")).composition_us == 0
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_what_ships_tells_a_step(phase: str) -> None:
+    found = opatlas.model_cost("NVIDIA_H200", MODEL, batch=64, context=1024, phase=phase)
+    calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
+    assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
+    told = {part.part for part in found.parts} - {part.part for part in found.missing}
+    assert {"attention", *ROLES} <= told
+    assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = str(database(tmp_path / "db"))
+    asked = ["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096"]
+    assert main([*asked, place]) == 0
+    table = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in table.splitlines() if place not in line)
+    assert main([*asked, "--json", str(tmp_path / "cost.json"), place]) == 0
+    found = json.loads((tmp_path / "cost.json").read_text())
+    assert found["us"] == pytest.approx(sum(part["us"] or 0 for part in found["parts"]))
+    assert "attention" in found["missing"]
+    for part in found["parts"]:
+        assert part["part"][:10] in table
