@@ -34,7 +34,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
     """With the kernel that the page adds."""
     scratch = ScratchCheckout(tmp_path_factory.mktemp("kernel") / "checkout", tests=True)
     (scratch.folder / "docs").mkdir()
-    for name in ("README.md", "docs/kernels.md"):
+    for name in ("README.md", "docs/kernels.md", "docs/implementations.md"):
         shutil.copy(ROOT / name, scratch.folder / name)
     blocks = _BLOCK.findall(PAGE.read_text("utf-8"))
     assert [language for language, *_ in blocks] == ["csv", "python", "python", "yaml", "python"]

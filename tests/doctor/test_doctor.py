@@ -128,7 +128,8 @@ def test_a_cpu(tmp_path, monkeypatch, capsys, names):
     status = main(["doctor", "--device", "cpu", "--database-path", str(database), "--report", str(path)])
     out = capsys.readouterr().out
     assert status == 0, out
-    assert set(states(out)) == set(names)
+    # Without a sign of Ascend one line stands for all of its probes; the report has them all.
+    assert {"cpu", "database", "device"} <= set(states(out)) <= set(names)
     assert states(out)["cpu"] == states(out)["database"] == "pass"
     printed = " ".join(out.split())
     with zipfile.ZipFile(path) as report:
