@@ -4,6 +4,7 @@ plan.py             plans the theory rows of a kernel type, and appends them
 catalog.py          reads catalog.yaml: the patterns of each kernel type
 patterns.py         the pattern of a kernel's calls, as arithmetic
 space.py            the rows that a pattern spans
+size_spread.py      sizes that are spread geometrically, with the edges of tiles
 sources.py          the sizes that models give to a pattern
 models.py           facts about a model
 model_calls.py      the calls of a step of a model

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, log, prod
+from math import gcd, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from opatlas.theory.patterns import (
     nz_block,
 )
 from opatlas.theory.rows import Batch, TheoryRow
+from opatlas.theory.size_spread import BESIDE, size_candidates, spread_sizes
 from opatlas.theory.sources import (
     SOURCES,
     Targets,
@@ -71,21 +72,14 @@ Array = npt.NDArray[np.int64]
 
 #: Tile sizes of matrix units. Durations rise in steps at multiples of a tile.
 TILES = (16, 32, 64, 128)
-_BESIDE = (-1, 0, 1)
 #: Number of codes of a free axis. A code chooses a size near a size of the grid: a code below _EDGES_FROM the size
 #: itself, a code below _BETWEEN_FROM an edge of a tile or a neighbour of an edge, any other a size up to the next size
 #: of the grid.
 _CODES = 64
 _EDGES_FROM = 32
-_BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
+_BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(BESIDE)
 #: The golden ratio: the fractional parts of any number of multiples spread evenly over 0 ... 1.
 _GOLDEN = 0.6180339887498949
-
-
-#: Sizes at the edges of tiles and beside them that each shape gets with --sizes-per-shape.
-_EDGES = tuple(tile + beside for tile in (64, 128, 256) for beside in _BESIDE)
-#: The least number of sizes between two powers of two that spread sizes are chosen from: 8, 9 ... 15, 16, 18 ... 30.
-_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,7 @@ class Space:
 
     def _rows_along(self, axis: Axis, form: Form, count: int) -> Iterable[tuple[int, int, list[int]]]:
         """Yields the shape, the turn and the sizes of all grids of the rows that `rows_of_sizes` has along an axis."""
-        sizes = np.array(_candidates(axis, count), dtype=np.int64)
+        sizes = np.array(size_candidates(axis, count), dtype=np.int64)
         others = [each for each in self._grids if each is not axis]
         mesh = np.meshgrid(*(np.array(each.grid, dtype=np.int64) for each in others), indexing="ij")
         of_others: dict[str, Array] = {each.name: values.ravel() for each, values in zip(others, mesh, strict=True)}
@@ -228,7 +222,7 @@ class Space:
         legal = np.broadcast_to(self._possible(form, env), whole) & (self._bytes(form, env) <= self._budget_bytes)
         for shape, of_shape in enumerate(legal):
             possible = np.flatnonzero(of_shape.any(axis=1))
-            for turn, place in enumerate(_spread(sizes[possible].tolist(), count)):
+            for turn, place in enumerate(spread_sizes(sizes[possible].tolist(), count)):
                 index = int(possible[place])
                 points = np.flatnonzero(of_shape[index])
                 point = points[int(len(points) * ((turn + shape) * _GOLDEN % 1))]
@@ -329,7 +323,7 @@ class Space:
         sizes = self._of_point[self._free[0].name][legal % self._points]
         shapes = legal // self._points
         found = []
-        wanted = [tile + beside for tile in TILES for beside in _BESIDE]
+        wanted = [tile + beside for tile in TILES for beside in BESIDE]
         for i, size in enumerate(wanted):
             at = np.flatnonzero(sizes == size)
             own = at[shapes[at] == i % len(self.shapes)]
@@ -375,57 +369,13 @@ def _slots_of(pattern: Pattern, form: Form) -> Iterable[tuple[tuple[Template, ..
     yield pattern.outputs, form.output_dtypes, form.output_formats
 
 
-def _candidates(axis: Axis, count: int) -> list[int]:
-    """Returns the sizes that spread sizes are chosen from, ascending: twice as many as are wanted where there are."""
-    if not axis.between:
-        return list(axis.grid)
-    first, last = axis.grid[0], axis.grid[-1]
-    steps = _STEPS
-    while True:
-        rounded = {(steps + i << octave) // steps for octave in range(last.bit_length()) for i in range(steps)}
-        found = {size for size in rounded | {*axis.grid, *_EDGES} if first <= size <= last}
-        if len(found) >= min(2 * count, last - first + 1):
-            return sorted(found)
-        steps *= 2
-
-
-def _spread(sizes: Sequence[int], count: int) -> list[int]:
-    """Returns the positions of up to `count` ascending sizes that are spread geometrically, and of the edges of tiles.
-
-    The ends come first, then sizes in the middle of those before them, then edges.
-    """
-    if not sizes:
-        return []
-    chosen = [0]
-    for left in range(min(count, len(sizes)) - 1, 0, -1):
-        # An equal factor leads from the size before to the largest one in the steps that are left.
-        before = sizes[chosen[-1]]
-        wanted = before * (sizes[-1] / before) ** (1 / left)
-        later = range(chosen[-1] + 1, len(sizes) - left + 1)
-        chosen.append(min(later, key=lambda place: abs(log(sizes[place] / wanted))))
-    edges = [place for place, size in enumerate(sizes) if size in _EDGES]
-    return list(dict.fromkeys([*(chosen[i] for i in _ends_first(len(chosen))), *edges]))
-
-
-def _ends_first(count: int) -> list[int]:
-    """Returns 0 ... count - 1: the ends, then the middle of each part between numbers that came before."""
-    order = {0: None, count - 1: None}
-    parts = [(0, count - 1)]
-    for low, high in parts:
-        if high - low > 1:
-            middle = (low + high) // 2
-            order[middle] = None
-            parts += [(low, middle), (middle, high)]
-    return list(order)
-
-
 def _nearby_size(axis: Axis, size: int, code: int) -> int:
     """Returns a size near a size of the grid; see _CODES."""
     if code < _EDGES_FROM:
         return size
     if code < _BETWEEN_FROM:
-        tile, beside = divmod(code - _EDGES_FROM, len(_BESIDE))
-        edge = -(-size // TILES[tile]) * TILES[tile] + _BESIDE[beside]
+        tile, beside = divmod(code - _EDGES_FROM, len(BESIDE))
+        edge = -(-size // TILES[tile]) * TILES[tile] + BESIDE[beside]
         return max(axis.grid[0], min(axis.grid[-1], edge))
     later = axis.grid.index(size) + 1
     step = axis.grid[later] - size if later < len(axis.grid) else 0
