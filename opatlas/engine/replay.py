@@ -128,7 +128,7 @@ class Replay:
         self._expect_unchanged(watch, name)
 
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
-        samples = self._sampling.take(call, call.restore if call.changes_tensors else None, touched)
+        samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
         self._expect_unchanged(watch, name)
         computed = results(call.kept_results())
         originals, named = call.originals()
@@ -164,8 +164,8 @@ class Replay:
         self._expect_unchanged(watch, f"the set-up of {name}")
         watch.allow(call.prepared.changes)
         if counts:
-            return count_operators(call, call.repeat)
-        call()
+            return count_operators(call.launch, call.repeat)
+        call.first_prepared()
         return []
 
     def _missing_outputs(
