@@ -15,6 +15,8 @@ import torch
 from opatlas import Prepared, Unsupported, implements
 from opatlas.implementations.support import Support
 
+from ._layouts import contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs
+
 DISTRIBUTIONS = ("sgl_kernel",)
 DEVICES = ("cuda",)
 _SUPPORT = Support("sgl_kernel")
@@ -103,13 +105,10 @@ def apply_rotary_pos_emb(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
 ) -> Prepared:
     heads = 2 if layout == "BSND" else 1
-    q, k = (_tokens_by_heads(x, heads) for x in (query, key))
-    _expect(cos.shape[heads] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
-    pairs = cos.shape[-1] // 2
-    table = torch.cat([angles[..., :pairs].reshape(-1, pairs).float() for angles in (cos, sin)], dim=-1)
-    rows = torch.arange(len(table), device=query.device).view(cos.shape[:-1])
-    tokens = [1 if axis == heads else size for axis, size in enumerate(query.shape[:-1])]
-    return _rotated(rows.expand(tokens).reshape(-1), q, k, table, True, ["cos and sin to a table in FLOAT"])
+    q, k = (contiguous_tokens_by_heads(x, heads, _SUPPORT) for x in (query, key))
+    rows = rows_of_tokens(query, cos, heads, _SUPPORT)
+    table = table_of_pairs(cos, sin, torch.float32)
+    return _rotated(rows, q, k, table, True, ["cos and sin to a table in FLOAT"])
 
 
 @implements("_triton_rope")
@@ -213,13 +212,6 @@ def _rotated(
         ),
         converted=converted,
     )
-
-
-def _tokens_by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Returns a view (tokens, heads, D) of x."""
-    by_heads = x.movedim(heads, -2)
-    _expect(by_heads.is_contiguous(), f"shape {tuple(x.shape)}, heads before tokens", "tokens before heads")
-    return by_heads.view(-1, *by_heads.shape[-2:])
 
 
 def _expect_norm(x: torch.Tensor, gamma: torch.Tensor) -> None:

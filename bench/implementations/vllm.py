@@ -15,6 +15,8 @@ from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import moe_unper
 from opatlas import Prepared, Unsupported, implements
 from opatlas.implementations.support import Support
 
+from ._layouts import contiguous_tokens_by_heads, real_scale, rows_of_tokens, table_of_pairs
+
 DISTRIBUTIONS = ("vllm",)
 DEVICES = ("cuda",)
 _SUPPORT = Support("vLLM")
@@ -119,7 +121,7 @@ def apply_rotary_pos_emb(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
 ) -> Prepared:
     heads = 2 if layout == "BSND" else 1
-    q, k = (_tokens_by_heads(x, heads) for x in (query, key))
+    q, k = (contiguous_tokens_by_heads(x, heads, _SUPPORT) for x in (query, key))
     table, positions = _angles(query, cos, sin, heads)
 
     def call() -> Any:
@@ -135,7 +137,7 @@ def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepare
     heads = next((axis for axis in range(x.dim() - 2, 0, -1) if cos.shape[axis] == 1), None)
     if heads is None:
         raise Unsupported(f"angles {tuple(cos.shape)} for {tuple(x.shape)}: vLLM has angles for all heads of a token")
-    tokens = _tokens_by_heads(x, heads)
+    tokens = contiguous_tokens_by_heads(x, heads, _SUPPORT)
     table, positions = _angles(x, cos, sin, heads)
 
     def call() -> Any:
@@ -210,7 +212,7 @@ def quant_matmul(
     if x2.stride(0) != 1:
         x2 = x2.mT.contiguous().mT
         converted.append("weight to (N, K)")
-    own_scale, own_bias = _real_scale(scale, converted), None if bias is None else bias.reshape(-1)
+    own_scale, own_bias = real_scale(scale, converted), None if bias is None else bias.reshape(-1)
     if pertoken_scale is None:
         converted.append("a scale of one for x1")
     of_rows = torch.ones(1, 1, device=x1.device) if pertoken_scale is None else pertoken_scale[:, None]
@@ -297,26 +299,6 @@ def _expect_line(tokens: torch.Tensor) -> None:
     _expect(size % _ALIGNED == 0, f"tokens of {size} bytes", f"multiples of {_ALIGNED} bytes")
 
 
-def _tokens_by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Returns a view (tokens, heads, D) of x."""
-    by_heads = x.movedim(heads, -2)
-    _expect(by_heads.is_contiguous(), f"shape {tuple(x.shape)}, heads before tokens", "tokens before heads")
-    return by_heads.view(-1, *by_heads.shape[-2:])
-
-
 def _angles(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns a table (rows, D) of cosines and sines of the pairs, and the row of each token of x."""
-    _expect(cos.shape[heads] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
-    pairs = cos.shape[-1] // 2
-    table = torch.cat([angles[..., :pairs].reshape(-1, pairs) for angles in (cos, sin)], dim=-1).to(x.dtype)
-    rows = torch.arange(len(table), device=x.device).view(cos.shape[:-1])
-    tokens = [1 if axis == heads else size for axis, size in enumerate(x.shape[:-1])]
-    return table, rows.expand(tokens).reshape(-1)
-
-
-def _real_scale(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
-    """Returns a scale in float32, contiguous. A packed scale (INT64) has it in its lower half."""
-    if scale.dtype is torch.float32:
-        return scale.contiguous()
-    converted.append("scale to FLOAT")
-    return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()
+    return table_of_pairs(cos, sin, x.dtype), rows_of_tokens(x, cos, heads, _SUPPORT)

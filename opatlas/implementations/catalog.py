@@ -33,7 +33,8 @@ def shipped() -> Mapping[str, Implementation]:
     """Returns the implementations that ship with OpAtlas, without the defaults, by name."""
     found: dict[str, Implementation] = {}
     for info in pkgutil.iter_modules(import_module(PACKAGE).__path__):
-        if info.name != TORCH:
+        # As in a user's folder, a name with an underscore is a helper.
+        if info.name != TORCH and not info.name.startswith("_"):
             module = f"{PACKAGE}.{info.name}"
             found[info.name] = _of_modules(info.name, _modules(module, info.ispkg))
     return found

@@ -7,5 +7,5 @@ import torch
 from opatlas.implementations.support import Support
 
 HALF = (torch.bfloat16, torch.float16)
-_SUPPORT = Support("FlagGems")
-expect, expect_dtype = _SUPPORT.expect, _SUPPORT.expect_dtype
+SUPPORT = Support("FlagGems")
+expect, expect_dtype = SUPPORT.expect, SUPPORT.expect_dtype

@@ -15,6 +15,7 @@ from flag_gems.fused.fused_moe import try_get_optimal_moe_config
 
 from opatlas import Prepared, implements
 
+from .._layouts import real_scale
 from .common import HALF, expect, expect_dtype
 
 _REAL = (*HALF, torch.float32)
@@ -69,7 +70,7 @@ def quant_matmul(
         converted.append("weight to (N, K)")
     if bias is not None and bias.dim() > 1:
         bias = bias.reshape(-1)
-    b_scale = _real_scale(scale, converted)
+    b_scale = real_scale(scale, converted)
     if pertoken_scale is None:
         a_scale = torch.ones(1, device=x1.device)
         converted.append("a scale of one for x1")
@@ -139,7 +140,7 @@ def _grouped_quantized(
         converted.append("weight to (E, N, K)")
     b = weight.mT.contiguous()
     assert scale is not None
-    b_scale = _real_scale(scale, converted)
+    b_scale = real_scale(scale, converted)
     if per_token is None:
         converted.append("a scale of one for each row")
     a_scale = (torch.ones(m, device=rows.device) if per_token is None else per_token)[:, None]
@@ -186,11 +187,3 @@ def dynamic_quant(
         lambda: flag_gems.per_token_group_quant_fp8(x, x.shape[-1], dtype=dst_type),
         results=lambda found: (found[0], found[1].squeeze(-1)),
     )
-
-
-def _real_scale(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
-    """Returns a scale in float32, contiguous. A packed scale (INT64) has it in its lower half."""
-    if scale.dtype is torch.float32:
-        return scale.contiguous()
-    converted.append("scale to FLOAT")
-    return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()

@@ -10,9 +10,10 @@ from typing import Any
 import flag_gems
 import torch
 
-from opatlas import Prepared, Unsupported, implements
+from opatlas import Prepared, implements
 
-from .common import expect
+from .._layouts import axis_of_heads, rows_of_tokens, tokens_by_heads
+from .common import SUPPORT, expect
 
 
 @implements("ApplyRotaryPosEmb")
@@ -20,7 +21,7 @@ def apply_rotary_pos_emb(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
 ) -> Prepared:
     heads = {"TND": 1, "BSND": 2, "BNSD": 1}[layout]
-    q, k = (_tokens_by_heads(x, heads) for x in (query, key))
+    q, k = (tokens_by_heads(x, heads, SUPPORT) for x in (query, key))
     tables = _angles(query, cos, sin, heads)
     return Prepared(
         lambda: flag_gems.apply_rotary_pos_emb(q, k, *tables),
@@ -81,12 +82,8 @@ def reshape_and_cache(
 
 def _one_tensor(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, adjacent: bool) -> Prepared:
     """Rotates one tensor: its last head stands for the key, which the kernel requires."""
-    heads = next((axis for axis in range(x.dim() - 2, 0, -1) if cos.shape[axis] == 1 < x.shape[axis]), None)
-    if heads is None:
-        raise Unsupported(
-            f"angles {tuple(cos.shape)} for {tuple(x.shape)}: FlagGems has angles for two heads or more of a token"
-        )
-    tokens = _tokens_by_heads(x, heads)
+    heads = axis_of_heads(x, cos, SUPPORT)
+    tokens = tokens_by_heads(x, heads, SUPPORT)
     q, k = tokens[:, :-1], tokens[:, -1:]
     tables = _angles(x, cos, sin, heads)
 
@@ -106,17 +103,6 @@ def _one_tensor(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, adjace
     )
 
 
-def _tokens_by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Returns a view (tokens, heads, D) of x."""
-    by_heads = x.movedim(heads, -2)
-    try:
-        return by_heads.view(-1, *by_heads.shape[-2:])
-    except RuntimeError:
-        raise Unsupported(
-            f"shape {tuple(x.shape)}, heads before tokens: FlagGems has one stride between tokens"
-        ) from None
-
-
 def _as_row(y: torch.Tensor, x: torch.Tensor, heads: int) -> torch.Tensor:
     """Returns y (tokens, heads, D) in the shape of x."""
     return y.reshape(x.movedim(heads, -2).shape).movedim(-2, heads)
@@ -126,9 +112,6 @@ def _angles(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns tables (rows, D / 2) of cosines and sines, and the row of each token of x."""
-    expect(cos.shape[heads] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
-    width = cos.shape[-1]
-    tables = [angles.view(-1, width)[:, : width // 2] for angles in (cos, sin)]
-    rows = torch.arange(len(tables[0]), dtype=torch.int32, device=x.device).view(cos.shape[:-1])
-    tokens = [1 if axis == heads else size for axis, size in enumerate(x.shape[:-1])]
-    return tables[0], tables[1], rows.expand(tokens).reshape(-1)
+    rows, width = rows_of_tokens(x, cos, heads, SUPPORT, torch.int32), cos.shape[-1]
+    first, second = (angles.view(-1, width)[:, : width // 2] for angles in (cos, sin))
+    return first, second, rows

@@ -10,8 +10,8 @@ import torch
 from opatlas.implementations.support import Support
 
 HALF = (torch.bfloat16, torch.float16)
-_SUPPORT = Support("FlashInfer")
-expect, expect_dtype = _SUPPORT.expect, _SUPPORT.expect_dtype
+SUPPORT = Support("FlashInfer")
+expect, expect_dtype = SUPPORT.expect, SUPPORT.expect_dtype
 #: Head sizes that the kernels of positions and caches are compiled for.
 HEAD_SIZES = (64, 128, 256, 512)
 #: Bytes of the results of pieces of sequences, until they are merged. FlashInfer's guide has 128 MiB; a plan for many

@@ -8,9 +8,10 @@ from typing import Any
 import flashinfer
 import torch
 
-from opatlas import Prepared, Unsupported, implements
+from opatlas import Prepared, implements
 
-from .common import HALF, HEAD_SIZES, expect, expect_dtype, words
+from .._layouts import axis_of_heads, rows_of_tokens, table_of_pairs, tokens_by_heads
+from .common import HALF, HEAD_SIZES, SUPPORT, expect, expect_dtype, words
 
 
 @implements("ApplyRotaryPosEmb")
@@ -18,7 +19,7 @@ def apply_rotary_pos_emb(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
 ) -> Prepared:
     heads = {"TND": 1, "BSND": 2, "BNSD": 1}[layout]
-    q, k = (_tokens_by_heads(x, heads) for x in (query, key))
+    q, k = (tokens_by_heads(x, heads, SUPPORT) for x in (query, key))
     table, positions = _angles(query, cos, sin, heads)
     return _rotated(positions, q, k, table, converted=("cos and sin to a table in FLOAT",))
 
@@ -26,8 +27,8 @@ def apply_rotary_pos_emb(
 @implements("RotaryPositionEmbedding")
 def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
     """Works in place; the last head stands for the key, which the kernel requires."""
-    heads = _axis_of_heads(x, cos)
-    tokens = _tokens_by_heads(x, heads)
+    heads = axis_of_heads(x, cos, SUPPORT)
+    tokens = tokens_by_heads(x, heads, SUPPORT)
     expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
     table, positions = _angles(x, cos, sin, heads)
     converted = ("cos and sin to a table in FLOAT",)
@@ -37,8 +38,8 @@ def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepare
 @implements("InterleaveRope")
 def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
     """Works in place as `rotary_mul`. The features of a pair stay side by side; the row has them half a head apart."""
-    heads = _axis_of_heads(x, cos)
-    tokens = _tokens_by_heads(x, heads)
+    heads = axis_of_heads(x, cos, SUPPORT)
+    tokens = tokens_by_heads(x, heads, SUPPORT)
     expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
     table, positions = _angles(x, cos, sin, heads)
     return _rotated(
@@ -110,30 +111,6 @@ def _rotated(
     )
 
 
-def _axis_of_heads(x: torch.Tensor, cos: torch.Tensor) -> int:
-    """Returns the axis of x along which cos has size 1: that before the features, or the one before that."""
-    for axis in range(x.dim() - 2, 0, -1):
-        if cos.shape[axis] == 1 and x.shape[axis] > 1:
-            return axis
-    raise Unsupported(f"angles {tuple(cos.shape)} for {tuple(x.shape)}: FlashInfer has angles for all heads of a token")
-
-
-def _tokens_by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Returns a view (tokens, heads, D) of x."""
-    by_heads = x.movedim(heads, -2)
-    try:
-        return by_heads.view(-1, *by_heads.shape[-2:])
-    except RuntimeError:
-        raise Unsupported(
-            f"shape {tuple(x.shape)}, heads before tokens: FlashInfer has one stride between tokens"
-        ) from None
-
-
 def _angles(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns a float32 table (rows, D) of cosines and sines of the pairs, and the row of each token of x."""
-    expect(cos.shape[heads] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
-    pairs = cos.shape[-1] // 2
-    table = torch.cat([angles[..., :pairs].reshape(-1, pairs).float() for angles in (cos, sin)], dim=-1)
-    rows = torch.arange(len(table), dtype=torch.int32, device=x.device).view(cos.shape[:-1])
-    tokens = [1 if axis == heads else size for axis, size in enumerate(x.shape[:-1])]
-    return table, rows.expand(tokens).reshape(-1)
+    return table_of_pairs(cos, sin, torch.float32), rows_of_tokens(x, cos, heads, SUPPORT, torch.int32)
