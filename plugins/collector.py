@@ -77,8 +77,8 @@ class Collector:
     def _tables(self, function: Any) -> Iterator[TablePlan]:
         spec = replay_spec(function)
         assert spec is not None
-        tables = self._make_plan().tables.values()
-        return (table for name in spec.kernel_types for table in tables if table.kernel_type == name)
+        plan = self._make_plan()
+        return (table for name in spec.kernel_types for table in plan.tables_of(name))
 
 
 def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:

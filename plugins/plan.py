@@ -249,6 +249,7 @@ class Plan:
         prepared: what was done to each database first.
         notes: what the user should know about the durations in the database.
         error: why there is no plan; the session ends with this error before a row runs.
+        suffixes: the ends of the ids of cases, one for each target.
     """
 
     tables: dict[str, TablePlan] = field(default_factory=dict)
@@ -256,11 +257,17 @@ class Plan:
     prepared: list[PreparedDatabase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str = ""
+    suffixes: list[str] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Whether the database has no file of a kernel type."""
         return not self.tables and not self.problems
+
+    def tables_of(self, kernel_type: str) -> list[TablePlan]:
+        """Returns the plans of a kernel type, in the order of the targets."""
+        keys = (f"{kernel_type}{suffix}" for suffix in self.suffixes)
+        return [self.tables[key] for key in keys if key in self.tables]
 
     def cases_of(self, kernel_types: Container[str]) -> int:
         """Returns the number of cases of some kernel types."""
@@ -310,6 +317,7 @@ class Plan:
     def add(self, other: Plan) -> None:
         """Adds the tables, problems and notes of the plan of another target."""
         self.tables |= other.tables
+        self.suffixes += other.suffixes
         self.problems += other.problems
         self.notes += other.notes
         self.prepared += other.prepared

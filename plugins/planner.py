@@ -276,6 +276,7 @@ def make_plan(
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
     suffix = implementation.suffix if implementation is not None else ""
+    plan.suffixes = [suffix]
     lacking = [
         name
         for name in dict.fromkeys((*names, *sorted(chosen.ops)))
