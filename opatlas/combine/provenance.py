@@ -20,6 +20,7 @@ from opatlas.model.location import (
     device_kind,
     implementation_of,
     is_chip,
+    parse_implementation,
     parse_path,
     public_version,
     shipped_note,
@@ -284,7 +285,7 @@ class Provenance:
             (CACHE, stored.cache, planned.cache),
             (INSTRUMENT, stored.instrument, planned.instrument),
             # A row of an older OpAtlas names no implementation.
-            (IMPLEMENTATION, stored.implementation.partition(" ")[0] or TORCH.name, planned.implementation),
+            (IMPLEMENTATION, parse_implementation(stored.implementation)[0] or TORCH.name, planned.implementation),
         ):
             if theirs and ours and theirs != ours:
                 yield what, theirs, ours
@@ -309,7 +310,8 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
         facts = facts if isinstance(facts, Mapping) else {}
         kind = str(device.get("kind") or device_kind(name))
         threads = facts.get("threads")
-        implementation, version = _implementation(manifest.options)
+        # "" for the default.
+        implementation, version = parse_implementation(str(manifest.options.get("implementation") or ""))
         implemented = {implementation: version} if version else {}
         yield MeasurementOrigin(
             device=name,
@@ -321,12 +323,6 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
             host=manifest.host,
             implementation=implementation,
         )
-
-
-def _implementation(options: Mapping[str, object]) -> tuple[str, str]:
-    """Returns the name and the version of the implementation that a run measured; "" for the default."""
-    name, _, version = str(options.get("implementation") or "").partition(" ")
-    return name, version
 
 
 def _versions(facts: Mapping[str, object], packages: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import default_name
-from opatlas.model.location import device_kind, implementation_of, parse_path
+from opatlas.model.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.model.versions import version_key
 from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.database import Database
@@ -34,7 +34,7 @@ class ComparedDatabase:
     @property
     def label(self) -> str:
         """The name and the version: `flashinfer 0.5.3`."""
-        return self.name if self.version in self.name else f"{self.name} {self.version}"
+        return self.name if self.version in self.name else implementation_label(self.name, self.version)
 
 
 def implementations_of(base: Path) -> list[ComparedDatabase]:

@@ -13,7 +13,7 @@ from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.directory import read_directory
 from opatlas.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
 from opatlas.implementations.marks import Marks, read_marks
-from opatlas.model.location import public_version
+from opatlas.model.location import implementation_label, public_version
 from opatlas.text import suggest
 
 PACKAGE = "opatlas.bench.implementations"
@@ -132,7 +132,7 @@ def _of_modules(name: str, modules: Sequence[tuple[str, Path]]) -> Implementatio
     marks = [(module, read_marks(path)) for module, path in modules]
     distributions = tuple(each for _, own in marks for each in own.distributions)
     version, missing = installed(distributions)
-    label = f"{name} {version}".rstrip()
+    label = implementation_label(name, version)
     sources: dict[str, KernelSource] = {}
     wrap: KernelSource | None = None
     for module, own in marks:

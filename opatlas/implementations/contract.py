@@ -52,10 +52,12 @@ def implements(*kernel_types: str) -> Callable[[_Function], _Function]:
 
 def content_digest(paths: Iterable[Path | str]) -> str:
     """Returns the sha256 of the contents of files, in their order. Raises OSError if a file cannot be read."""
-    digest = sha256()
-    for path in paths:
-        digest.update(sha256(Path(path).read_bytes()).digest())
-    return digest.hexdigest()
+    return digest_of_digests(sha256(Path(path).read_bytes()).digest() for path in paths)
+
+
+def digest_of_digests(digests: Iterable[bytes]) -> str:
+    """Returns `content_digest` of files whose sha256 digests are known, in their order."""
+    return sha256(b"".join(digests)).hexdigest()
 
 
 @dataclass(frozen=True)

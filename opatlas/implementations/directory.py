@@ -19,9 +19,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.implementations.contract import KernelSource, content_digest
+from opatlas.implementations.contract import KernelSource, digest_of_digests
 from opatlas.implementations.implementation import Implementation
 from opatlas.implementations.marks import Marks, read_marks
+from opatlas.model.location import implementation_label
 from opatlas.model.schema import is_file_name
 
 #: The function of a file that is named after a kernel type.
@@ -155,10 +156,12 @@ def _implementation(
     name: str, candidate: str, kernels: list[_Kernel], root: Path, helpers: Sequence[Path], notes: list[str]
 ) -> Implementation:
     own_name = f"{name}-{candidate}" if candidate else name
-    digest = sha256()
+    digest, digests = sha256(), {}
     for path in [*sorted({kernel.path for kernel in kernels}), *helpers]:
+        content = path.read_bytes()
+        digests[path] = sha256(content).digest()
         digest.update(f"{path.relative_to(root.parent)}\0".encode())
-        digest.update(path.read_bytes() + b"\0")
+        digest.update(content + b"\0")
     version = digest.hexdigest()[:_DIGITS]
     sources: dict[str, KernelSource] = {}
     for kernel in kernels:
@@ -166,13 +169,13 @@ def _implementation(
             other = sources[kernel.kernel_type].path
             raise OpAtlasError(f"{kernel.path}: {kernel.kernel_type} is in {other} too: remove or rename one of them")
         sources[kernel.kernel_type] = KernelSource(
-            f"{own_name} {version}",
+            implementation_label(own_name, version),
             "",
             str(kernel.path),
             kernel.function,
             folder=str(root) if root.is_dir() else "",
             helpers=tuple(map(str, helpers)),
-            digest=content_digest((kernel.path, *helpers)),
+            digest=digest_of_digests(digests[path] for path in (kernel.path, *helpers)),
         )
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from opatlas.implementations.contract import KernelSource
+from opatlas.model.location import implementation_label
 
 #: What is measured without --implementation, by kind of device; TORCH for devices of other kinds (`default_name`).
 DEFAULTS = {"npu": "torch_npu"}
@@ -51,7 +52,7 @@ class Implementation:
     @property
     def label(self) -> str:
         """The name and the version: `flashinfer 0.5.3`."""
-        return f"{self.name} {self.version}".rstrip()
+        return implementation_label(self.name, self.version)
 
     @property
     def suffix(self) -> str:

@@ -131,6 +131,17 @@ def _implementation_place(device: str, name: str, version_dir: str) -> ParsedPat
     return device, {software: version for software, version in named if version}
 
 
+def implementation_label(name: str, version: str) -> str:
+    """Returns an implementation as rows and manifests name it: `flashinfer 0.5.3`; the name alone without a version."""
+    return f"{name} {version}".rstrip()
+
+
+def parse_implementation(label: str) -> tuple[str, str]:
+    """Returns the name and the version in a text by `implementation_label`; "" for what it lacks."""
+    name, _, version = label.strip().partition(" ")
+    return name, version
+
+
 def implementation_of(path: Path) -> tuple[str, str]:
     """Returns the name and the version of the implementation that the path of a database names.
 
