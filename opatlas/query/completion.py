@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import combinations_with_replacement
 
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
@@ -18,48 +19,78 @@ Dims = tuple[tuple[int, ...], ...]
 _FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
 
 
-def complete(rows: StoredRows, question: Question) -> tuple[Mapping[str, str], str]:
-    """Returns the cells of a row, and what was assumed.
+class Completion:
+    """Completes the questions about one kernel type of one implementation. What its rows have is read once."""
 
-    The form (dtypes, formats, number of axes) is the most frequent one of the rows that agrees with the question. A
-    size of an output follows from the inputs by the rule that all rows of the form obey: it is a size of an input, a
-    constant, a multiple or part of a size, or the product of two.
+    def __init__(self, rows: StoredRows) -> None:
+        self._rows = rows
 
-    Raises:
-        NoAnswer: no row has inputs with as many axes and these dtypes, or the outputs do not follow from the inputs.
-    """
-    asked = _dims(question.cells[INPUT_SHAPES])
-    forms: dict[tuple[tuple[str, ...], ...], list[int]] = {}
-    cells = [rows.normal_cells(column) for column in _FORM]
-    shapes = rows.cells(INPUT_SHAPES)
-    for i in range(len(rows)):
-        if _axes(_dims(shapes[i])) == _axes(asked):
-            forms.setdefault(tuple(column[i] for column in cells), []).append(i)
-    fitting = {form: found for form, found in forms.items() if _agrees(form, question)}
-    if not fitting:
-        usual = Counter(shapes).most_common(1)[0][0] if shapes else ""
-        raise NoAnswer(
-            f"{question.kernel_type}: no row of {rows.label} has inputs with as many axes and these dtypes: ask as for "
-            f"{usual!r}, or measure such a row"
-        )
-    form = max(fitting, key=lambda each: len(fitting[each]))
-    found = fitting[form]
-    named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
-    outputs = question.cells.get(OUTPUT_SHAPES) or _outputs(rows, found, asked)
-    if outputs is None:
-        raise NoAnswer(f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes")
-    note = "" if len(fitting) == 1 else f"with {named[INPUT_DTYPES]}, as most rows"
-    return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
+    def complete(self, question: Question) -> tuple[Mapping[str, str], str]:
+        """Returns the cells of a row, and what was assumed.
 
+        The form (dtypes, formats, number of axes) is the most frequent one of the rows that agrees with the question. A
+        size of an output follows from the inputs by the rule that all rows of the form obey: it is a size of an input,
+        a constant, a multiple or part of a size, or the product of two.
 
-def stores_weight_transposed(rows: StoredRows) -> bool:
-    """Returns whether most products have the weight as (n, k) and not as (k, n)."""
-    votes = 0
-    for inputs, outputs in zip(rows.cells(INPUT_SHAPES), rows.cells(OUTPUT_SHAPES), strict=True):
-        shapes, results = _dims(inputs), _dims(outputs)
-        if len(shapes) >= 2 and len(shapes[1]) == 2 and results and results[0]:
-            votes += (shapes[1][0] == results[0][-1]) - (shapes[1][1] == results[0][-1])
-    return votes >= 0
+        Raises:
+            NoAnswer: no row has inputs with as many axes and these dtypes, or the outputs do not follow from the
+                inputs.
+        """
+        asked = _dims(question.cells[INPUT_SHAPES])
+        forms = self._forms.get(_axes(asked), {})
+        fitting = {form: found for form, found in forms.items() if _agrees(form, question)}
+        if not fitting:
+            shapes = self._rows.cells(INPUT_SHAPES)
+            usual = Counter(shapes).most_common(1)[0][0] if shapes else ""
+            raise NoAnswer(
+                f"{question.kernel_type}: no row of {self._rows.label} has inputs with as many axes and these dtypes: "
+                f"ask as for {usual!r}, or measure such a row"
+            )
+        form = max(fitting, key=lambda each: len(fitting[each]))
+        named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
+        outputs = question.cells.get(OUTPUT_SHAPES) or self._follow(fitting[form], asked)
+        if outputs is None:
+            raise NoAnswer(f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes")
+        note = "" if len(fitting) == 1 else f"with {named[INPUT_DTYPES]}, as most rows"
+        return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
+
+    @cached_property
+    def stores_weight_transposed(self) -> bool:
+        """Whether most products have the weight as (n, k) and not as (k, n)."""
+        votes = 0
+        for shapes, results in zip(self._inputs, self._outputs, strict=True):
+            if len(shapes) >= 2 and len(shapes[1]) == 2 and results and results[0]:
+                votes += (shapes[1][0] == results[0][-1]) - (shapes[1][1] == results[0][-1])
+        return votes >= 0
+
+    @cached_property
+    def _inputs(self) -> list[Dims]:
+        return list(map(_dims, self._rows.cells(INPUT_SHAPES)))
+
+    @cached_property
+    def _outputs(self) -> list[Dims]:
+        return list(map(_dims, self._rows.cells(OUTPUT_SHAPES)))
+
+    @cached_property
+    def _forms(self) -> Mapping[tuple[int, ...], Mapping[tuple[tuple[str, ...], ...], list[int]]]:
+        """The positions of the rows by the numbers of axes of the inputs, then by form."""
+        found: dict[tuple[int, ...], dict[tuple[tuple[str, ...], ...], list[int]]] = {}
+        forms = zip(*(self._rows.normal_cells(column) for column in _FORM), strict=True)
+        for position, (dims, form) in enumerate(zip(self._inputs, forms, strict=True)):
+            found.setdefault(_axes(dims), {}).setdefault(form, []).append(position)
+        return found
+
+    def _follow(self, found: Sequence[int], asked: Dims) -> str | None:
+        """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow."""
+        outputs = [self._outputs[i] for i in found]
+        axes = Counter(map(_axes, outputs)).most_common(1)[0][0]
+        usual = [i for i, dims in zip(found, outputs, strict=True) if _axes(dims) == axes]
+        inputs, flat = [_flat(self._inputs[i]) for i in usual], [_flat(self._outputs[i]) for i in usual]
+        sizes = [_size(inputs, [row[column] for row in flat], _flat(asked)) for column in range(len(flat[0]))]
+        if None in sizes:
+            return None
+        following = iter(sizes)
+        return ";".join(",".join(str(next(following)) for _ in range(count)) for count in axes)
 
 
 def _agrees(form: Sequence[tuple[str, ...]], question: Question) -> bool:
@@ -85,21 +116,6 @@ def _axes(dims: Dims) -> tuple[int, ...]:
 
 def _flat(dims: Dims) -> tuple[int, ...]:
     return tuple(size for slot in dims for size in slot)
-
-
-def _outputs(rows: StoredRows, found: Sequence[int], asked: Dims) -> str | None:
-    """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow."""
-    shapes, results = rows.cells(INPUT_SHAPES), rows.cells(OUTPUT_SHAPES)
-    inputs = [_flat(_dims(shapes[i])) for i in found]
-    outputs = [_dims(results[i]) for i in found]
-    axes = Counter(map(_axes, outputs)).most_common(1)[0][0]
-    usual = [i for i, dims in enumerate(outputs) if _axes(dims) == axes]
-    inputs, flat = [inputs[i] for i in usual], [_flat(outputs[i]) for i in usual]
-    sizes = [_size(inputs, [row[column] for row in flat], _flat(asked)) for column in range(len(flat[0]))]
-    if None in sizes:
-        return None
-    following = iter(sizes)
-    return ";".join(",".join(str(next(following)) for _ in range(count)) for count in axes)
 
 
 def _size(inputs: Sequence[tuple[int, ...]], sizes: Sequence[int], asked: Sequence[int]) -> int | None:

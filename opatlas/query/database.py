@@ -31,7 +31,7 @@ from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.signature import signature
 from opatlas.model.versions import version_key
 from opatlas.query.answers import Answers
-from opatlas.query.completion import complete, stores_weight_transposed
+from opatlas.query.completion import Completion
 from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question, Shapes, Words, ask
 from opatlas.query.result import (
@@ -128,9 +128,14 @@ class OpenDatabase:
         self._compositions, self._noisy = compositions, noisy
         self._rows: dict[tuple[str, str], StoredRows] = {}
         self._predictors: dict[tuple[str, str], Predictor] = {}
+        self._completions: dict[tuple[str, str], Completion] = {}
 
     def kernel_types(self) -> list[str]:
-        """Returns the kernel types that some implementation has rows of."""
+        """Returns the kernel types that some implementation had rows of at the first question."""
+        return list(self._kernel_types)
+
+    @cached_property
+    def _kernel_types(self) -> list[str]:
         found = {path.stem for each in self.implementations.values() for path in each.path.glob("[!.]*.csv")}
         return sorted(found)
 
@@ -202,11 +207,11 @@ class OpenDatabase:
         Raises:
             NoAnswer, OpAtlasError: as `query` does.
         """
-        known = self.kernel_types()
+        known = self._kernel_types
         named = kernel_type or next((name for name in _PRODUCT_TYPES if name in known), _PRODUCT_TYPES[0])
         self._expect(named)
-        first = self.stored_rows(named, next(iter(self._chosen(implementation))))
-        weight = (n, k) if stores_weight_transposed(first) else (k, n)
+        first = self._completion(named, next(iter(self._chosen(implementation))))
+        weight = (n, k) if first.stores_weight_transposed else (k, n)
         return self.query(
             named,
             [(m, k), weight],
@@ -295,7 +300,7 @@ class OpenDatabase:
             )
         if found:
             return self._measured(name, rows, found[0])
-        cells, note = complete(rows, question)
+        cells, note = self._completion(question.kernel_type, name).complete(question)
         return self._answer_cells(name, question.kernel_type, cells, note)
 
     def _answer_cells(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str) -> QueryResult:
@@ -360,6 +365,12 @@ class OpenDatabase:
                 best.take_predicted(missing, found, self.stored_rows(kernel_type, name).label)
         return best.frame(frame.index)
 
+    def _completion(self, kernel_type: str, implementation: str) -> Completion:
+        key = kernel_type, implementation
+        if key not in self._completions:
+            self._completions[key] = Completion(self.stored_rows(*key))
+        return self._completions[key]
+
     def _predictor(self, kernel_type: str, implementation: str) -> Predictor:
         key = kernel_type, implementation
         if key not in self._predictors:
@@ -397,7 +408,7 @@ class OpenDatabase:
         return names
 
     def _expect(self, kernel_type: str) -> None:
-        known = self.kernel_types()
+        known = self._kernel_types
         if kernel_type not in known:
             raise OpAtlasError(
                 f"{kernel_type}: {self.path} has no such kernel type{suggest(kernel_type, known)}: "

@@ -111,8 +111,8 @@ def _runtime_cells(kernel_type: str, runtime: Mapping[str, object]) -> Iterable[
         if column not in RUNTIME:
             known = ", ".join(each.removeprefix(RUNTIME_PREFIX) for each in RUNTIME)
             raise OpAtlasError(f"{kernel_type}: there is no column {column!r}: give one of {known}")
-        several = isinstance(value, Iterable) and not isinstance(value, str)
-        yield column, ",".join(map(str, value)) if several else str(value)  # type: ignore[call-overload]
+        words = map(str, value) if isinstance(value, Iterable) and not isinstance(value, str) else [str(value)]
+        yield column, ",".join(words)
 
 
 def _expect_numbers(kernel_type: str, cells: Mapping[str, str]) -> None:
