@@ -96,24 +96,24 @@ def _plan_session(context: SessionContext) -> Plan:
         # In the order of their paths: two sessions never wait for each other.
         for own in sorted(context.databases, key=lambda each: each.database.path):
             _lock_database(context, own)
-    plan = Plan()
+    plan, base = Plan(), _BaseRows()
     for number in range(len(settings.targets)):
-        plan.add(_plan_target(context, number))
+        plan.add(_plan_target(context, number, base))
     plan.problems += context.profile.problems if context.profile is not None else ()
     return plan
 
 
-def _plan_target(context: SessionContext, number: int) -> Plan:
+def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     """Makes the plan of a target, whose database the session has if the session writes."""
     settings, own = context.settings, context.databases[number]
     database, target = own.database, own.target
     requested = settings.workload.rows
     if settings.writes:
-        prepared = _prepare_for(context, own)
+        prepared = _prepare_for(context, own, base)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
         if target.rows_from is not None:
-            requested = _rows_of(target, database)
+            requested = base.with_own(target, database)
     sampled = context.profile.cases.keys() if context.profile is not None else ()
     plan = make_plan(
         database,
@@ -149,7 +149,7 @@ def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
     own.lock.acquire(context.settings.wait_s, context.tell)
 
 
-def _prepare_for(context: SessionContext, own: TargetDatabase) -> PreparedDatabase:
+def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) -> PreparedDatabase:
     settings, target = context.settings, own.target
     has_starter = settings.workload.has_starter and target.implementation.is_default
     prepared = prepare_database(
@@ -160,28 +160,49 @@ def _prepare_for(context: SessionContext, own: TargetDatabase) -> PreparedDataba
         others=[each.path for each in settings.targets],
     )
     if target.rows_from is not None:
-        added = add_rows(own.database, _rows_of(target, own.database))
+        added = add_rows(own.database, base.of_target(target))
         prepared = replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from=target.rows_from)
     return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
 
 
-def _rows_of(target: SessionTarget, database: Database) -> Mapping[str, Sequence[Mapping[str, str]]]:
-    """Returns the rows of `SessionTarget.rows_from`, and of the database, whose kernel types the implementation has.
+class _BaseRows:
+    """The rows that the implementations of a session are measured on; a file is read once for all implementations."""
 
-    The rows of a starter database are taken where there are none.
+    def __init__(self) -> None:
+        #: By kernel type, for each folder.
+        self._rows: dict[Path, dict[str, list[Mapping[str, str]]]] = {}
 
-    Raises:
-        OpAtlasError: a file cannot be read, or the starter cannot be made.
-    """
-    assert target.rows_from is not None
-    source = Database(target.rows_from)
+    def of_target(self, target: SessionTarget) -> Mapping[str, list[Mapping[str, str]]]:
+        """Returns the rows of `SessionTarget.rows_from` whose kernel types the implementation has.
+
+        The rows of a starter database are taken where there are none.
+
+        Raises:
+            OpAtlasError: a file cannot be read, or the starter cannot be made.
+        """
+        assert target.rows_from is not None
+        source = Database(target.rows_from)
+        names = source.kernel_types()
+        if target.rows_from not in self._rows:
+            self._rows[target.rows_from] = {} if names else _starter_rows()
+        rows = self._rows[target.rows_from]
+        for name in filter(target.implementation.implements, names):
+            if name not in rows:
+                rows[name] = read_rows(source, name)
+        return {name: rows[name] for name in sorted(rows) if target.implementation.implements(name)}
+
+    def with_own(self, target: SessionTarget, database: Database) -> Mapping[str, list[Mapping[str, str]]]:
+        """Returns the rows of the target's database, and then those of `of_target`. Raises what `of_target` does."""
+        base = self.of_target(target)
+        names = {*base, *filter(target.implementation.implements, database.kernel_types())}
+        return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
+
+
+def _starter_rows() -> dict[str, list[Mapping[str, str]]]:
     with TemporaryDirectory(prefix="opatlas-starter-") as folder:
-        if not source.kernel_types():
-            source = Database(folder)
-            _make_starter(source)
-        names = {*source.kernel_types(), *database.kernel_types()}
-        implemented = sorted(filter(target.implementation.implements, names))
-        return {name: [*read_rows(database, name), *read_rows(source, name)] for name in implemented}
+        starter = Database(folder)
+        _make_starter(starter)
+        return {name: read_rows(starter, name) for name in starter.kernel_types()}
 
 
 def _make_starter(database: Database) -> int:
