@@ -224,7 +224,7 @@ class PreparedDatabase:
         mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
         rows_for: the implementation that rows were added for.
         rows_added: rows without durations that were added from another database.
-        rows_from: that database; None if there is none.
+        rows_from: that database; None for the starter database.
         taken_over: the killed session whose lock on the database was taken over; "" if there was none.
     """
 

@@ -146,7 +146,7 @@ def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
         yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
     if prepared.rows_added:
         added = pluralize(prepared.rows_added, "row")
-        yield f"{prepared.rows_for}: {added} without durations added from {prepared.rows_from}"
+        yield f"{prepared.rows_for}: {added} without durations added from {prepared.rows_from or 'the starter database'}"
     if prepared.mapping is not None:
         yield str(prepared.mapping)
     edited = prepared.edited

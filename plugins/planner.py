@@ -161,7 +161,8 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
     )
     if target.rows_from is not None:
         added = add_rows(own.database, base.of_target(target))
-        prepared = replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from=target.rows_from)
+        rows_from = target.rows_from if Database(target.rows_from).kernel_types() else None
+        prepared = replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from=rows_from)
     return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
 
 
