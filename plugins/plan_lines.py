@@ -145,8 +145,8 @@ def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
     if prepared.starter_rows:
         yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
     if prepared.rows_added:
-        added = pluralize(prepared.rows_added, "row")
-        yield f"{prepared.rows_for}: {added} without durations added from {prepared.rows_from or 'the starter database'}"
+        added, source = pluralize(prepared.rows_added, "row"), prepared.rows_from or "the starter database"
+        yield f"{prepared.rows_for}: {added} without durations added from {source}"
     if prepared.mapping is not None:
         yield str(prepared.mapping)
     edited = prepared.edited
