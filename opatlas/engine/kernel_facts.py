@@ -15,6 +15,7 @@ from typing import Any
 
 from opatlas.devices.npu_operators import OR
 from opatlas.engine.registry import replay_spec
+from opatlas.files import safe_lock
 from opatlas.model.communication import is_communication
 
 
@@ -115,10 +116,15 @@ def read_implementation_proofs() -> dict[str, dict[str, str]]:
     return _read(IMPLEMENTATION_PROOFS)
 
 
-def write_implementation_proofs(proofs: Mapping[str, Mapping[str, str]]) -> None:
-    """Writes the proofs for `read_implementation_proofs`, with a line for each kernel type."""
-    text = json.dumps({name: own for name, own in proofs.items() if own}, indent=1, sort_keys=True)
-    IMPLEMENTATION_PROOFS.write_text(f"{text}\n", encoding="utf-8")
+def keep_implementation_proof(name: str, kernel_type: str, proof: str) -> None:
+    """Writes a proof for `read_implementation_proofs`, or removes it if it is ""; several processes may write."""
+    with safe_lock(IMPLEMENTATION_PROOFS.with_suffix(".lock")):
+        proofs = read_implementation_proofs()
+        own = {each: known for each, known in proofs.get(name, {}).items() if each != kernel_type}
+        if proof:
+            own[kernel_type] = proof
+        found = {each: known for each, known in {**proofs, name: own}.items() if known}
+        IMPLEMENTATION_PROOFS.write_text(f"{json.dumps(found, indent=1, sort_keys=True)}\n", encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

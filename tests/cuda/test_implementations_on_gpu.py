@@ -1,7 +1,8 @@
 """Every implementation that is installed, on a GPU: each kernel type is measured and right, or says why it is not run.
 
 Rows run in device processes, so that a row that ends its process ends nothing else. What was measured is written after
-each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps what it found.
+each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps what it found. Most of the time
+kernels are compiled: `-n 14` compiles on as many cores, and its workers share the GPU, since no duration is kept.
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ from replaying import cells_of, replay_of
 from sample_rows import ROWS
 
 from opatlas.engine.job import Job
-from opatlas.engine.kernel_facts import (
-    read_implementation_proofs,
-    replays_of_bench,
-    write_implementation_proofs,
-)
+from opatlas.engine.kernel_facts import keep_implementation_proof, read_implementation_proofs, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.implementations.catalog import shipped
 from opatlas.instruments.instrument import MeasureSettings
@@ -78,9 +75,15 @@ def rows_of_databases(kernel_type: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def processes(gpu):
-    """A device process for each implementation, opened when it is needed; one is open at a time."""
+def processes(gpu, worker_id, tmp_path_factory):
+    """A device process for each implementation, opened when it is needed; one is open at a time.
+
+    The lock of a device lies in the temporary folder: workers of pytest-xdist have one each, and wait for nobody.
+    """
     opened: dict[str, DeviceProcess] = {}
+    own = pytest.MonkeyPatch()
+    if worker_id != "master":
+        own.setenv("TMPDIR", str(tmp_path_factory.mktemp("device")))
 
     def process_of(name: str) -> DeviceProcess:
         if name not in opened:
@@ -92,6 +95,7 @@ def processes(gpu):
     yield process_of
     while opened:
         opened.popitem()[1].close()
+    own.undo()
 
 
 def job_of(name: str, kernel_type: str, cells: dict[str, str]) -> Job:
@@ -126,14 +130,11 @@ def test_kernel_type_is_measured_or_unsupported(name, kernel_type, processes, re
             unsupported.append(outcome.reason)
         else:
             wrong.append(f"{cells}: {outcome.status}: {outcome.explanation}\n{outcome.detail}")
-    proofs = read_implementation_proofs()
     if request.config.getoption("--write-implementation-proofs"):
-        own = {each: proof for each, proof in proofs.get(name, {}).items() if each != kernel_type}
-        if measured and not wrong:
-            own[kernel_type] = f"checked on {process.describe().name}, {implementation.label}"
-        write_implementation_proofs({**proofs, name: own})
+        proof = f"checked on {process.describe().name}, {implementation.label}" if measured and not wrong else ""
+        keep_implementation_proof(name, kernel_type, proof)
     assert not wrong, "\n".join(wrong)
     if not measured:
         assert unsupported, "there is no row to run"
-        assert kernel_type not in proofs.get(name, {}) or request.config.getoption("--write-implementation-proofs")
+        assert kernel_type not in read_implementation_proofs().get(name, {})
         pytest.skip(f"every row is unsupported: {unsupported[0]}")
