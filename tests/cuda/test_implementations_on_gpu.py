@@ -1,8 +1,8 @@
 """Every implementation that is installed, on a GPU: each kernel type is measured and right, or says why it is not run.
 
 Rows run in device processes, so that a row that ends its process ends nothing else. What was measured is written after
-each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps what it found. Compiling takes most
-of the time: `-n 14` compiles on as many cores, and its workers share the GPU, since no duration is kept.
+each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps what it found. Compiling
+takes most of the time: `-n 14` compiles on as many cores, and its workers share the GPU, since no duration is kept.
 """
 
 from __future__ import annotations
