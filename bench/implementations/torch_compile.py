@@ -7,6 +7,7 @@ embeddings of torch write into views, which breaks the graph, so they are writte
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 import torch._dynamo
 
 from opatlas import Prepared, Unsupported, implements
+
+from .torch.fp8 import FP8
+from .torch.moe import grouped_matmul as torch_grouped_matmul
+from .torch.quantized import quant_matmul as torch_quant_matmul
 
 DISTRIBUTIONS = ("torch",)
 DEVICES = ("cuda", "cpu")
@@ -35,6 +40,25 @@ def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
             raise Unsupported(f"torch.compile breaks the graph: {reason}") from error
 
     return kernel
+
+
+@implements("QuantBatchMatmulV3")
+def quant_matmul(x1, x2, scale, **added):
+    return _after_set_up(x1.dtype in FP8, torch_quant_matmul, x1, x2, scale, **added)
+
+
+@implements("GroupedMatmul")
+def grouped_matmul(x, weight, **added):
+    return _after_set_up(x[0].dtype in FP8, torch_grouped_matmul, x, weight, **added)
+
+
+def _after_set_up(has_set_up, function, *arguments, **named):
+    """Compiles a function of torch, or the call that remains after its set-up: a graph would time new layouts."""
+    prepared = function(*arguments, **named) if has_set_up else None
+    if isinstance(prepared, Prepared):
+        return replace(prepared, call=wrap(prepared.call))
+    compiled = wrap(function)
+    return Prepared(lambda: compiled(*arguments, **named))
 
 
 @implements("RotaryPositionEmbedding")

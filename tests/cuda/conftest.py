@@ -7,6 +7,7 @@ import pytest
 from opatlas.devices.discovery import available_devices
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
+from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.versions import cuda_version
 
 
@@ -43,3 +44,27 @@ def runner(gpu):
         return Runner(gpu, MeasureSettings(repeat_count=3, instrument="cupti"))
     except InstrumentMissing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def processes(gpu, worker_id, tmp_path_factory):
+    """A device process for each implementation, opened when it is needed; one is open at a time.
+
+    The lock of a device lies in the temporary folder: workers of pytest-xdist have one each, and wait for nobody.
+    """
+    opened: dict[str, DeviceProcess] = {}
+    own = pytest.MonkeyPatch()
+    if worker_id != "master":
+        own.setenv("TMPDIR", str(tmp_path_factory.mktemp("device")))
+
+    def process_of(name: str) -> DeviceProcess:
+        if name not in opened:
+            while opened:
+                opened.popitem()[1].close()
+            opened[name] = DeviceProcess(gpu, MeasureSettings(repeat_count=3, instrument="cupti"))
+        return opened[name]
+
+    yield process_of
+    while opened:
+        opened.popitem()[1].close()
+    own.undo()

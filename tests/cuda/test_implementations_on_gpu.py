@@ -13,15 +13,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from replaying import cells_of, replay_of
+from library_jobs import library_job
+from replaying import cells_of
 from sample_rows import ROWS
 
-from opatlas.engine.job import Job
 from opatlas.engine.kernel_facts import keep_implementation_proof, read_implementation_proofs, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.implementations.catalog import shipped
-from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.location import ROOT, list_databases, parse_path
 from opatlas.model.schema import Status
 from opatlas.model.siblings import base_type
@@ -37,8 +35,6 @@ COMPILED = (
 MEASURED, TRIED = 2, 6
 #: So many rows of a database follow if too few are measured: libraries have only usual sizes.
 FROM_DATABASE = 4
-#: The first call may compile the kernel with nvcc.
-ROW_S = 600.0
 
 
 def kernel_types_of(name: str) -> list[str]:
@@ -74,37 +70,6 @@ def rows_of_databases(kernel_type: str) -> Iterator[dict[str, str]]:
     yield from sorted(rows, key=lambda cells: sum(map(len, cells.values())))[:FROM_DATABASE]
 
 
-@pytest.fixture(scope="module")
-def processes(gpu, worker_id, tmp_path_factory):
-    """A device process for each implementation, opened when it is needed; one is open at a time.
-
-    The lock of a device lies in the temporary folder: workers of pytest-xdist have one each, and wait for nobody.
-    """
-    opened: dict[str, DeviceProcess] = {}
-    own = pytest.MonkeyPatch()
-    if worker_id != "master":
-        own.setenv("TMPDIR", str(tmp_path_factory.mktemp("device")))
-
-    def process_of(name: str) -> DeviceProcess:
-        if name not in opened:
-            while opened:
-                opened.popitem()[1].close()
-            opened[name] = DeviceProcess(gpu, MeasureSettings(repeat_count=3, instrument="cupti"))
-        return opened[name]
-
-    yield process_of
-    while opened:
-        opened.popitem()[1].close()
-    own.undo()
-
-
-def job_of(name: str, kernel_type: str, cells: dict[str, str]) -> Job:
-    module, _, function = replay_of(kernel_type).rpartition(".")
-    source = shipped()[name].source(kernel_type)
-    assert source is not None
-    return Job(module, "", function, kernel_type, cells, ROW_S, source=source)
-
-
 @pytest.mark.parametrize(("name", "kernel_type"), CASES)
 def test_kernel_type_is_measured_or_unsupported(name, kernel_type, processes, request):
     implementation = shipped()[name]
@@ -121,7 +86,7 @@ def test_kernel_type_is_measured_or_unsupported(name, kernel_type, processes, re
     for cells in rows:
         if measured >= MEASURED:
             break
-        outcome = process.run(job_of(name, kernel_type, cells))
+        outcome = process.run(library_job(name, kernel_type, cells))
         if outcome.status is Status.MEASURED:
             measured += 1
             assert outcome.measurement.device_kernels >= 1

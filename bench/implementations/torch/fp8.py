@@ -13,6 +13,8 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: The tensor cores multiply matrices of so many rows and columns, or multiples.
 _ALIGNED = 16
 _ADA, _HOPPER = (8, 9), (9, 0)
+#: Grouped products are compiled for Hopper and data-center Blackwell (10.x).
+_AFTER_BLACKWELL = (11, 0)
 
 
 def scaled_product(
@@ -39,7 +41,7 @@ def scaled_product(
         taken = dtype is torch.bfloat16 and b.dtype is torch.float8_e4m3fn
     if not (taken and a.dim() == b.dim() == 2 and _fits(a, b, _ADA if one_scale else _HOPPER)):
         return None
-    weight, of_columns = _by_columns(b, converted), _real(scale, converted)
+    a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), _real(scale, converted)
     if bias is not None:
         if bias.dtype is not dtype:
             converted.append("bias to the result's dtype")
@@ -47,6 +49,8 @@ def scaled_product(
     if token is None:
         converted.append("a scale of one for x1")
         token = torch.ones(1 if one_scale else len(a), device=a.device)
+    else:
+        token = _real(token, converted)
     if not one_scale:
         token, of_columns = token.unsqueeze(1), of_columns.expand(b.shape[1]).contiguous().unsqueeze(0)
     return lambda: torch._scaled_mm(a, weight, token, of_columns, bias=bias, out_dtype=dtype, use_fast_accum=False)
@@ -63,6 +67,8 @@ def scaled_groups(
 ) -> Callable[[], torch.Tensor] | None:
     """Returns a call of `torch._scaled_grouped_mm`, which came with torch 2.7; None as for `scaled_product`.
 
+    The call launches two kernels: one computes the addresses of the groups, the other multiplies.
+
     Args:
         rows, matrices: (M, K) and (E, K, N).
         scale: (E, N).
@@ -70,26 +76,33 @@ def scaled_groups(
         ends: the end of each group of rows.
     """
     taken = dtype is torch.bfloat16 and rows.dtype is matrices.dtype is torch.float8_e4m3fn and scale is not None
-    if not (taken and hasattr(torch, "_scaled_grouped_mm") and _fits(rows, matrices, _HOPPER)):
+    if not (taken and hasattr(torch, "_scaled_grouped_mm") and _fits(rows, matrices, _HOPPER, below=_AFTER_BLACKWELL)):
         return None
     assert scale is not None
-    weight, of_columns = _by_columns(matrices, converted), _real(scale, converted)
+    a, weight, of_columns = _by_rows(rows, converted), _by_columns(matrices, converted), _real(scale, converted)
     converted.append("ends of groups to int32")
     offs = ends.to(torch.int32)
     if token is None:
         converted.append("a scale of one for each row")
-    of_rows = torch.ones(len(rows), device=rows.device) if token is None else token
+    of_rows = torch.ones(len(rows), device=rows.device) if token is None else _real(token, converted)
     return lambda: torch._scaled_grouped_mm(
-        rows, weight, of_rows, of_columns, offs=offs, out_dtype=dtype, use_fast_accum=False
+        a, weight, of_rows, of_columns, offs=offs, out_dtype=dtype, use_fast_accum=False
     )
 
 
-def _fits(a: torch.Tensor, b: torch.Tensor, least: tuple[int, int]) -> bool:
+def _fits(a: torch.Tensor, b: torch.Tensor, least: tuple[int, int], below: tuple[int, int] = (99, 0)) -> bool:
     k, n = b.shape[-2:]
     if not a.is_cuda or k % _ALIGNED or n % _ALIGNED:
         return False
     gpu = torch.cuda.get_device_properties(a.device)
-    return (gpu.major, gpu.minor) >= least
+    return least <= (gpu.major, gpu.minor) < below
+
+
+def _by_rows(matrix: torch.Tensor, converted: list[str]) -> torch.Tensor:
+    if matrix.is_contiguous():
+        return matrix
+    converted.append("x1 stored by rows")
+    return matrix.contiguous()
 
 
 def _by_columns(matrices: torch.Tensor, converted: list[str]) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""Rows in FP8 on a GPU, by every implementation that takes them: right, and in as many kernels as docs/gpu.md says.
+
+`pytest tests/cuda/test_fp8_on_gpu.py -rP` prints what ran.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from library_jobs import library_job
+from replaying import cells_of
+from sample_rows_moe import FP8_GROUPS
+from sample_rows_quantized import E4M3, E5M2
+
+from opatlas.implementations.catalog import shipped
+from opatlas.model.schema import Status
+
+TORCH, COMPILED, FLASHINFER, FLAG_GEMS = "torch", "torch_compile", "flashinfer", "flag_gems"
+#: Kernels of a grouped product of torch: the first computes the addresses of the groups.
+GROUPED = 2
+#: A composition of operators.
+SEVERAL = 0
+#: Parts of the names of kernels: of cuBLAS and CUTLASS; of Triton, whose kernels have the names of their functions.
+KERNELS = {
+    TORCH: ("nvjet", "cutlass", "gemm"),
+    COMPILED: ("nvjet", "cutlass", "gemm", "triton"),
+    FLASHINFER: ("nvjet", "cutlass", "gemm"),
+    FLAG_GEMS: ("_pertensor_or_pertoken_smm_kernel", "fused_moe_kernel", "_per_token_group_quant_fp8"),
+}
+
+PRODUCTS = {
+    "tokens and columns": (
+        f"64,512;512,256;256;64 | {E4M3};FLOAT;FLOAT -> 64,256 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "one token": (
+        f"1,1536;1536,512;512;1 | {E4M3};FLOAT;FLOAT -> 1,512 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "an odd number of tokens, weights by blocks": (
+        f"17,96;2,6,16,32;64;17 | {E4M3};FLOAT;FLOAT | ND;FRACTAL_NZ;ND;ND -> 17,64 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "weights by columns": (
+        f"128,512;256,512;256;128 | {E4M3};FLOAT;FLOAT -> 128,256 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "x by columns": (
+        f"512,128;512,256;256;128 | {E4M3};FLOAT;FLOAT -> 128,256 | DT_BF16",
+        {TORCH: 1},
+    ),
+    "columns alone": (f"64,512;512,256;256 | {E4M3};FLOAT -> 64,256 | DT_BF16", {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1}),
+    "packed scales": (f"64,512;512,256;256 | {E4M3};INT64 -> 64,256 | DT_BF16", {TORCH: 1, FLAG_GEMS: 1}),
+    "a bias": (
+        f"64,512;512,256;256;;256;64 | {E4M3};FLOAT;;DT_BF16;FLOAT -> 64,256 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "one scale": (
+        f"64,512;512,256;1 | {E4M3};FLOAT -> 64,256 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLASHINFER: 1, FLAG_GEMS: 1},
+    ),
+    "one scale, FLOAT16": (
+        f"64,512;512,256;1 | {E4M3};FLOAT -> 64,256 | FLOAT16",
+        {TORCH: 1, FLASHINFER: 1, FLAG_GEMS: 1},
+    ),
+    "one scale, FLOAT": (f"64,512;512,256;1 | {E4M3};FLOAT -> 64,256 | FLOAT", {TORCH: 1, FLAG_GEMS: 1}),
+    "E5M2": (f"64,512;512,256;256;64 | {E5M2};FLOAT;FLOAT -> 64,256 | DT_BF16", {TORCH: 1, COMPILED: 1}),
+    "E5M2, one scale": (f"64,512;512,256;1 | {E5M2};FLOAT -> 64,256 | DT_BF16", {TORCH: 1, FLASHINFER: 1}),
+    "widths of no tensor core": (f"9,40;40,72;72;9 | {E4M3};FLOAT;FLOAT -> 9,72 | DT_BF16", {TORCH: SEVERAL}),
+    "FLOAT16": (f"64,512;512,256;256;64 | {E4M3};FLOAT;FLOAT -> 64,256 | FLOAT16", {TORCH: SEVERAL, FLAG_GEMS: 1}),
+    "a prefill of DeepSeek-V3": (
+        f"4096,7168;66,448,16,32;2112;4096 | {E4M3};FLOAT;FLOAT | ND;FRACTAL_NZ;ND;ND -> 4096,2112 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "a decoding step of DeepSeek-V3": (
+        f"64,16384;224,1024,16,32;7168;64 | {E4M3};FLOAT;FLOAT | ND;FRACTAL_NZ;ND;ND -> 64,7168 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+    "a decoding step of Qwen3-32B": (
+        f"32,5120;1600,320,16,32;51200;32 | {E4M3};FLOAT;FLOAT | ND;FRACTAL_NZ;ND;ND -> 32,51200 | DT_BF16",
+        {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
+    ),
+}
+GROUPS = {
+    "few rows": (
+        f"3,96;5,64,96;;5,64;;;;5;3 | {FP8_GROUPS} -> 3,64 | DT_BF16",
+        {TORCH: GROUPED, COMPILED: GROUPED, FLAG_GEMS: 1},
+    ),
+    "weights by blocks": (
+        f"19,96;5,3,6,16,32;;5,96;;;;5;19 | {FP8_GROUPS} -> 19,96 | DT_BF16",
+        {TORCH: GROUPED, FLAG_GEMS: 1},
+    ),
+    "no scale for each row": (
+        f"64,256;4,256,128;;4,128;;;;4 | {E4M3};;FLOAT;;;;INT64 -> 64,128 | DT_BF16",
+        {TORCH: GROUPED, FLAG_GEMS: 1},
+    ),
+    "a bias": (
+        f"64,256;4,256,128;4,128;4,128;;;;4;64 | {E4M3};FLOAT;FLOAT;;;;INT64;FLOAT -> 64,128 | DT_BF16",
+        {TORCH: SEVERAL, FLAG_GEMS: 1},
+    ),
+    "experts of DeepSeek-V3": (
+        f"1024,7168;8,4096,7168;;8,4096;;;;8;1024 | {FP8_GROUPS} -> 1024,4096 | DT_BF16",
+        {TORCH: GROUPED, COMPILED: GROUPED, FLAG_GEMS: 1},
+    ),
+}
+QUANTIZED = {
+    "rows": ("64,7168 | DT_BF16 -> 64,7168;64 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
+    "a row": ("1,5120 | DT_BF16 -> 1,5120;1 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
+    "odd widths": ("6,73 | FLOAT16 -> 6,73;6 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
+    "E5M2": ("64,1024 | DT_BF16 -> 64,1024;64 | FLOAT8_E5M2;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
+    "smooth": (
+        "64,1024;1024 | DT_BF16;DT_BF16 -> 64,1024;64 | FLOAT8_E4M3FN;FLOAT",
+        {TORCH: SEVERAL, COMPILED: 1},
+    ),
+}
+KINDS = {"QuantBatchMatmulV3": PRODUCTS, "GroupedMatmul": GROUPS, "DynamicQuant": QUANTIZED}
+CASES = [
+    pytest.param(name, kernel_type, row, kernels, id=f"{name}-{kernel_type}-{what}")
+    for name in (TORCH, COMPILED, FLASHINFER, FLAG_GEMS)
+    for kernel_type, rows in KINDS.items()
+    for what, (row, by_name) in rows.items()
+    for kernels in [by_name.get(name)]
+    if kernels is not None
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hopper(gpu):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("scales of rows are for compute capability 9.0")
+
+
+@pytest.mark.parametrize(("name", "kernel_type", "row", "kernels"), CASES)
+def test_row_in_fp8_is_right(name, kernel_type, row, kernels, processes):
+    if name in shipped() and shipped()[name].missing:
+        pytest.skip(f"{name} is {shipped()[name].missing}")
+    outcome = processes(name).run(library_job(name, kernel_type, cells_of(row)))
+    assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"
+    ran = outcome.measurement.execution
+    print(outcome.measurement.samples_us, ran.max_error, ran.conversions, *ran.kernel_names, sep="\n")
+    if kernels == SEVERAL:
+        assert outcome.measurement.device_kernels > 1
+    else:
+        assert outcome.measurement.device_kernels == kernels, ran.kernel_names
+        assert any(part in ran.kernel_names[-1] for part in KERNELS[name]), ran.kernel_names
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        (FLASHINFER, PRODUCTS["tokens and columns"][0]),
+        (FLAG_GEMS, PRODUCTS["E5M2"][0]),
+        (FLAG_GEMS, PRODUCTS["widths of no tensor core"][0]),
+    ],
+)
+def test_row_that_a_library_cannot_run_is_unsupported(name, row, processes):
+    if shipped()[name].missing:
+        pytest.skip(f"{name} is {shipped()[name].missing}")
+    outcome = processes(name).run(library_job(name, "QuantBatchMatmulV3", cells_of(row)))
+    assert outcome.status is Status.UNSUPPORTED, outcome
+    assert outcome.reason
