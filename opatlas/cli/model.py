@@ -20,8 +20,8 @@ from opatlas.store.csv_files import write_text
 from opatlas.text import shorten, show
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 16, 10
-#: Marks what only compositions of operators tell.
-_COMPOSITION = "*"
+#: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
+_MARKS = {True: "*", None: "?", False: ""}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,10 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
         "us": cost.us,
         "interval_us": cost.interval_us,
         "us_by_how": cost.us_by_how(),
+        "layers": cost.layers,
+        "us_in_layers": cost.us_in_layers,
         "composition_us": cost.composition_us,
+        "untold_us": cost.untold_us,
         "missing": [part.part for part in cost.missing],
         "parts": [{**asdict(part), "us": part.us} for part in cost.parts],
     }
@@ -107,9 +110,15 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     yield f"{what}: {cost.us:,.0f} us, 90 % interval {low:,.0f} to {high:,.0f} us"
     if cost.us:
         yield "  " + ", ".join(f"{us / cost.us:.1%} {how}" for how, us in cost.us_by_how().items())
+        each, outside = cost.us_in_layers / cost.layers, cost.us - cost.us_in_layers
+        yield f"  a layer, as the mean of {cost.layers}: {each:,.0f} us; outside of layers {outside:,.0f} us"
     yield "  interval: errors of one kernel type add up, those of others are independent"
-    if cost.composition_us:
-        yield f"  {_COMPOSITION} rests on compositions of operators: {cost.composition_us / cost.us:.1%} of the sum"
+    for us, told, what in (
+        (cost.composition_us, True, "is that of compositions of torch operators, not of the kernel"),
+        (cost.untold_us, None, "may be that of compositions: the rows do not tell"),
+    ):
+        if us:
+            yield f"  {_MARKS[told]} {us / cost.us:.1%} of the sum {what}"
     if cost.missing:
         yield "missing, and in no sum:"
         for part in cost.missing:
@@ -119,7 +128,7 @@ def _lines(cost: ModelCost) -> Iterator[str]:
 def _part_line(part: PartCost, total: float) -> str:
     each = "-" if part.us_per_call is None else f"{part.us_per_call:.2f}"
     share = "-" if part.us is None or not total else f"{part.us / total:.1%}"
-    how = part.how + _COMPOSITION * part.composition
+    how = part.how + _MARKS[part.composed]
     return _line(part.part, part.kernel_type, str(part.calls), each, share, how, part.implementation)
 
 

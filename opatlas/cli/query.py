@@ -16,7 +16,8 @@ import pandas as pd
 
 from opatlas.errors import UsageError
 from opatlas.options import names
-from opatlas.query.answers import ANSWER_COLUMNS
+from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
+from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, QueryResult
@@ -103,8 +104,7 @@ def _lines(answer: QueryResult) -> Iterator[str]:
     low, high = answer.interval_us
     yield f"{answer.kernel_type}  {answer.duration_us:.4g} us   90 %: {low:.4g} to {high:.4g} us   {answer.how}"
     yield f"  {answer.implementation}" + (f"; {answer.quality}" if answer.quality else "")
-    if answer.note:
-        yield f"  {answer.note}"
+    yield from (f"  {sentence}" for sentence in answer.note.split("; ") if sentence)
     measured = answer.how is How.MEASURED
     yield "  " + ("row" if measured else f"from {pluralize(len(answer.rows), 'row')}, the nearest:")
     rows = [(f"    {row.case_id}", f"{row.duration_us:.4g} us", row.run_id) for row in answer.rows[:_SHOWN]]
@@ -128,6 +128,8 @@ def _answer_file(database: OpenDatabase, arguments: argparse.Namespace) -> int:
     counts = answers["How"].replace("", "no answer").value_counts()
     told = ", ".join(f"{count} {how}" for how, count in counts.items())
     show(f"{pluralize(len(answers), 'row')} of {arguments.file}: {told or 'nothing to answer'}")
+    if untold := int((answers["Composition"] == COMPOSITION_WORDS[None]).sum()):
+        show(f"of {pluralize(untold, 'answer')} {NOT_TOLD}")
     return 1 if missing else 0
 
 

@@ -14,7 +14,9 @@ from opatlas.query.stored_rows import StoredRows
 
 Positions = npt.NDArray[np.intp]
 #: The columns of `OpenDatabase.query_many`.
-ANSWER_COLUMNS = ("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", "Quality", "Run ID")
+ANSWER_COLUMNS = ("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", "Quality", "Run ID", "Composition")
+#: The words of the column Composition, by `QueryResult.composed`.
+COMPOSITION_WORDS = {False: "no", True: "yes", None: "not told"}
 
 
 class Answers:
@@ -46,23 +48,26 @@ class Answers:
         hit, found, duration_us = hit[faster], found[faster], duration_us[faster]
         half = measured_half_widths(rows.std_us, rows.samples, rows.duration_us, floor)[found]
         self._put(hit, duration_us, duration_us * (1 - half), duration_us * (1 + half))
-        for name, values in (("Quality", rows.quality), ("Run ID", rows.run_id)):
+        composed = [COMPOSITION_WORDS[each] for each in rows.composed]
+        for name, values in (("Quality", rows.quality), ("Run ID", rows.run_id), ("Composition", composed)):
             self._words[name][hit] = np.array(values, dtype=object)[found]
         self._words["How"][hit] = How.MEASURED.value
         self._words["Implementation"][hit] = rows.label
 
-    def take_predicted(self, where: Positions, found: Sequence[Prediction | None], implementation: str) -> None:
+    def take_predicted(self, where: Positions, found: Sequence[Prediction | None], rows: StoredRows) -> None:
         """Takes predictions where they are faster than those of other implementations.
 
         Args:
             where: the questions, none of which a stored row answers.
             found: their predictions; None where there is none.
+            rows: the rows that the predictions come from.
         """
         for i, each in zip(where.tolist(), found, strict=True):
             if each is not None and not self.duration_us[i] <= each.duration_us:
                 self.duration_us[i], (self.low_us[i], self.high_us[i]) = each.duration_us, each.interval_us
                 self._words["How"][i] = each.how.value
-                self._words["Implementation"][i] = implementation
+                self._words["Implementation"][i] = rows.label
+                self._words["Composition"][i] = COMPOSITION_WORDS[rows.any_composed]
 
     def _put(self, where: Positions, *values: npt.NDArray[np.float64]) -> None:
         for target, value in zip((self.duration_us, self.low_us, self.high_us), values, strict=True):

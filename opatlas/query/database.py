@@ -32,6 +32,7 @@ from opatlas.model.signature import signature
 from opatlas.model.versions import version_key
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
+from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question, Shapes, Words, ask
 from opatlas.query.result import (
@@ -312,7 +313,8 @@ class OpenDatabase:
         (prediction,) = self._predictor(kernel_type, name).predict([cells], with_rows=True)
         if prediction is None:
             raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
-        note = "; ".join(filter(None, (prediction.note, note)))
+        composed = rows.any_composed
+        note = "; ".join(filter(None, (prediction.note, note, "" if composed is not None else NOT_TOLD)))
         return QueryResult(
             prediction.duration_us,
             prediction.interval_us,
@@ -321,6 +323,7 @@ class OpenDatabase:
             rows.label,
             prediction.rows,
             note=note,
+            composed=composed,
         )
 
     def _measured(self, name: str, rows: StoredRows, position: int) -> QueryResult:
@@ -335,6 +338,8 @@ class OpenDatabase:
             rows.label,
             (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
             rows.quality[position],
+            note="" if rows.composed[position] is not None else NOT_TOLD,
+            composed=rows.composed[position],
         )
 
     def query_many(
@@ -362,7 +367,7 @@ class OpenDatabase:
             cells = frame.iloc[missing].to_dict("records")
             for name in self._chosen(implementation):
                 found = self._predictor(kernel_type, name).predict(cells)
-                best.take_predicted(missing, found, self.stored_rows(kernel_type, name).label)
+                best.take_predicted(missing, found, self.stored_rows(kernel_type, name))
         return best.frame(frame.index)
 
     def _completion(self, kernel_type: str, implementation: str) -> Completion:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pandas as pd
 
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, NoAnswer
@@ -30,11 +31,12 @@ class PartCost:
         part: the part of the model, such as "qkv".
         kernel_type: the kernel type that answered; that of the call if none did.
         calls: calls in a step.
+        layers: the number of layers with this part; 0 for a part outside of layers.
         us_per_call: the duration of a call in microseconds; None if nothing tells it.
         interval_us: its 90 % interval; None if nothing tells it.
         how: measured, interpolated, extrapolated, analytic or missing.
         implementation: name and version of what ran; "" if nothing tells the duration.
-        composition: whether only compositions of operators tell the duration.
+        composed: whether only compositions of operators tell the duration; None if the rows do not tell what ran.
         signature: the signature of the row.
         reason: why the duration is missing; "" if it is not.
     """
@@ -42,11 +44,12 @@ class PartCost:
     part: str
     kernel_type: str
     calls: int
+    layers: int
     us_per_call: float | None
     interval_us: tuple[float, float] | None
     how: str
     implementation: str
-    composition: bool
+    composed: bool | None
     signature: str
     reason: str = ""
 
@@ -97,9 +100,24 @@ class ModelCost:
         return [part for part in self.parts if part.how == MISSING]
 
     @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return max((part.layers for part in self.parts), default=0)
+
+    @property
+    def us_in_layers(self) -> float:
+        """How much of the sum is in layers, all of them together."""
+        return sum(part.us or 0.0 for part in self.parts if part.layers)
+
+    @property
     def composition_us(self) -> float:
         """How much of the sum rests on compositions of operators."""
-        return sum(part.us or 0.0 for part in self.parts if part.composition)
+        return sum(part.us or 0.0 for part in self.parts if part.composed)
+
+    @property
+    def untold_us(self) -> float:
+        """How much of the sum rests on rows that do not tell whether a composition of operators ran."""
+        return sum(part.us or 0.0 for part in self.parts if part.composed is None)
 
     def us_by_how(self) -> dict[str, float]:
         """Returns how much of the sum is measured, interpolated, extrapolated and analytic."""
@@ -139,26 +157,37 @@ def model_cost(
 
 
 def _part_cost(call: ModelCall, database: OpenDatabase, composed: OpenDatabase) -> PartCost:
-    found = _answer(call, database, False) or _answer(call, composed, True)
+    found = _answer(call, database) or _answer(call, composed)
     if found is not None:
         return found
     known = composed.kernel_types()
     names = [name for name in (call.kernel_type, *call.twins) if name in known]
     reason = "no row tells it" if names or call.kernel_type in BY_KERNEL_TYPE else "no rows of this kernel type"
-    calls = call.calls_per_step
-    return PartCost(call.part, call.kernel_type, calls, None, None, MISSING, "", False, call.signature(), reason)
+    return replace(_unknown(call), reason=reason)
 
 
-def _answer(call: ModelCall, database: OpenDatabase, composition: bool) -> PartCost | None:
+def _unknown(call: ModelCall) -> PartCost:
+    return PartCost(
+        part=call.part,
+        kernel_type=call.kernel_type,
+        calls=call.calls_per_step,
+        layers=call.layers,
+        us_per_call=None,
+        interval_us=None,
+        how=MISSING,
+        implementation="",
+        composed=False,
+        signature=call.signature(),
+    )
+
+
+def _answer(call: ModelCall, database: OpenDatabase) -> PartCost | None:
     """Returns the cost of a call by the rows of a database, a stored row before others; None if no row tells."""
-    if call.kernel_type in BY_KERNEL_TYPE:
-        found = list(_message_answers(call, database, composition))
-    else:
-        found = list(_kernel_answers(call, database, composition))
+    found = list((_message_answers if call.kernel_type in BY_KERNEL_TYPE else _kernel_answers)(call, database))
     return min(found, key=lambda part: part.how != How.MEASURED.value, default=None)
 
 
-def _message_answers(call: ModelCall, database: OpenDatabase, composition: bool) -> Iterator[PartCost]:
+def _message_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCost]:
     cells = call.cells
     try:
         answer = database.collective(
@@ -169,20 +198,16 @@ def _message_answers(call: ModelCall, database: OpenDatabase, composition: bool)
         )
     except NoAnswer:
         return
-    yield PartCost(
-        call.part,
-        call.kernel_type,
-        call.calls_per_step,
-        answer.duration_us,
-        answer.interval_us,
-        answer.how.value,
-        answer.implementation,
-        composition,
-        call.signature(),
+    yield replace(
+        _unknown(call),
+        us_per_call=answer.duration_us,
+        interval_us=answer.interval_us,
+        how=answer.how.value,
+        implementation=answer.implementation,
     )
 
 
-def _kernel_answers(call: ModelCall, database: OpenDatabase, composition: bool) -> Iterator[PartCost]:
+def _kernel_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCost]:
     known = database.kernel_types()
     for kernel_type in (call.kernel_type, *call.twins):
         if kernel_type not in known:
@@ -190,16 +215,14 @@ def _kernel_answers(call: ModelCall, database: OpenDatabase, composition: bool) 
         (answer,) = database.query_many(kernel_type, pd.DataFrame([dict(call.cells)])).to_dict("records")
         if not answer["How"]:
             continue
-        yield PartCost(
-            call.part,
-            kernel_type,
-            call.calls_per_step,
-            float(answer["Duration(us)"]),
-            (float(answer["Low(us)"]), float(answer["High(us)"])),
-            str(answer["How"]),
-            str(answer["Implementation"]),
-            composition,
-            call.signature(),
+        yield replace(
+            _unknown(call),
+            kernel_type=kernel_type,
+            us_per_call=float(answer["Duration(us)"]),
+            interval_us=(float(answer["Low(us)"]), float(answer["High(us)"])),
+            how=str(answer["How"]),
+            implementation=str(answer["Implementation"]),
+            composed=next(told for told, word in COMPOSITION_WORDS.items() if word == answer["Composition"]),
         )
 
 

@@ -65,6 +65,8 @@ class QueryResult:
         rows: the stored rows that the answer comes from, the nearest first.
         quality: the quality of the row's samples; "" unless the row is stored and its quality is known.
         note: what was assumed, or why the row is not stored; "" if there is nothing to say.
+        composed: whether a composition of torch operators ran in place of the one kernel of an NPU; None if the rows do
+            not tell.
         rivals: the answers of the other implementations, the fastest first.
     """
 
@@ -76,6 +78,7 @@ class QueryResult:
     rows: tuple[UsedRow, ...]
     quality: str = ""
     note: str = ""
+    composed: bool | None = False
     rivals: tuple[QueryResult, ...] = ()
 
     @property

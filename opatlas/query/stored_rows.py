@@ -11,13 +11,15 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
+from opatlas.model.quality import Quality, is_noisy, valid_duration
 from opatlas.model.row_kind import row_kind
 from opatlas.model.schema import (
     EP_SIZE,
     INPUT_DTYPES,
     INPUT_SHAPES,
+    INSTRUMENT,
     LENGTHS_IN_SIGNATURE,
+    MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     PROFILING_AVERAGE,
@@ -32,6 +34,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import make_case_id, signatures
 from opatlas.model.slots import dtype_name, known_dtype, split_cell
+from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question
 from opatlas.store.database import Database
 from opatlas.text import parse_real
@@ -53,6 +56,7 @@ class StoredRows:
         signatures: their signatures; the same for equal rows.
         duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
         quality, run_id: the cells of these columns.
+        composed: whether the duration is that of a composition of torch operators; None if the row does not tell.
     """
 
     def __init__(
@@ -79,9 +83,15 @@ class StoredRows:
         )
         self.quality = [row[3] for row in found]
         self.run_id = [row[4] for row in found]
+        self.composed = [row[5] for row in found]
 
     def __len__(self) -> int:
         return len(self.signatures)
+
+    @cached_property
+    def any_composed(self) -> bool | None:
+        """Whether some duration is that of a composition; None if none is known to be, and some row does not tell."""
+        return True if True in self.composed else None if None in self.composed else False
 
     @cached_property
     def by_signature(self) -> Mapping[str, int]:
@@ -170,7 +180,7 @@ def normal_words(cell: str) -> tuple[str, ...]:
 def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, str]]:
     durations = row_kind(kernel_type).duration_columns
     wanted = (*durations, MICROBENCH_STD, MICROBENCH_SAMPLES, PROFILING_STD, PROFILING_SAMPLES)
-    wanted = (*wanted, QUALITY, STAND_IN, STATUS, RUN_ID)
+    wanted = (*wanted, QUALITY, STAND_IN, STATUS, RUN_ID, INSTRUMENT, MICROBENCH_DEVICE_KERNELS)
     columns = [name for name in dict.fromkeys(wanted) if name in frame.columns]
     cells = [frame[name].tolist() for name in columns]
     if not cells:
@@ -181,8 +191,8 @@ def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, s
 
 def _usable(
     kernel_type: str, row: Mapping[str, str], compositions: bool, noisy: bool
-) -> tuple[float, float, float, str, str] | None:
-    """Returns duration, standard deviation, samples, quality and run of a row; None if it cannot answer.
+) -> tuple[float, float, float, str, str, bool | None] | None:
+    """Returns duration, standard deviation, samples, quality, run and `composed` of a row; None if it cannot answer.
 
     The duration of a replay counts unless it was left out; then a captured one does.
     """
@@ -194,11 +204,11 @@ def _usable(
         std_us, samples = parse_real(row.get(std_column, "")), parse_real(row.get(samples_column, ""))
         replayed = column != PROFILING_AVERAGE
         quality = row.get(QUALITY, "") if replayed else ""
+        composed = composition_of(kernel_type, row) if replayed else False
         if replayed:
             noise = std_us / duration_us if std_us is not None else None
             lost = Status.from_cell(row.get(STATUS, "")) not in (None, Status.MEASURED)
-            left_out = not compositions and is_composition(quality, row.get(STAND_IN, ""))
-            left_out = left_out or (not noisy and is_noisy(Quality.from_cell(quality), noise))
+            left_out = (composed and not compositions) or (not noisy and is_noisy(Quality.from_cell(quality), noise))
             if lost or left_out:
                 continue
         return (
@@ -207,5 +217,6 @@ def _usable(
             np.nan if samples is None else samples,
             quality,
             row.get(RUN_ID, "") if replayed else "",
+            composed,
         )
     return None

@@ -11,19 +11,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas import Prepared
 
-_ALLOCATES = re.compile(r"::(new_)?empty")
+_LAUNCHES_NOTHING = re.compile(r"::(new_)?empty|::_unsafe_view$")
 
 
 def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:
-    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out."""
+    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out.
+
+    It tells each operator once; a single one as often as it is called.
+    """
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not operator.is_view and not _ALLOCATES.search(operator._schema.name):
-                seen.setdefault(operator._schema.name.replace("::", "."))
+            if not operator.is_view and not _LAUNCHES_NOTHING.search(operator._schema.name):
+                seen.append(operator._schema.name.replace("::", "."))
             return operator(*args, **(kwargs or {}))
 
-    seen: dict[str, None] = {}
+    seen: list[str] = []
     told = False
 
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -43,7 +46,8 @@ def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], objec
         if isinstance(result, Prepared):
             # The set-up is not what is timed.
             return replace(result, call=operators_of(result.call, tell))
-        tell(list(seen))
+        names = list(dict.fromkeys(seen))
+        tell(names if len(names) > 1 else seen)
         return result
 
     return call

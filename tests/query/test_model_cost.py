@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import opatlas
@@ -16,6 +17,7 @@ from tests.query.tables import product_rows, write_table
 MODEL = "Qwen/Qwen3-32B"
 ROLES = ("qkv", "o_proj", "gate_up", "down")
 US = 10.0
+OUTSIDE = {"embedding", "final_norm", "last_tokens", "lm_head", "logits_cast", "sample"}
 
 
 def sizes() -> dict[str, tuple[int, int, int]]:
@@ -67,9 +69,33 @@ def test_what_no_row_tells_is_missing_and_named(tmp_path: Path) -> None:
 
 def test_compositions_answer_where_nothing_else_does(tmp_path: Path) -> None:
     found = cost(database(tmp_path / "db", Quality="composition"))
-    assert {part.part for part in found.parts if part.composition} >= set(ROLES)
+    assert {part.part for part in found.parts if part.composed} >= set(ROLES)
     assert found.composition_us == pytest.approx(found.us)
     assert cost(database(tmp_path / "own")).composition_us == 0
+
+
+def test_what_rows_do_not_tell_is_summed_apart(tmp_path: Path) -> None:
+    (norm,) = (
+        call
+        for call in model_calls(resolve_model(MODEL), tp=2, batch=64, context=4096, phase="decode")
+        if call.part == "final_norm"
+    )
+    place = database(tmp_path / "db")
+    row = {**norm.cells, "Average Duration(us)": "5", "Instrument": "cupti", "Status": "measured"}
+    write_table(place, "AddRmsNorm", pd.DataFrame([row]))
+    found = cost(place)
+    untold = {part.part for part in found.parts if part.composed is None}
+    assert untold == {"attention_norm", "ffn_norm", "final_norm"}
+    assert found.untold_us == pytest.approx((63 + 64 + 1) * 5)
+    assert found.composition_us == 0
+
+
+def test_the_step_is_its_layers_and_the_rest() -> None:
+    shipped = opatlas.model_cost("NVIDIA_H200", MODEL, batch=64, context=1024)
+    outside = sum(part.us or 0 for part in shipped.parts if part.part in OUTSIDE)
+    assert shipped.layers == resolve_model(MODEL).layers
+    assert {part.part for part in shipped.parts if not part.layers} == OUTSIDE
+    assert shipped.us == pytest.approx(shipped.us_in_layers + outside)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -12,6 +12,7 @@ import pytest
 import opatlas
 from opatlas.model.quality import valid_duration
 from opatlas.model.row_kind import row_kind
+from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.store.database import Database
 from tests.query.tables import product_rows, write_table
 
@@ -74,6 +75,35 @@ def test_a_composition_and_a_noisy_row_answer_only_if_asked_for(
     with pytest.raises(opatlas.NoAnswer):
         opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
     assert opatlas.open(tmp_path, **wanted).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "cells", "composed"),
+    [
+        pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "2"}, None, id="unknown"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "1"}, False, id="one kernel"),
+        pytest.param("SwiGlu", {"Instrument": "msprof", "MicroBench Device Kernels": "2"}, False, id="an NPU"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "quiet"}, False, id="told"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "composition"}, True, id="a composition"),
+        pytest.param("SwiGlu", {}, False, id="captured"),
+        pytest.param("Sort", {"Instrument": "cupti", "MicroBench Device Kernels": "21"}, False, id="one operator"),
+        pytest.param("RmsNorm", {"Instrument": "cupti", "MicroBench Device Kernels": "2"}, False, id="fused"),
+        pytest.param("RmsNorm", {"Instrument": "wall-clock"}, None, id="fused on a GPU alone"),
+        pytest.param("ReshapeAndCacheNdKernel", {"Instrument": "cupti"}, None, id="an operator twice"),
+    ],
+)
+def test_an_answer_says_whether_its_row_tells_of_a_composition(
+    tmp_path: Path, kernel_type: str, cells: dict[str, str], composed: bool | None
+) -> None:
+    rows = product_rows([(16, 512, 1024)], us=[12.5]).drop(columns=["Quality"]).assign(**cells)
+    write_table(tmp_path, kernel_type, rows)
+    database = opatlas.open(tmp_path, compositions=True)
+    stored = database.query(kernel_type, "16,1024;512,1024")
+    predicted = database.query(kernel_type, "24,1024;512,1024", output_shapes="24,512")
+    assert (stored.how, stored.composed, bool(stored.note)) == (opatlas.How.MEASURED, composed, composed is None)
+    assert (predicted.how, predicted.composed) == (opatlas.How.ANALYTIC, composed)
+    answers = database.query_many(kernel_type, rows)
+    assert answers["Composition"].tolist() == [COMPOSITION_WORDS[composed]]
 
 
 def test_the_fastest_implementation_answers_unless_one_is_named(tmp_path: Path) -> None:
