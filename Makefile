@@ -2,6 +2,7 @@
 # make test       check this checkout: installs what the tests need too, then runs linters and tests
 # make test-slow  runs the tests that `make test` leaves out: further random kills, the commands of the pages
 # make fuzz       fuzzes everything that OpAtlas reads, a minute for each parser: SECONDS=600 ARGS="trace catalog"
+# make gpu-database DB=FOLDER   makes the rows of a GPU's database, and measures those that have no duration yet
 # make coverage   runs the tests and tells which branches of database, plugins and shapes no test takes
 #
 # ARGS="..." is added to the pytest command line; PYTHON=... names the Python to make .venv with.
@@ -13,7 +14,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 # A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
 PYTEST := $(BIN)/python -m pytest tests -q -rs -n 3 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help bench test test-slow fuzz coverage
+.PHONY: help bench test test-slow fuzz coverage gpu-database
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +35,20 @@ test-slow: $(VENV)/.installed-for-tests
 SECONDS := 60
 fuzz: $(VENV)/.installed-for-tests
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+# The rows that matter most come first, so that a session that is cut off has them; a further one continues it. Rows that
+# fail do not end it.
+GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe quantized norm indexing elementwise topk movement scatter layout \
+               activation comparison reduction)
+GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only --repeat-count 10 $(ARGS)
+gpu-database: $(VENV)/.installed
+	@test -n "$(DB)" || { echo "Name the folder: make $@ DB=FOLDER" >&2; exit 1; }
+	$(BIN)/python -m opatlas.shapes.gpu_database $(DB)
+	-$(GPU_SESSION) $(GPU_FILES) --database-path $(DB)/torch
+	-$(GPU_SESSION) bench/ --database-path $(DB)/libraries --implementation flashinfer,liger
+	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation flag_gems --ops QuantBatchMatmulV3,GroupedMatmul
+	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation torch_compile \
+	    --ops DynamicQuant,AddRmsNormBias,AddRmsNormDynamicQuant,AscendQuantV2,MaskedFill,PadV3
 
 # Of each branch, in whichever process: what a session that is killed has run is not counted.
 coverage: $(VENV)/.installed-for-tests

@@ -6,7 +6,7 @@ Theory rows take dtypes and formats from captured rows where there are some, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -322,7 +322,7 @@ def model_coverage(
         TableError: a row of the table cannot be read.
     """
     rows = list(read_rows(table))
-    found: dict[str, list[ShapeCoverage]] = {}
+    found: dict[str, dict[Hashable, ShapeCoverage]] = {}
     for pattern in kernel.patterns:
         if not any(axis.source for axis in pattern.axes):
             continue
@@ -334,14 +334,18 @@ def model_coverage(
             # A pattern without forms only describes rows that a database may have.
             continue
         dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
+        # Patterns that differ in scales and bias only are one shape, covered by the one with the most sizes.
+        operands = str([[dim.text for dim in slot or ()] for slot in (*pattern.inputs[:2], *pattern.outputs[:1])])
         for number, shape in enumerate(shapes):
             for model in dict.fromkeys(origin.model for origin in shape.origins):
                 coverage = _shape_coverage(_name(shape, model), axes, by_shape.get(number), sizes)
                 calls: Counter[str] = Counter()
                 for origin in shape.origins:
                     calls[origin.division] += origin.calls if origin.model == model else 0
-                found.setdefault(model, []).append(replace(coverage, calls=dict(+calls), dtypes=dtypes))
-    return [ModelCoverage(kernel.kernel_type, model, shapes) for model, shapes in found.items()]
+                of_model, key = found.setdefault(model, {}), (operands, tuple(shape.values.items()))
+                if key not in of_model or coverage.sizes > of_model[key].sizes:
+                    of_model[key] = replace(coverage, calls=dict(+calls), dtypes=dtypes)
+    return [ModelCoverage(kernel.kernel_type, model, list(shapes.values())) for model, shapes in found.items()]
 
 
 def _sizes_by_shape(

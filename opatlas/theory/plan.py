@@ -77,6 +77,7 @@ class Request:
         budget_bytes: memory for the tensors of a row and the buffer that flushes the cache.
         draw: draws the rows of a sample.
         sizes_per_shape: each shape has rows at so many sizes of its axes of tokens, and no other rows; 0: see `rows`.
+        edges: whether `sizes_per_shape` has the edges of tiles besides.
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
     """
 
@@ -87,6 +88,7 @@ class Request:
     draw: DrawRows
     is_npu: bool = True
     sizes_per_shape: int = 0
+    edges: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
     beyond_rows = 0
     wanted: Iterable[_PlannedRows]
     if request.sizes_per_shape:
-        queues = [_rows_of_sizes(space, request.sizes_per_shape) for space in spaces if len(space)]
+        queues = [_rows_of_sizes(space, request) for space in spaces if len(space)]
         chosen, beyond_rows = _choose(queues, captured, request.rows or sys.maxsize)
         wanted = _parts(chosen)
     elif request.rows:
@@ -254,10 +256,10 @@ def _parts(chosen: Mapping[str, tuple[_PlannedRows, int]]) -> Iterator[_PlannedR
         yield _PlannedRows(part.frame.iloc[indices], part.bytes[indices], [part.signatures[i] for i in indices])
 
 
-def _rows_of_sizes(space: Space, count: int) -> Iterator[_Entry]:
+def _rows_of_sizes(space: Space, request: Request) -> Iterator[_Entry]:
     """Yields the rows of `Space.rows_of_sizes`, dealt among the models and among their shapes by calls."""
     lines: dict[tuple[int, int], list[tuple[int, _Entry]]] = {}
-    for number, rows in enumerate(space.rows_of_sizes(count)):
+    for number, rows in enumerate(space.rows_of_sizes(request.sizes_per_shape, edges=request.edges)):
         part = _batch_rows(rows.batch)
         for i, (shape, turn) in enumerate(zip(rows.shapes.tolist(), rows.turns.tolist(), strict=True)):
             lines.setdefault((shape, number), []).append((turn, (part.signatures[i], part, i)))

@@ -29,10 +29,13 @@ def size_candidates(axis: Axis, count: int) -> list[int]:
         steps *= 2
 
 
-def spread_sizes(sizes: Sequence[int], count: int) -> list[int]:
+def spread_sizes(sizes: Sequence[int], count: int, *, edges: bool = True) -> list[int]:
     """Returns the positions of up to `count` ascending sizes that are spread geometrically, and of the edges of tiles.
 
     The ends come first, then sizes in the middle of those before them, then edges.
+
+    Args:
+        edges: whether the edges of tiles are wanted.
     """
     if not sizes:
         return []
@@ -43,8 +46,8 @@ def spread_sizes(sizes: Sequence[int], count: int) -> list[int]:
         wanted = before * (sizes[-1] / before) ** (1 / left)
         later = range(chosen[-1] + 1, len(sizes) - left + 1)
         chosen.append(min(later, key=lambda place: abs(log(sizes[place] / wanted))))
-    edges = [place for place, size in enumerate(sizes) if size in _EDGES]
-    return list(dict.fromkeys([*(chosen[i] for i in _ends_first(len(chosen))), *edges]))
+    at_edges = [place for place, size in enumerate(sizes) if edges and size in _EDGES]
+    return list(dict.fromkeys([*(chosen[i] for i in _ends_first(len(chosen))), *at_edges]))
 
 
 def _ends_first(count: int) -> list[int]:

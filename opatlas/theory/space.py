@@ -177,8 +177,8 @@ class Space:
         groups = [np.array(once, dtype=np.int64), starts[there], (starts + counts - 1)[there], *edges]
         return list(dict.fromkeys(np.concatenate(groups).tolist()))
 
-    def rows_of_sizes(self, count: int) -> list[SizedRows]:
-        """Returns rows of each shape at `count` sizes of each axis of tokens, and at the edges of tiles.
+    def rows_of_sizes(self, count: int, *, edges: bool = True) -> list[SizedRows]:
+        """Returns rows of each shape at `count` sizes of each axis of tokens, and with `edges` at the edges of tiles.
 
         The sizes are spread geometrically from the smallest to the largest that is legal and fits the budget. In a row
         of a size, the other axes have any legal values of their grids; these vary from row to row.
@@ -199,7 +199,7 @@ class Space:
                 [
                     (shape, turn * len(axes) + number, *sizes)
                     for number, axis in enumerate(axes)
-                    for shape, turn, sizes in self._rows_along(axis, form, count)
+                    for shape, turn, sizes in self._rows_along(axis, form, count, edges)
                 ],
                 dtype=np.int64,
             )
@@ -208,7 +208,7 @@ class Space:
             found.append(SizedRows(self._batch_of(form, env, len(rows)), rows[:, 0], rows[:, 1]))
         return found
 
-    def _rows_along(self, axis: Axis, form: Form, count: int) -> Iterable[tuple[int, int, list[int]]]:
+    def _rows_along(self, axis: Axis, form: Form, count: int, edges: bool) -> Iterable[tuple[int, int, list[int]]]:
         """Yields the shape, the turn and the sizes of all grids of the rows that `rows_of_sizes` has along an axis."""
         sizes = np.array(size_candidates(axis, count), dtype=np.int64)
         others = [each for each in self._grids if each is not axis]
@@ -222,7 +222,7 @@ class Space:
         legal = np.broadcast_to(self._possible(form, env), whole) & (self._bytes(form, env) <= self._budget_bytes)
         for shape, of_shape in enumerate(legal):
             possible = np.flatnonzero(of_shape.any(axis=1))
-            for turn, place in enumerate(spread_sizes(sizes[possible].tolist(), count)):
+            for turn, place in enumerate(spread_sizes(sizes[possible].tolist(), count, edges=edges)):
                 index = int(possible[place])
                 points = np.flatnonzero(of_shape[index])
                 point = points[int(len(points) * ((turn + shape) * _GOLDEN % 1))]

@@ -11,7 +11,7 @@ from tests_of_shapes import request
 
 from opatlas.errors import OpAtlasError
 from opatlas.store.database import Database
-from opatlas.theory.catalog import built_in_catalog, database_kernels
+from opatlas.theory.catalog import CatalogKernel, built_in_catalog, database_kernels
 from opatlas.theory.known_rows import model_coverage
 from opatlas.theory.plan import add_theory_rows, read_table
 from opatlas.theory.report import ShapeCoverage
@@ -82,12 +82,23 @@ def test_rows_of_enough_sizes_are_enough(database: Database, kernel_type: str) -
         assert [str(shape) for shape in found.shapes if not shape.is_enough] == []
 
 
-def test_a_kernel_type_of_several_patterns_has_each_shape_in_each(database: Database) -> None:
+def test_patterns_that_differ_in_scales_only_have_their_shapes_in_common(database: Database) -> None:
     kernel = built_in_catalog().kernel("QuantBatchMatmulV3")
     (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
-    assert len(found.shapes) == 12
-    assert len({shape.name for shape in found.shapes}) == 4
+    assert len(found.shapes) == len({shape.name for shape in found.shapes}) == 4
     assert not any(shape.has_rows for shape in found.shapes)
+    for pattern in kernel.patterns[:3]:
+        only = CatalogKernel(kernel.kernel_type, (pattern,))
+        add_theory_rows(database, only, replace(request(QWEN3_0_6B), sizes_per_shape=16), forms_of_database=False)
+        (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
+        assert all(shape.is_enough for shape in found.shapes)
+        database.csv_path("QuantBatchMatmulV3").unlink()
+
+
+def test_products_of_different_operands_have_shapes_of_their_own(database: Database) -> None:
+    kernel = built_in_catalog().kernel("GroupedMatmul")
+    found = model_coverage(kernel, read_table(database, "GroupedMatmul"), Targets([DEEPSEEK_V3], (1,), (8,)))
+    assert [len(each.shapes) for each in found] == [4]
 
 
 def test_a_small_sample_is_shared_among_the_models(database: Database) -> None:
