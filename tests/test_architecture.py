@@ -37,6 +37,7 @@ LAYERS = (
     "report",
     "compare",
     "query",
+    "calibration",
     "checks",
     "doctor",
     "cli",

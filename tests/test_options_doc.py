@@ -25,6 +25,7 @@ ORIGINAL = {
 OWN = "Options that OpAtlas adds"
 #: Without a table of the original: commands of their own.
 COMMANDS = {
+    "Calibrate": "calibrate",
     "Show": "show",
     "Implementations": "implementations",
     "History": "history",

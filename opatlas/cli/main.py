@@ -61,6 +61,10 @@ COMMANDS = {
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
     "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
+    "calibrate": Command(
+        "measure 30 rows of a database here, and tell whether its durations hold on this machine",
+        "opatlas.cli.calibrate",
+    ),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }
 #: Removed commands and their successors.

@@ -142,8 +142,11 @@ def _draw_blocks(size: int, seed: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([0, *map(draw.randrange, ends, ends[1:])], device=device)
 
 
-#: Operators other than views that neither compute nor copy. `_local_scalar_dense` reads a number.
+#: Operators other than views that neither compute nor copy. `_local_scalar_dense` reads a number. The first product of
+#: a process asks what the CPU supports.
 _FREE = {
+    "_is_mkldnn_bf16_supported",
+    "_is_mkldnn_fp16_supported",
     "_local_scalar_dense",
     "_unsafe_view",
     "empty",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.query.predictor import Prediction
-from opatlas.query.result import How, measured_half_widths
+from opatlas.query.result import Floats, How, measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 
 Positions = npt.NDArray[np.intp]
@@ -32,12 +32,12 @@ class Answers:
         measured: npt.NDArray[np.bool_] = self._words["How"] == How.MEASURED.value
         return measured
 
-    def take_measured(self, rows: StoredRows, positions: Positions, floor: float) -> None:
+    def take_measured(self, rows: StoredRows, positions: Positions, floors: Floats) -> None:
         """Takes stored rows where they are faster than those of other implementations.
 
         Args:
             positions: the row of each question; -1 where there is none.
-            floor: the relative difference between equal rows.
+            floors: the relative difference of each row on the machine that is asked for.
         """
         hit = np.flatnonzero(positions >= 0)
         if not len(rows) or not len(hit):
@@ -46,7 +46,7 @@ class Answers:
         duration_us = rows.duration_us[found]
         faster = ~(self.duration_us[hit] <= duration_us)
         hit, found, duration_us = hit[faster], found[faster], duration_us[faster]
-        half = measured_half_widths(rows.std_us, rows.samples, rows.duration_us, floor)[found]
+        half = measured_half_widths(rows.std_us, rows.samples, rows.duration_us, floors)[found]
         self._put(hit, duration_us, duration_us * (1 - half), duration_us * (1 + half))
         composed = [COMPOSITION_WORDS[each] for each in rows.composed]
         for name, values in (("Quality", rows.quality), ("Run ID", rows.run_id), ("Composition", composed)):

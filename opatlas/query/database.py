@@ -38,6 +38,7 @@ from opatlas.query.question import Question, Shapes, Words, ask
 from opatlas.query.result import (
     OTHER_MACHINE_FLOOR,
     SAME_MACHINE_FLOOR,
+    Floats,
     How,
     NoAnswer,
     QueryResult,
@@ -79,17 +80,19 @@ def open(  # noqa: A001
     Args:
         place: a folder, or the name of a device: its newest default database.
         same_machine: whether the intervals are for the machine that measured the rows. On another one of the same
-            type, equal rows differ by 5.3 % at the 90th percentile, and the intervals are no narrower.
+            type, equal rows differ by 5.3 % at the 90th percentile, or by what the machines of a pooled row tell, and
+            the intervals are no narrower.
         compositions, noisy: whether rows answer whose duration is that of a composition of torch operators, or whose
             samples are noisy, drifting, bimodal or throttled.
 
     Raises:
         OpAtlasError: there is no such folder or device, or the folder has no CSVs.
     """
-    return OpenDatabase(_folder(place), same_machine=same_machine, compositions=compositions, noisy=noisy)
+    return OpenDatabase(database_folder(place), same_machine=same_machine, compositions=compositions, noisy=noisy)
 
 
-def _folder(place: Path | str) -> Path:
+def database_folder(place: Path | str) -> Path:
+    """Returns the folder that is named, or the newest default database of the device. Raises OpAtlasError."""
     if isinstance(place, Path) or Path(place).is_dir():
         return Path(place)
     devices: dict[str, list[Path]] = {}
@@ -329,7 +332,8 @@ class OpenDatabase:
     def _measured(self, name: str, rows: StoredRows, position: int) -> QueryResult:
         duration_us = float(rows.duration_us[position])
         one = slice(position, position + 1)
-        half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], self._floor)[0])
+        floors = self._floors(rows)[one]
+        half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], floors)[0])
         return QueryResult(
             duration_us,
             (duration_us * (1 - half), duration_us * (1 + half)),
@@ -341,6 +345,10 @@ class OpenDatabase:
             note="" if rows.composed[position] is not None else NOT_TOLD,
             composed=rows.composed[position],
         )
+
+    def _floors(self, rows: StoredRows) -> Floats:
+        """Returns the relative difference of each row on the machine that is asked for."""
+        return np.full(len(rows), SAME_MACHINE_FLOOR) if self._floor == SAME_MACHINE_FLOOR else rows.machine_floors
 
     def query_many(
         self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST
@@ -361,7 +369,7 @@ class OpenDatabase:
         for name in self._chosen(implementation):
             rows = self.stored_rows(kernel_type, name)
             positions = rows.positions(frame)
-            best.take_measured(rows, positions, self._floor)
+            best.take_measured(rows, positions, self._floors(rows))
         missing = np.flatnonzero(~best.is_measured)
         if len(missing):
             cells = frame.iloc[missing].to_dict("records")

@@ -14,6 +14,9 @@ from opatlas.errors import OpAtlasError
 NORMAL_90 = 1.645
 #: The 90 % quantile of the relative difference of equal rows in one session, and on two devices of one type.
 SAME_MACHINE_FLOOR, OTHER_MACHINE_FLOOR = 0.021, 0.053
+#: How far another machine lies from the median of some machines in nine of ten cases, as a multiple of the difference
+#: between the largest and the smallest of them, by their number: of normally distributed machines, by simulation.
+_OF_SPREAD = {3: 1.80, 4: 1.20, 5: 0.98, 6: 0.84, 7: 0.76, 8: 0.70}
 #: The lower end of an interval stays above zero.
 LARGEST_HALF_WIDTH = 0.99
 Floats = npt.NDArray[np.float64]
@@ -87,13 +90,30 @@ class QueryResult:
         return tuple(dict.fromkeys(row.run_id for row in self.rows if row.run_id))
 
 
-def measured_half_widths(std_us: Floats, samples: Floats, duration_us: Floats, floor: float) -> Floats:
+def machine_floor(machines: int | None, spread: float | None) -> float:
+    """Returns the relative difference of a row on another machine of the same type in nine of ten cases.
+
+    Args:
+        machines: the number of machines that measured the row; None if unknown.
+        spread: the largest minus the smallest median of these machines, as a share of the row's; None if unknown.
+
+    Returns:
+        OTHER_MACHINE_FLOOR, or more, for fewer than three machines: the difference of two says little.
+    """
+    if machines is None or spread is None:
+        return OTHER_MACHINE_FLOOR
+    if machines < min(_OF_SPREAD):
+        return max(spread, OTHER_MACHINE_FLOOR)
+    return max(_OF_SPREAD[min(machines, max(_OF_SPREAD))] * spread, SAME_MACHINE_FLOOR)
+
+
+def measured_half_widths(std_us: Floats, samples: Floats, duration_us: Floats, floors: Floats) -> Floats:
     """Returns the half widths, as shares of the durations, of the intervals of stored rows.
 
     Args:
         std_us, samples: standard deviation and number of the samples; NaN if unknown.
-        floor: the relative difference between equal rows (SAME_MACHINE_FLOOR, OTHER_MACHINE_FLOOR).
+        floors: the relative differences between equal rows (SAME_MACHINE_FLOOR, `machine_floor`).
     """
     error = NORMAL_90 * std_us / np.sqrt(np.fmax(samples, 1)) / duration_us
-    widths: Floats = np.minimum(np.hypot(np.nan_to_num(error), floor), LARGEST_HALF_WIDTH)
+    widths: Floats = np.minimum(np.hypot(np.nan_to_num(error), floors), LARGEST_HALF_WIDTH)
     return widths

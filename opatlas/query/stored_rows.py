@@ -22,6 +22,8 @@ from opatlas.model.schema import (
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
+    POOLED_MACHINES,
+    POOLED_SPREAD,
     PROFILING_AVERAGE,
     PROFILING_SAMPLES,
     PROFILING_STD,
@@ -36,8 +38,9 @@ from opatlas.model.signature import make_case_id, signatures
 from opatlas.model.slots import dtype_name, known_dtype, split_cell
 from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question
+from opatlas.query.result import Floats, machine_floor
 from opatlas.store.database import Database
-from opatlas.text import parse_real
+from opatlas.text import parse_real, parse_whole
 
 #: Columns besides those of the tensors that belong to the signature of some kernel types.
 EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
@@ -109,6 +112,18 @@ class StoredRows:
         cells: list[str] = self.frame[column].tolist()
         return cells
 
+    @cached_property
+    def machine_floors(self) -> Floats:
+        """The `machine_floor` of each row, by its Pooled columns, which are those of its replayed duration."""
+        pooled = zip(self.cells(POOLED_MACHINES), self.cells(POOLED_SPREAD), self.run_id, strict=True)
+        return np.array(
+            [
+                machine_floor(parse_whole(machines) if run_id else None, _share(percent))
+                for machines, percent, run_id in pooled
+            ],
+            dtype=np.float64,
+        )
+
     def find(self, question: Question) -> list[int]:
         """Returns the positions of the rows that have all cells of a question, one for each signature."""
         rows = self._by_inputs.get(normal_words(question.cells[INPUT_SHAPES]), [])
@@ -175,6 +190,12 @@ def normal_words(cell: str) -> tuple[str, ...]:
     while words and not words[-1]:
         words.pop()
     return tuple(words)
+
+
+def _share(percent: str) -> float | None:
+    """Returns a cell in percent as a share; None unless it is a finite number of at least 0."""
+    value = parse_real(percent)
+    return value / 100 if value is not None and 0 <= value < np.inf else None
 
 
 def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, str]]:

@@ -20,7 +20,7 @@ def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
         TableError: the file cannot be read.
     """
     frame = database.read_or_empty(kernel_type).frame
-    columns = [name for name in frame.columns if not _is_of_duration(kernel_type, name)]
+    columns = [name for name in frame.columns if not is_of_duration(kernel_type, name)]
     first = dict(zip(reversed(signatures(kernel_type, frame)), reversed(range(len(frame))), strict=True))
     rows: list[Mapping[str, str]] = frame[columns].iloc[sorted(first.values())].to_dict("records")
     return rows
@@ -49,7 +49,8 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
     return added
 
 
-def _is_of_duration(kernel_type: str, column: str) -> bool:
+def is_of_duration(kernel_type: str, column: str) -> bool:
+    """Returns whether a column holds what was measured, replayed or captured, and not what the row is."""
     return (
         column in (*duration_columns(kernel_type), *POOLED)
         or is_measured_column(kernel_type, column)

@@ -117,6 +117,14 @@ def test_operators_of_an_earlier_call_are_not_counted_again():
     assert count.names == ["ones", "add_"]
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_questions_to_the_cpu_are_no_work():
+    with OperatorCount() as count:
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        torch.ones(2)
+    assert count.names == ["ones"]
+
+
 class NpuLike:
     """Stands in for a device that has a call of its own for the kernel."""
 
