@@ -29,6 +29,7 @@ from opatlas.implementations.catalog import every_implementation, named_implemen
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.installation import require_extra
+from opatlas.model.siblings import base_type
 from opatlas.options import add_database_path, names
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, show, suggest, table_lines, wrap
@@ -150,7 +151,9 @@ def listed(implementation: Implementation) -> Listed:
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         if kernel_type not in replays:
             notes.append(f"no kernel type is called {kernel_type}{suggest(kernel_type, replays)}")
-        proof = proofs.get(kernel_type, _NOT_RUN) if kernel_type in replays else _NO_REPLAY
+        # A kernel type by another name is the same function with the same arguments.
+        proof = proofs.get(kernel_type) or proofs.get(base_type(kernel_type), _NOT_RUN)
+        proof = proof if kernel_type in replays else _NO_REPLAY
         kernels.append(KernelOfImplementation(kernel_type, place, proof))
     return Listed(
         implementation.name,

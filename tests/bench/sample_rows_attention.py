@@ -131,9 +131,12 @@ INDEXER = (
     f"11,2,16;5,8,1,16;11,2;2;2;2,2 | {_INDEXER.format('FLOAT')} -> 11,1,14;11,1,14 | INT32;FLOAT",
 )
 _SPARSE = "{0};{0};{0};INT32;INT32;INT32;INT32;{0};{0}"
+_BF16 = _SPARSE.format("DT_BF16")
 SPARSE = (
-    f"9,4,16;12,8,1,16;12,8,1,16;9,1,7;3,5;3;3;9,4,8;12,8,1,8 | {_SPARSE.format('DT_BF16')} -> 9,4,16 | DT_BF16",
+    f"9,4,16;12,8,1,16;12,8,1,16;9,1,7;3,5;3;3;9,4,8;12,8,1,8 | {_BF16} -> 9,4,16 | DT_BF16",
     f"5,2,16;2,4,1,16;2,4,1,16;5,1,20;1,2;1;1;5,2,8;2,4,1,8 | {_SPARSE.format('FLOAT16')} -> 5,2,16 | FLOAT16",
+    # The sizes of DeepSeek, which are those that libraries have.
+    f"3,64,512;6,16,1,512;6,16,1,512;3,1,64;1,6;1;1;3,64,64;6,16,1,64 | {_BF16} -> 3,64,512 | DT_BF16",
 )
 ROWS: dict[str, tuple[str, ...]] = {
     "AttentionUpdate": (

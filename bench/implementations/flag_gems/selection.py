@@ -28,8 +28,8 @@ def moe_gating_top_k(
     group_count: int = 1,
     group_select_mode: int = 0,
 ) -> Prepared:
-    """Scores have the dtype of the logits: experts whose scores are close may be chosen otherwise than in float32."""
-    expect_dtype((*HALF, torch.float32), x=x)
+    """FlagGems computes sigmoid scores in the dtype of the logits: in 16 bits it chooses other experts (5.0.2)."""
+    expect_dtype((*HALF, torch.float32) if norm_type == 0 else (torch.float32,), x=x)
     expect(k <= _MOST_EXPERTS, f"{k} experts of a token", f"up to {_MOST_EXPERTS}")
     converted = () if x.dtype is torch.float32 else (f"weights to {str(x.dtype).removeprefix('torch.')}",)
     if norm_type == 0:
