@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -217,6 +218,7 @@ def may_be_compiled(impl: Callable[..., Any]) -> bool:
     )
 
 
+@cache
 def _is_free(operator: torch._ops.OpOverload) -> bool:
     is_view = any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns)
     return is_view or operator.overloadpacket.__name__ in _FREE
