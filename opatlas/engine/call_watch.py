@@ -137,7 +137,7 @@ def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
 
 
 def _draw_blocks(size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Draws block numbers: the first block, one block of each stretch, so that a change of two stretches shows, the last.
+    """Draws block numbers: the first and last block, and one of each stretch, so that a change of two stretches shows.
 
     The copy to a GPU does not wait for the work before.
     """
