@@ -59,6 +59,7 @@ COMMANDS = {
     ),
     "compare": Command("compare implementations, or databases, row by row", "opatlas.cli.compare"),
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
+    "fit": Command("fit the models that predict durations ahead of the first question", "opatlas.cli.fit"),
     "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "calibrate": Command(

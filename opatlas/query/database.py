@@ -313,7 +313,7 @@ class OpenDatabase:
         position = rows.by_signature.get(signature(kernel_type, cells))
         if position is not None:
             return self._measured(name, rows, position)
-        (prediction,) = self._predictor(kernel_type, name).predict([cells], with_rows=True)
+        (prediction,) = self.predictor(kernel_type, name).predict([cells], with_rows=True)
         if prediction is None:
             raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
         composed = rows.any_composed
@@ -374,7 +374,7 @@ class OpenDatabase:
         if len(missing):
             cells = frame.iloc[missing].to_dict("records")
             for name in self._chosen(implementation):
-                found = self._predictor(kernel_type, name).predict(cells)
+                found = self.predictor(kernel_type, name).predict(cells)
                 best.take_predicted(missing, found, self.stored_rows(kernel_type, name))
         return best.frame(frame.index)
 
@@ -384,7 +384,8 @@ class OpenDatabase:
             self._completions[key] = Completion(self.stored_rows(*key))
         return self._completions[key]
 
-    def _predictor(self, kernel_type: str, implementation: str) -> Predictor:
+    def predictor(self, kernel_type: str, implementation: str) -> Predictor:
+        """Returns what predicts the durations of a kernel type in an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._predictors:
             floor = 0.0 if self._floor == SAME_MACHINE_FLOOR else self._floor

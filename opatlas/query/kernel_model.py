@@ -30,6 +30,8 @@ _FEW_ROWS = 400
 _NEAREST, _NEAREST_OF_FEW = 32, 64
 #: The rows whose scores give the local scale, and how many average scores are added, against accidents.
 _LOCAL, _LOCAL_PRIOR = 24, 6.0
+#: The rows that are left out at once; bounds the memory.
+_TOGETHER = 256
 #: The rows that are hidden in turn to find a quantile.
 _CALIBRATED = 300
 LEVEL = 0.9
@@ -68,7 +70,13 @@ class Predictions:
 
 
 class KernelModel:
-    """A model of the durations of a kernel type."""
+    """A model of the durations of a kernel type.
+
+    Attributes:
+        roofline: its mean.
+        errors: for each class of questions the median and the 90th percentile of the relative errors of rows that were
+            predicted with others hidden; NaN where too few rows are left.
+    """
 
     def __init__(
         self, features: Sequence[RowFeatures], duration_us: Floats, fit: Mapping[str, Floats] | None = None
@@ -90,13 +98,16 @@ class KernelModel:
             smooth, rough, noise = map(float, fit["parts"])
             self._covariance = Covariance(fit["lengths"], smooth, rough, noise, self._is_smooth())
             self._scores, self._quantiles = fit["scores"], fit["quantiles"].tolist()
+            self.errors = fit["errors"]
             return
         self.roofline = fit_roofline(self._work, duration_us)
         self._residual = log_us - self.roofline.log_us(self._work)
         self._covariance = self._fit_covariance()
         self._scores = np.ones(len(features))
-        self._scores = self._score(np.arange(len(features)), Asked.NEAR)
-        self._quantiles = [self._quantile(asked) for asked in Asked]
+        self._scores, _ = self._left_out(np.arange(len(features)), Asked.NEAR)
+        found = [self._calibrate(asked) for asked in Asked]
+        self._quantiles = [quantile for quantile, _ in found]
+        self.errors = np.array([errors for _, errors in found])
 
     @property
     def fit(self) -> dict[str, Floats]:
@@ -108,6 +119,7 @@ class KernelModel:
             "parts": np.array([covariance.smooth, covariance.rough, covariance.noise]),
             "scores": self._scores,
             "quantiles": np.array(self._quantiles),
+            "errors": self.errors,
         }
 
     def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
@@ -170,17 +182,32 @@ class KernelModel:
             hidden = octaves > -1
         return hidden
 
-    def _score(self, rows: Positions, asked: Asked) -> Floats:
-        """Returns how many deviations the predictions of rows are off, with others hidden; without rows NaN."""
-        hidden = self._hidden(rows, asked)
-        enough = self._enough(hidden)
-        scores = np.full(len(rows), np.nan)
-        if enough.any():
-            rows, hidden = rows[enough], hidden[enough]
-            kriged = krige(self._covariance, self._matrix, self._residual, self._matrix[rows], self._count, hidden)
-            off = np.abs(self._residual[rows] - kriged.mean) / kriged.deviation
-            scores[enough] = off / self._local_scale(kriged)
-        return scores
+    def _left_out(self, rows: Positions, asked: Asked) -> tuple[Floats, Floats]:
+        """Predicts rows with others hidden.
+
+        Returns:
+            How many deviations each prediction is off, and the difference of the logarithms; NaN where too few rows are
+            left.
+        """
+        scores, off = (np.full(len(rows), np.nan) for _ in range(2))
+        for first in range(0, len(rows), _TOGETHER):
+            part = slice(first, first + _TOGETHER)
+            hidden = self._hidden(rows[part], asked)
+            where = first + np.flatnonzero(self._enough(hidden))
+            if not len(where):
+                continue
+            these = rows[where]
+            kriged = krige(
+                self._covariance,
+                self._matrix,
+                self._residual,
+                self._matrix[these],
+                self._count,
+                hidden[where - first],
+            )
+            off[where] = kriged.mean - self._residual[these]
+            scores[where] = np.abs(off[where]) / kriged.deviation / self._local_scale(kriged)
+        return scores, off
 
     def _local_scale(self, kriged: Kriged) -> Floats:
         """Returns how far off the rows around each point are, in deviations, against the average of all rows."""
@@ -192,13 +219,15 @@ class KernelModel:
         scale: Floats = (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
         return scale
 
-    def _quantile(self, asked: Asked) -> float:
-        """Returns the quantile of the scores of a class; that of NEAR is the least."""
-        scores = self._score(self._some(int(asked)), asked)
-        scores = np.sort(scores[np.isfinite(scores)])
+    def _calibrate(self, asked: Asked) -> tuple[float, tuple[float, float]]:
+        """Returns the quantile of the scores of a class, and the median and 90th percentile of the relative errors."""
+        scores, off = self._left_out(self._some(int(asked)), asked)
+        known = np.isfinite(scores)
+        scores, errors = np.sort(scores[known]), np.abs(np.expm1(off[known]))
         if len(scores) < 2 * LEAST_ROWS:
-            return float("nan") if asked is not Asked.NEAR else 2.0
-        return float(scores[min(int(np.ceil((len(scores) + 1) * LEVEL)), len(scores)) - 1])
+            return (np.nan if asked is not Asked.NEAR else 2.0), (np.nan, np.nan)
+        quantile = float(scores[min(int(np.ceil((len(scores) + 1) * LEVEL)), len(scores)) - 1])
+        return quantile, (float(np.median(errors)), float(np.quantile(errors, LEVEL)))
 
     def predict(self, features: Sequence[RowFeatures]) -> Predictions:
         """Returns the durations of rows, with intervals."""

@@ -18,7 +18,7 @@ from opatlas.store.csv_files import write_bytes
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 #: To be raised with every change of features or fits.
-_VERSION = 1
+_VERSION = 2
 _LARGEST_BYTES = 1 << 28
 
 
@@ -40,15 +40,21 @@ def load(key: str) -> Arrays | None:
         return None
 
 
-def store(key: str, arrays: Arrays) -> None:
-    """Stores a fit, unless the user's cache cannot be written: then it is fitted again next time."""
+def store(key: str, arrays: Arrays) -> bool:
+    """Stores a fit. Returns whether the user's cache could be written; otherwise it is fitted again next time."""
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
     try:
         write_bytes(_path(key), content.getvalue())
     except OpAtlasError:
-        return
+        return False
+    return True
+
+
+def folder() -> Path:
+    """Returns the folder of the fits, in the user's cache."""
+    return platformdirs.user_cache_path("opatlas", appauthor=False) / "query"
 
 
 def _path(key: str) -> Path:
-    return platformdirs.user_cache_path("opatlas", appauthor=False) / "query" / f"{key}.npz"
+    return folder() / f"{key}.npz"

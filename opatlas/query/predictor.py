@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -23,6 +24,15 @@ _REASONS = {
     Asked.GAP: "rows with fewer or with more tokens only",
     Asked.BEYOND: "a size is outside of those of all rows",
 }
+
+
+class FitSource(Enum):
+    """Where a fitted model comes from."""
+
+    ROWS = "fitted"
+    CACHE = "in the cache"
+    ROWS_NOT_KEPT = "fitted, and not kept"  # the cache cannot be written
+    TOO_FEW_ROWS = "too few rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +71,29 @@ class Predictor:
         self._features = [each for i in self._positions if (each := found[i]) is not None]
         self._width = usual
         self._model: KernelModel | None = None
+        self._source = FitSource.TOO_FEW_ROWS
 
     def model(self) -> KernelModel | None:
         """Returns the fitted model; None for fewer than LEAST_ROWS rows."""
-        if self._model is None and len(self._features) >= LEAST_ROWS:
-            duration_us = self._rows.duration_us[self._positions]
-            names = "\n".join(self._rows.signatures)
-            key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
-            stored = model_cache.load(key)
-            self._model = KernelModel(self._features, duration_us, stored)
-            if stored is None:
-                model_cache.store(key, self._model.fit)
+        self.fit()
         return self._model
+
+    def fit(self) -> FitSource:
+        """Fits the model, or reads its fit, unless that was done before; returns where the fit comes from."""
+        if len(self._features) < LEAST_ROWS:
+            return FitSource.TOO_FEW_ROWS
+        if self._model is not None:
+            return self._source
+        duration_us = self._rows.duration_us[self._positions]
+        names = "\n".join(self._rows.signatures)
+        key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
+        stored = model_cache.load(key)
+        self._model = KernelModel(self._features, duration_us, stored)
+        if stored is not None:
+            self._source = FitSource.CACHE
+        else:
+            self._source = FitSource.ROWS if model_cache.store(key, self._model.fit) else FitSource.ROWS_NOT_KEPT
+        return self._source
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
         """Returns the durations of rows; None where the cells mean no tensors, or no stored row tells.
