@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import secrets
 import shlex
 import signal
 import sys
@@ -24,6 +23,7 @@ from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.fresh_python import forget_imports_from
 from opatlas.isolation.process_end import die_with_parent, parent_of
+from opatlas.model.record import new_run_id
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
@@ -66,9 +66,7 @@ class SessionContext:
         self.worker = str(getattr(config, "workerinput", {}).get("workerid", ""))
         self.worker_output: dict[str, Any] = getattr(config, "workeroutput", {})
         self.place = int(received.get("place", 0))
-        self.run_id = (
-            received.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-        )
+        self.run_id = received.get("run_id") or new_run_id()
         self.started_at = time.time()
         self.surroundings = Surroundings(int(received.get("controller", os.getpid())))
         self.waits = DeviceWaits(self.tell_once)

@@ -1,8 +1,8 @@
 """Fits the models that predict durations ahead of the first question, and shows how far off they are.
 
-A model whose rows did not change is not fitted again. Each error is the 90th percentile for rows of the database that are
-predicted with others hidden: the row itself (near), all rows with its weight or other sizes besides the number of tokens
-(new site), all with half to twice as many tokens (gap), or all with more than half as many (beyond).
+A model whose rows did not change is not fitted again. Each error is the 90th percentile for rows of the database that
+are predicted with others hidden: the row itself (near), all rows with its weight or other sizes besides the number of
+tokens (new site), all with half to twice as many tokens (gap), or all with more than half as many (beyond).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     show(f"fits: {folder()}")
     problems = [f"{fit.kernel_type}: {fit.problem}" for fit in fits if fit.problem]
     if any(fit.source is FitSource.ROWS_NOT_KEPT for fit in fits):
-        problems.append(f"{folder()} cannot be written: the next process fits again; set XDG_CACHE_HOME to a folder that can")
+        problems.append(f"{folder()} cannot be written, so the next process fits again: set XDG_CACHE_HOME")
     print_problems(problems)
     return 1 if problems else 0
 

@@ -61,6 +61,7 @@ COMMANDS = {
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
     "fit": Command("fit the models that predict durations ahead of the first question", "opatlas.cli.fit"),
     "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),
+    "plan": Command("add the rows that tell the most of what models cost, to be measured next", "opatlas.cli.plan"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "calibrate": Command(
         "measure 30 rows of a database here, and tell whether its durations hold on this machine",

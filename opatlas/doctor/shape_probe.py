@@ -9,7 +9,6 @@ far.
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from opatlas.engine.inputs.experts import needed_bytes
 from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.executor import Executor
+from opatlas.model.record import new_run_id
 from opatlas.model.schema import EP_SIZE, Status
 from opatlas.progress import Progress
 from opatlas.store.database import Database
@@ -61,7 +61,7 @@ class ShapeProbe:
         self._format = weight_format
         self._case_timeout_s = case_timeout_s
         self._replay = replay
-        self._run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+        self._run_id = new_run_id()
 
     def run(
         self,

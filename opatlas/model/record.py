@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -247,6 +248,11 @@ class Record:
         yield self.kernel_type, self.cells
         if self.measurement is not None and self.measurement.ran_as is not None:
             yield self.measurement.ran_as.kernel_type, self.measurement.ran_as.cells or self.cells
+
+
+def new_run_id() -> str:
+    """Returns the id of a run that begins now."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
 def is_run_id(text: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,10 @@ from opatlas.query.typed_rows import typed_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.text import suggest
+
+if TYPE_CHECKING:
+    from opatlas.query.next_rows import NextRows
+    from opatlas.theory.model_calls import Phase
 
 #: The implementation that has the shortest measured duration of the row.
 FASTEST = "fastest"
@@ -290,6 +295,43 @@ class OpenDatabase:
         tables = [typed_rows(self.stored_rows(kernel_type, name)) for name in names]
         table: pd.DataFrame = pd.concat(tables, ignore_index=True)
         return table
+
+    def next_rows(
+        self,
+        n: int,
+        *,
+        models: Sequence[str] = (),
+        tp: Sequence[int] = (1,),
+        ep: Sequence[int] = (1,),
+        batch: Sequence[int] = (),
+        context: Sequence[int] = (),
+        phase: Sequence[Phase] = ("decode", "prefill"),
+        dtype: str = "BF16",
+    ) -> NextRows:
+        """Returns the rows whose measurement tells the most of what steps of models cost (`opatlas.query.next_rows`).
+
+        Args:
+            n: the most rows.
+            models: default: the built-in models.
+            tp, ep, batch, context, phase, dtype: the steps, as for `model_cost`; each of these with each. A prefill has
+                one sequence. Default of `batch`: 1, 4, 16, 64, 256; of `context`: 1024, 4096.
+
+        Raises:
+            OpAtlasError: a model is unknown or cannot be divided so, or a table cannot be read.
+        """
+        from opatlas.query import next_rows
+
+        steps = next_rows.steps_of(
+            models,
+            tp=tp,
+            ep=ep,
+            batch=batch or next_rows.BATCHES,
+            context=context or next_rows.CONTEXTS,
+            phase=phase,
+        )
+        # What another machine would measure does not matter, and a composition cannot be measured better.
+        answering = OpenDatabase(self.path, same_machine=True, compositions=True, noisy=self._noisy)
+        return next_rows.next_rows(answering, n, [next_rows.calls_of(step, dtype) for step in steps])
 
     def _answer(self, name: str, question: Question) -> QueryResult:
         """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from opatlas.query.features import RowFeatures
 from opatlas.query.fitted_roofline import FittedRoofline, fit_roofline
-from opatlas.query.kriging import Covariance, Kriged, Mask, fit_covariance, krige
+from opatlas.query.kriging import Covariance, Kriged, Mask, fit_covariance, krige, posterior
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.intp]
@@ -35,6 +35,8 @@ _TOGETHER = 256
 #: The rows that are hidden in turn to find a quantile.
 _CALIBRATED = 300
 LEVEL = 0.9
+#: The rows that tell how predictions are correlated: the time grows with the cube.
+_MOST_JOINT = 1000
 #: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
 _BEYOND, _GAP = 0.5, 0.5
 #: Lengths of the default covariance: octaves, shares of a tile or wave, and of a regime.
@@ -240,6 +242,17 @@ class KernelModel:
         octaves = np.maximum(self._octaves_beyond(matrix), 1.0)
         half = quantile * kriged.deviation * self._local_scale(kriged) * octaves
         return Predictions(self.roofline.log_us(work) + kriged.mean, half, asked, kriged.nearest, kriged.distance)
+
+    def correlations(self, features: Sequence[RowFeatures], predicted: Predictions) -> Floats:
+        """Returns how the errors of predictions are correlated, each with the noise of one value."""
+        nearest, times = np.unique(predicted.nearest, return_counts=True)
+        used = nearest[np.argsort(-times, kind="stable")[:_MOST_JOINT]]
+        _, matrix = self._columns(features)
+        joint = posterior(self._covariance, self._matrix[used], matrix)
+        joint[np.diag_indices(len(joint))] += self._covariance.noise**2
+        deviation = np.sqrt(np.maximum(np.diag(joint), 1e-12))
+        correlated: Floats = joint / np.outer(deviation, deviation)
+        return correlated
 
     def _classes(self, features: Sequence[RowFeatures], matrix: Floats) -> npt.NDArray[np.int64]:
         beyond = self._octaves_beyond(matrix) > _BEYOND

@@ -132,6 +132,18 @@ def _krige(
     return mean, deviation, nearest, distance
 
 
+def posterior(covariance: Covariance, rows: Floats, points: Floats) -> Floats:
+    """Returns how the values at points vary together, given those of rows; without the noise of one value."""
+    known, asked = covariance.scaled(rows), covariance.scaled(points)
+    prior = covariance.between(asked, asked)
+    if not len(known):
+        return prior
+    among = covariance.between(known, known) + (covariance.noise**2 + 1e-10) * np.eye(len(known))
+    across = covariance.between(asked, known)
+    explained: Floats = across @ np.linalg.solve(among, across.T)
+    return prior - explained
+
+
 def fit_covariance(start: Covariance, rows: Floats, values: Floats) -> Covariance:
     """Returns the covariance under which the values are most likely, near that of `start`.
 

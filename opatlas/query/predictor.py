@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from opatlas.query import model_cache
 from opatlas.query.features import RowFeatures, row_features
@@ -111,6 +112,15 @@ class Predictor:
             for i, prediction in zip(usable, predicted, strict=True):
                 found[i] = prediction
         return found
+
+    def correlations(self, cells: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64] | None:
+        """Returns how the errors of the predictions of rows are correlated; None unless a model predicts them all."""
+        features = [row_features(self._rows.kernel_type, each, self._cores) for each in cells]
+        known = [each for each in features if each is not None and _width(each) == self._width]
+        model = self.model()
+        if model is None or len(known) < len(features):
+            return None
+        return model.correlations(known, model.predict(known))
 
     def _predict(self, features: Sequence[RowFeatures], with_rows: bool) -> list[Prediction]:
         model = self.model()

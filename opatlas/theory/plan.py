@@ -317,6 +317,25 @@ def add_theory_rows(
     return plan
 
 
+def append_rows(database: Database, kernel_type: str, rows: Sequence[Mapping[str, str]]) -> int:
+    """Appends rows that the CSV of a kernel type lacks, and returns their number. The caller holds the lock.
+
+    Args:
+        rows: the cells of each row, as `TheoryRow.cells` gives them.
+
+    Raises:
+        OpAtlasError: the CSV cannot be read or written; it is unchanged.
+    """
+    table = read_table(database, kernel_type)
+    known = set(signatures(kernel_type, table.frame))
+    frame = pd.DataFrame(list(rows), dtype=object).fillna("")
+    names = signatures(kernel_type, frame)
+    new = frame[[name not in known and name not in names[:i] for i, name in enumerate(names)]]
+    if len(new):
+        database.write(Table(kernel_type, table.path, _append(table.frame, new)))
+    return len(new)
+
+
 def _append(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Returns all rows. Columns keep their places; new columns are inserted at their group."""
     columns = insert_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])

@@ -1,6 +1,6 @@
 """How far off predicted durations are, how often their intervals hold, and how fast questions are answered.
 
-    python -m tests.benchmarks.bench_query [--folder DB ...] [--families]
+    python -m tests.benchmarks.bench_query [--folder DB ...] [--families] [--plan]
 
 Each protocol hides rows, fits everything anew to the others, and asks for the hidden ones:
 
@@ -13,6 +13,9 @@ Each protocol hides rows, fits everything anew to the others, and asks for the h
 Beside the model: the row that is nearest in the logarithms of the sizes, and interpolation by inverse squared distance
 of the four nearest ones, the rules of tables that others look up. For each: median, 90th and 99th percentile of the
 relative error; for the model also the share of the durations in their 90 % intervals, and the median half width.
+
+With --plan: the rows of the steps of two models are predicted from a tenth of them, which `opatlas plan` chooses (in
+three rounds, each with a model of the rows before), and from random ones.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +35,13 @@ import pandas as pd
 import opatlas
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import KernelModel
+from opatlas.query.next_rows import Step, calls_of, next_rows
 from opatlas.query.stored_rows import StoredRows
 from opatlas.store.database import Database
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.sources import model_shapes, resolve_targets
+from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.models import TP_SIZES
+from opatlas.theory.sources import model_shapes, resolve_model, resolve_targets
 from tests.benchmarks.children import ROOT
 
 Floats = npt.NDArray[np.float64]
@@ -61,6 +68,7 @@ def main() -> int:
         "--folder", type=Path, action="append", help="databases of products (default: what ships, 910B)"
     )
     parser.add_argument("--families", action="store_true", help="also every other kernel type (default: products only)")
+    parser.add_argument("--plan", action="store_true", help="also what rows that are chosen tell (default: left out)")
     parser.add_argument("--no-speed", action="store_true", help="leave out the speeds (default: measured)")
     arguments = parser.parse_args()
     folders = arguments.folder or [path for path in (SHIPPED, PRODUCTS_910B) if path.is_dir()]
@@ -72,6 +80,8 @@ def main() -> int:
                 met &= protocols(folder, rows, features)
     if arguments.families:
         met &= families(folders[0])
+    if arguments.plan:
+        met &= planned(folders[0])
     if not arguments.no_speed:
         speeds(folders[0])
     return 0 if met else 1
@@ -229,8 +239,106 @@ def families(folder: Path) -> bool:
     return median <= FAMILY_MEDIAN and below >= FAMILIES_BELOW_10
 
 
+#: The models whose steps are predicted, the share of their rows that are measured, and in which rounds.
+PLANNED_MODELS, PLANNED_ROUNDS = ("Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"), (0.025, 0.05, 0.1)
+#: The errors of a step: of the sums of both models, and of the calls by their weight, in percent.
+SUM_ERROR, CALL_ERROR = 2.0, 2.5
+_CONTEXT, _DRAWS = 4096, 10
+
+
+def planned(folder: Path) -> bool:
+    """Prints how far off steps of models are that are predicted from few of their rows; returns whether that is met."""
+    database = opatlas.open(folder, same_machine=True, noisy=True)
+    rows = {name: database.stored_rows(name, "torch").by_signature for name in database.kernel_types()}
+    tokens = sorted({int(m) for m in database.frame("MatMulV2")["m"].tolist()})
+    steps = [
+        Step(name, tp, 1, batch, _CONTEXT, "decode")
+        for name in PLANNED_MODELS
+        for tp in resolve_model(name).tp_sizes(TP_SIZES)
+        for batch in tokens
+    ]
+    calls = [[call for call in calls_of(step) if call.signature() in rows.get(call.kernel_type, {})] for step in steps]
+    of_products = [[call for call in of_step if call.kernel_type == "MatMulV2"] for of_step in calls]
+    met = True
+    for what, known in (("all kernel types", calls), ("MatMulV2 alone", of_products)):
+        there = [i for i, of_step in enumerate(known) if of_step]
+        met &= _planned(f"{folder.name}, {what}", database, [steps[i].model for i in there], [known[i] for i in there])
+    return met
+
+
+def _planned(
+    title: str, database: opatlas.OpenDatabase, models_of_steps: Sequence[str], steps: Sequence[Sequence[ModelCall]]
+) -> bool:
+    every = sorted({(call.kernel_type, call.signature()) for calls in steps for call in calls})
+    print(f"\n{title}: {len(steps)} steps of {', '.join(PLANNED_MODELS)}, {len(every)} rows of their calls")
+    chosen: set[tuple[str, str]] = set()
+    ours = np.full(len(PLANNED_MODELS) + 1, np.inf)
+    for share in PLANNED_ROUNDS:
+        with TemporaryDirectory() as place:
+            some = with_rows(database, Path(place), chosen)
+            found = next_rows(some, round(share * len(every)) - len(chosen), steps)
+        chosen |= {(row.kernel_type, row.signature) for row in found.rows}
+        ours = step_errors(database, chosen, steps, models_of_steps)
+        draws = []
+        for seed in range(_DRAWS):
+            order = np.random.default_rng(seed).permutation(len(every))[: len(chosen)]
+            draws.append(step_errors(database, {every[i] for i in order}, steps, models_of_steps))
+        print(f"  {len(chosen):4} rows: chosen {_step_text(ours)}")
+        print(f"             random {_step_text(np.median(draws, axis=0))}, median of {_DRAWS} draws", flush=True)
+    met = bool((np.abs(ours[:-1]) <= SUM_ERROR).all() and ours[-1] <= CALL_ERROR)
+    print(f"    target: sums within {SUM_ERROR} %, calls {CALL_ERROR} %: {'met' if met else 'missed'}")
+    return met
+
+
+def _step_text(errors: Floats) -> str:
+    sums = ", ".join(f"{error:+.1f}" for error in errors[:-1])
+    return f"sums {sums} %, weighted error of the calls {errors[-1]:.1f} %"
+
+
+def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str, str]]) -> opatlas.OpenDatabase:
+    """Returns a database of some rows of another one."""
+    for kernel_type in database.kernel_types():
+        rows = database.stored_rows(kernel_type, "torch")
+        kept = [position for name, position in rows.by_signature.items() if (kernel_type, name) in chosen]
+        rows.frame.iloc[sorted(kept)].to_csv(place / f"{kernel_type}.csv", index=False)
+    return opatlas.open(place, same_machine=True, noisy=True)
+
+
+def step_errors(
+    database: opatlas.OpenDatabase,
+    chosen: Set[tuple[str, str]],
+    steps: Sequence[Sequence[ModelCall]],
+    models_of_steps: Sequence[str],
+) -> Floats:
+    """Returns in percent the error of the sum of each model's steps, and the weighted error of their calls.
+
+    Each step counts by its calls times their durations.
+    """
+    calls = {(call.kernel_type, call.signature()): call.cells for of_step in steps for call in of_step}
+    measured, predicted = {}, {}
+    with TemporaryDirectory() as place:
+        some = with_rows(database, Path(place), chosen)
+        for kernel_type in {kernel_type for kernel_type, _ in calls}:
+            names = [name for name in calls if name[0] == kernel_type]
+            rows = database.stored_rows(kernel_type, "torch")
+            found = some.query_many(kernel_type, pd.DataFrame([dict(calls[name]) for name in names]).fillna(""))
+            for name, us in zip(names, found["Duration(us)"].tolist(), strict=True):
+                measured[name] = float(rows.duration_us[rows.by_signature[name[1]]])
+                predicted[name] = 0.0 if us != us else us
+    sums = {model: np.zeros(2) for model in PLANNED_MODELS}
+    off = 0.0
+    for model, of_step in zip(models_of_steps, steps, strict=True):
+        for call in of_step:
+            name = call.kernel_type, call.signature()
+            sums[model] += call.calls_per_step * np.array([predicted[name], measured[name]])
+            off += call.calls_per_step * abs(predicted[name] - measured[name])
+    total = sum(each[1] for each in sums.values())
+    return 100 * np.array([*(each[0] / each[1] - 1 for each in sums.values()), off / total])
+
+
 _START = """
-import resource, sys, time
+import sys, time
+from pathlib import Path
 began = time.perf_counter()
 import opatlas
 database = opatlas.open(sys.argv[1])
@@ -238,7 +346,9 @@ database.matmul(m=48, n=7168, k=18432)
 exact = time.perf_counter() - began
 database.matmul(m=700, n=7168, k=18432)
 both = time.perf_counter() - began
-print(f"{exact:.2f} {both:.2f} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000:.0f}")
+# Not ru_maxrss, which starts at that of the parent.
+(peak,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+print(f"{exact:.2f} {both:.2f} {int(peak.split()[1]) / 1000:.0f}")
 """
 
 

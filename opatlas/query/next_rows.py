@@ -1,0 +1,333 @@
+"""Which rows to measure next: those whose durations tell the most of what steps of models cost.
+
+A row counts by its share of the time of the steps (calls x duration), and by the deviation of its prediction. A
+measured row tells its own duration, and a part of those of similar rows: rows are chosen one after the other, each for
+what the earlier ones leave open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import merge
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.communication import is_communication
+from opatlas.model.signature import signature, signatures
+from opatlas.query.database import OpenDatabase
+from opatlas.query.features import RowFeatures, row_features
+from opatlas.query.result import NORMAL_90
+from opatlas.store.database import Database
+from opatlas.theory.model_calls import ModelCall, Phase, model_calls
+from opatlas.theory.models import ModelFacts, built_in_models
+from opatlas.theory.sources import resolve_model
+
+Floats = npt.NDArray[np.float64]
+
+#: Sequences and tokens of each that steps have by default.
+BATCHES, CONTEXTS = (1, 4, 16, 64, 256), (1024, 4096)
+#: The rows of a kernel type that are candidates: those that count most.
+_MOST_CANDIDATES = 2000
+#: The mean of the absolute value of a normal variable, in deviations.
+_MEAN_ERROR = math.sqrt(2 / math.pi)
+#: Of a kernel type without rows: microseconds of a launch, of a byte and of an operation, and a factor of the interval.
+_LAUNCH_US, _BYTE_US, _OPERATION_US, _FACTOR = 5.0, 1e-6, 1e-8, 10.0
+#: Without a model, rows twice as large are correlated by 1/e for each as many octaves.
+_OCTAVES = 3.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a model; see `opatlas.theory.model_calls.model_calls`."""
+
+    model: str
+    tp: int
+    ep: int
+    batch: int
+    context: int
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class NextRow:
+    """A row to be measured.
+
+    Attributes:
+        kernel_type, cells: the row, as `pytest shapes/` writes it.
+        steps: the steps that call it.
+        duration_us, interval_us: its prediction.
+        gain: how much smaller the expected error of a step gets, as a share of the step's time.
+    """
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    steps: int
+    duration_us: float
+    interval_us: tuple[float, float]
+    gain: float
+
+    @property
+    def signature(self) -> str:
+        """The signature of the row."""
+        return signature(self.kernel_type, self.cells)
+
+
+@dataclass(frozen=True)
+class NextRows:
+    """Rows to be measured.
+
+    Attributes:
+        rows: the rows, the one with the largest gain first.
+        error: the sum of the expected errors of a step's calls, as a share of its time: now, with the rows that are in
+            the CSVs without a duration, and with `rows` too.
+        waiting: rows of the steps that are in the CSVs without a duration.
+    """
+
+    rows: Sequence[NextRow]
+    error: tuple[float, float, float]
+    waiting: int
+
+
+def steps_of(
+    models: Sequence[str] = (),
+    *,
+    tp: Sequence[int] = (1,),
+    ep: Sequence[int] = (1,),
+    batch: Sequence[int] = BATCHES,
+    context: Sequence[int] = CONTEXTS,
+    phase: Sequence[Phase] = ("decode", "prefill"),
+) -> list[Step]:
+    """Returns the steps of models: decode with each batch and context, prefill of one sequence of each context.
+
+    Args:
+        models: names, or files; none: the built-in models.
+    """
+    names = list(models) or [model.name for model in built_in_models()]
+    return [
+        Step(name, each_tp, each_ep, sequences, tokens, each)
+        for name in names
+        for each_tp in tp
+        for each_ep in ep
+        for each in phase
+        for tokens in context
+        for sequences in (batch if each == "decode" else (1,))
+    ]
+
+
+def calls_of(step: Step, dtype: str = "BF16") -> list[ModelCall]:
+    """Returns the calls of a step that are measured by row; collectives are not.
+
+    Raises:
+        OpAtlasError: the model is unknown, or cannot be divided so.
+    """
+    found = model_calls(
+        _facts(step.model),
+        tp=step.tp,
+        ep=step.ep,
+        batch=step.batch,
+        context=step.context,
+        phase=step.phase,
+        dtype=dtype,
+    )
+    return [call for call in found if not is_communication(call.kernel_type)]
+
+
+@cache
+def _facts(model: str) -> ModelFacts:
+    return resolve_model(model)
+
+
+def next_rows(database: OpenDatabase, n: int, steps: Sequence[Sequence[ModelCall]]) -> NextRows:
+    """Returns the rows whose measurement tells the most of some steps, at most `n`.
+
+    All steps count alike, whatever they take, and of the implementations only the default one.
+
+    Args:
+        steps: the calls of each step.
+
+    Raises:
+        OpAtlasError: a table cannot be read.
+    """
+    if n < 1:
+        raise OpAtlasError(f"{n} rows: give a number above 0")
+    types: dict[str, _Calls] = {}
+    known = database.kernel_types()
+    for number, calls in enumerate(steps):
+        for call in calls:
+            # A twin has equal rows; the device runs one of them.
+            kernel_type = next((name for name in (call.kernel_type, *call.twins) if name in known), call.kernel_type)
+            types.setdefault(kernel_type, _Calls(kernel_type)).add(number, call)
+    tables = [each.durations(database) for each in types.values()]
+    step_us = np.zeros(len(steps))
+    for table in tables:
+        for row, of_steps in enumerate(table.calls):
+            for number, count in of_steps.items():
+                step_us[number] += count * table.us[row]
+    choices = [_Choice(table, database, step_us) for table in tables]
+    now = sum(choice.error for choice in choices)
+    for choice in choices:
+        choice.take_waiting()
+    waiting = sum(choice.error for choice in choices)
+    ranked = merge(*(choice.rows() for choice in choices), key=lambda row: -row.gain)
+    chosen = [row for _, row in zip(range(n), ranked, strict=False)]
+    after = waiting - sum(row.gain for row in chosen)
+    return NextRows(chosen, (now, waiting, max(after, 0.0)), sum(len(choice.waiting) for choice in choices))
+
+
+@dataclass
+class _Table:
+    """The rows that steps call of one kernel type.
+
+    Attributes:
+        cells: the cells of each.
+        calls: how often each step calls it.
+        us, low, high: its duration and its interval.
+        measured, listed: whether a stored row answers, and whether the CSV has the row.
+    """
+
+    kernel_type: str
+    cells: Sequence[Mapping[str, str]]
+    calls: Sequence[Mapping[int, int]]
+    us: Floats
+    low: Floats
+    high: Floats
+    measured: npt.NDArray[np.bool_]
+    listed: npt.NDArray[np.bool_]
+
+
+@dataclass
+class _Calls:
+    """The calls of one kernel type, by the signatures of their rows."""
+
+    kernel_type: str
+    cells: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    counts: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, step: int, call: ModelCall) -> None:
+        name = signature(self.kernel_type, call.cells)
+        self.cells.setdefault(name, call.cells)
+        self.counts[name][step] = self.counts[name].get(step, 0) + call.calls_per_step
+
+    def durations(self, database: OpenDatabase) -> _Table:
+        names, cells = list(self.cells), list(self.cells.values())
+        us, low, high = (np.full(len(cells), np.nan) for _ in range(3))
+        measured = np.zeros(len(cells), dtype=bool)
+        listed: set[str] = set()
+        if self.kernel_type in database.kernel_types():
+            default = next(iter(database.implementations))
+            rows = database.stored_rows(self.kernel_type, default)
+            listed = set(signatures(self.kernel_type, Database(database.path).read_or_empty(self.kernel_type).frame))
+            measured = np.array([name in rows.by_signature for name in names])
+            stored = [rows.by_signature.get(name, 0) for name in names]
+            predictions = database.predictor(self.kernel_type, default).predict(cells)
+            for i, prediction in enumerate(predictions):
+                if measured[i]:
+                    us[i] = low[i] = high[i] = rows.duration_us[stored[i]]
+                elif prediction is not None:
+                    us[i], (low[i], high[i]) = prediction.duration_us, prediction.interval_us
+        for i in np.flatnonzero(np.isnan(us)).tolist():
+            us[i] = _guess_us(row_features(self.kernel_type, cells[i], 1))
+            low[i], high[i] = us[i] / _FACTOR, us[i] * _FACTOR
+        in_csv = np.array([name in listed for name in names])
+        return _Table(self.kernel_type, cells, [self.counts[name] for name in names], us, low, high, measured, in_csv)
+
+
+def _guess_us(features: RowFeatures | None) -> float:
+    """Returns the order of magnitude of a duration that no row tells."""
+    if features is None:
+        return _LAUNCH_US
+    operations = features.work[1] if features.fills else 0.0
+    return _LAUNCH_US + features.work[0] * _BYTE_US + operations * _OPERATION_US
+
+
+class _Choice:
+    """Chooses rows of one kernel type, one after the other.
+
+    Attributes:
+        waiting: positions of candidates that the CSV has without a duration.
+        error: the sum of the expected errors of all candidates, as a share of a step's time.
+    """
+
+    def __init__(self, table: _Table, database: OpenDatabase, step_us: Floats) -> None:
+        self._table = table
+        share = np.array([sum(n / step_us[step] for step, n in each.items()) for each in table.calls]) / len(step_us)
+        log_deviation = np.log(table.high / table.low) / (2 * NORMAL_90)
+        counted = share * table.us * log_deviation
+        open_rows = np.flatnonzero(~table.measured)
+        self._rows = open_rows[np.argsort(-counted[open_rows], kind="stable")[:_MOST_CANDIDATES]]
+        self._value = (share * table.us)[self._rows]
+        deviation = log_deviation[self._rows]
+        self._joint = self._correlations(database) * np.outer(deviation, deviation)
+        self.waiting = np.flatnonzero(table.listed[self._rows])
+
+    def _correlations(self, database: OpenDatabase) -> Floats:
+        kernel_type, cells = self._table.kernel_type, [self._table.cells[i] for i in self._rows]
+        if not cells:
+            return np.zeros((0, 0))
+        if kernel_type in database.kernel_types():
+            default = next(iter(database.implementations))
+            found = database.predictor(kernel_type, default).correlations(cells)
+            if found is not None:
+                return found
+        sizes = [() if (row := row_features(kernel_type, each, 1)) is None else row.sizes for each in cells]
+        if len({len(each) for each in sizes}) > 1:
+            return np.eye(len(cells))
+        points = np.array(sizes)
+        octaves = np.sqrt(((points[:, None, :] - points[None, :, :]) ** 2).sum(-1))
+        near: Floats = np.exp(-octaves / _OCTAVES)
+        return near
+
+    @property
+    def error(self) -> float:
+        return _MEAN_ERROR * float((self._value * self._deviation).sum())
+
+    @property
+    def _deviation(self) -> Floats:
+        deviation: Floats = np.sqrt(np.maximum(np.diag(self._joint), 0.0))
+        return deviation
+
+    def take_waiting(self) -> None:
+        """Counts the rows that wait in the CSV as measured."""
+        for i in self.waiting.tolist():
+            self._take(i)
+
+    def rows(self) -> Iterator[NextRow]:
+        """Yields the rows that are not in the CSV, each time the one with the largest gain."""
+        left = ~self._table.listed[self._rows]
+        while left.any():
+            gains = np.where(left, self._gains(), -np.inf)
+            best = int(gains.argmax())
+            if not gains[best] > 0:
+                return
+            left[best] = False
+            row = self._rows[best]
+            table = self._table
+            yield NextRow(
+                table.kernel_type,
+                table.cells[row],
+                len(table.calls[row]),
+                float(table.us[row]),
+                (float(table.low[row]), float(table.high[row])),
+                _MEAN_ERROR * float(gains[best]),
+            )
+            self._take(best)
+
+    def _gains(self) -> Floats:
+        """Returns for each candidate by how much its measurement lowers the sum of all errors."""
+        variance = np.maximum(np.diag(self._joint), 1e-12)
+        told = np.minimum(self._joint**2 / (variance[:, None] * variance[None, :]), 1.0)
+        lowered: Floats = (1 - np.sqrt(1 - told)) @ (self._value * np.sqrt(variance))
+        return lowered
+
+    def _take(self, position: int) -> None:
+        variance = self._joint[position, position]
+        if variance > 0:
+            column = self._joint[:, position].copy()
+            self._joint -= np.outer(column, column) / variance
+        self._value[position] = 0.0
