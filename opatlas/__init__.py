@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opatlas.model.versions import Versions
     from opatlas.query.database import OpenDatabase, open  # noqa: A004
     from opatlas.query.model_cost import ModelCost, PartCost, model_cost
+    from opatlas.query.next_rows import NextRow, NextRows
     from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
     from opatlas.store.database import Database, Table
@@ -27,6 +28,8 @@ __all__ = [
     "Database",
     "How",
     "ModelCost",
+    "NextRow",
+    "NextRows",
     "NoAnswer",
     "OpAtlasError",
     "OpenDatabase",
@@ -54,6 +57,8 @@ _MODULES = {
     "Database": "store.database",
     "How": "query.result",
     "ModelCost": "query.model_cost",
+    "NextRow": "query.next_rows",
+    "NextRows": "query.next_rows",
     "NoAnswer": "query.result",
     "OpAtlasError": "errors",
     "OpenDatabase": "query.database",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,15 @@ import numpy.typing as npt
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
 from opatlas.model.signature import signature, signatures
-from opatlas.query.database import OpenDatabase
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.result import NORMAL_90
 from opatlas.store.database import Database
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts, built_in_models
 from opatlas.theory.sources import resolve_model
+
+if TYPE_CHECKING:
+    from opatlas.query.database import OpenDatabase
 
 Floats = npt.NDArray[np.float64]
 

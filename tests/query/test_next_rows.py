@@ -1,0 +1,112 @@
+"""Which rows to measure next: what a model's step costs is known best after them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import opatlas
+from opatlas.cli.main import main
+from opatlas.model.signature import signatures
+from opatlas.query.next_rows import NextRows, calls_of, steps_of
+from opatlas.store.database import Database
+from tests.query.tables import product_rows, write_table
+
+MODEL = "Qwen/Qwen3-32B"
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+WEIGHTS = ((256, 1024), (1024, 256), (1024, 1024), (4096, 1024), (1024, 4096))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sizes = [(m, n, k) for m in TOKENS for n, k in WEIGHTS]
+    write_table(
+        tmp_path / "db", "MatMulV2", product_rows(sizes, [5 + n * k / 1e6 + m * n * k / 1e8 for m, n, k in sizes])
+    )
+    return tmp_path / "db"
+
+
+def planned(folder: Path, n: int = 1000) -> NextRows:
+    return opatlas.open(folder).next_rows(n, models=[MODEL], batch=[16], context=[1024], phase=["decode"])
+
+
+def products(found: NextRows) -> list[opatlas.NextRow]:
+    return [row for row in found.rows if row.kernel_type == "MatMulV2"]
+
+
+def test_the_rows_are_those_of_the_step_and_lower_its_error(folder: Path) -> None:
+    found = planned(folder)
+    (step,) = steps_of([MODEL], batch=[16], context=[1024], phase=["decode"])
+    assert {(row.kernel_type, row.signature) for row in found.rows} == {
+        (call.kernel_type, call.signature()) for call in calls_of(step)
+    }
+    gains = [row.gain for row in found.rows]
+    assert gains == sorted(gains, reverse=True)
+    now, waiting, after = found.error
+    assert now == waiting
+    assert after == pytest.approx(now - sum(gains), abs=1e-9)
+    assert after < 1e-6
+
+
+def test_fewer_rows_are_the_first_of_more(folder: Path) -> None:
+    few, more = planned(folder, 3), planned(folder)
+    assert list(few.rows) == list(more.rows[:3])
+    assert few.error[2] > more.error[2]
+
+
+def test_a_measured_row_is_not_planned_and_a_waiting_one_counts_as_measured(folder: Path) -> None:
+    before = planned(folder)
+    first, second = products(before)[:2]
+    table = Database(folder).read("MatMulV2").frame
+    rows = pd.DataFrame([dict(first.cells), dict(second.cells)]).fillna("")
+    rows["Average Duration(us)"] = [f"{first.duration_us:.4f}", ""]
+    rows["Status"] = ["measured", ""]
+    write_table(folder, "MatMulV2", pd.concat([table, rows]).fillna(""))
+    after = planned(folder)
+    assert {row.signature for row in products(after)} == {row.signature for row in products(before)[2:]}
+    now, waiting, _ = after.error
+    assert (after.waiting, waiting < now < before.error[0]) == (1, True)
+
+
+def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = [
+        "plan",
+        str(folder),
+        "--next",
+        "3",
+        "--model",
+        MODEL,
+        "--batch",
+        "16",
+        "--context",
+        "1024",
+        "--phase",
+        "decode",
+    ]
+    before = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    assert main([*call, "--dry-run"]) == 0
+    assert {path.name: path.read_bytes() for path in folder.glob("*.csv")} == before
+    expected = {(row.kernel_type, row.signature) for row in planned(folder, 3).rows}
+    assert main(call) == 0
+    database = Database(folder)
+    assert len(list(database.runs_dir.glob("*.json"))) == 1
+    added = {
+        (name, signature)
+        for name in database.kernel_types()
+        for signature in signatures(name, database.read(name).frame)
+        if name != "MatMulV2" or signature not in opatlas.open(folder).stored_rows(name, "torch").by_signature
+    }
+    assert added == expected
+    assert main(call) == 0
+    told = capsys.readouterr().out
+    assert all(kernel_type in told for kernel_type, _ in expected)
+    assert sum(len(database.read(name).frame) for name in database.kernel_types()) == len(TOKENS) * len(WEIGHTS) + 6
+
+
+@pytest.mark.parametrize("options", [["--next", "0"], ["--model", "nothing"], ["--tp", "7"], ["--batch", "0"]])
+def test_an_impossible_plan_is_an_error(folder: Path, options: list[str]) -> None:
+    assert main(["plan", str(folder), "--model", MODEL, "--context", "1024", *options]) == 1
