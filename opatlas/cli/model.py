@@ -13,11 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from opatlas.devices.discovery import available_devices, database_name
+from opatlas.errors import UsageError
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
 from opatlas.query.model_cost import ModelCost, PartCost, model_cost
 from opatlas.store.csv_files import write_text
 from opatlas.text import shorten, show
+from opatlas.theory.models import TargetError
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 16, 10
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
@@ -66,16 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the cost. Raises OpAtlasError."""
     place = arguments.database or default_path(database_name(available_devices(None)), detect())
-    cost = model_cost(
-        place,
-        arguments.model,
-        tp=arguments.tp,
-        ep=arguments.ep,
-        batch=arguments.batch,
-        context=arguments.context,
-        phase=arguments.phase,
-        dtype=arguments.dtype,
-    )
+    try:
+        cost = model_cost(
+            place,
+            arguments.model,
+            tp=arguments.tp,
+            ep=arguments.ep,
+            batch=arguments.batch,
+            context=arguments.context,
+            phase=arguments.phase,
+            dtype=arguments.dtype,
+        )
+    except TargetError as error:
+        # Theory rows name it by the option of their command.
+        raise UsageError(f"{error.value}: {error.problem}") from None
     if arguments.json is not None:
         write_text(arguments.json, json.dumps(_as_json(cost), indent=2) + "\n")
     show("\n".join(_lines(cost)))

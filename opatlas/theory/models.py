@@ -22,10 +22,11 @@ class TargetError(OpAtlasError):
 
     Attributes:
         option, value: the option and its value, as the user gave them.
+        problem: what is wrong with the value.
     """
 
     def __init__(self, option: str, value: str, problem: str) -> None:
-        self.option, self.value = option, value
+        self.option, self.value, self.problem = option, value, problem
         super().__init__(f"{option} {value}: {problem}")
 
 

@@ -120,3 +120,8 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     assert "attention" in found["missing"]
     for part in found["parts"]:
         assert part["part"][:10] in table
+
+
+def test_a_name_that_is_no_model_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "NVIDIA_H200", MODEL, "--batch", "1", "--context", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: NVIDIA_H200:")
