@@ -33,6 +33,7 @@ COMMANDS = {
     "Combine": "combine",
     "Compare": "compare",
     "Doctor": "doctor",
+    "Export": "export",
     "Model": "model",
     "Plot": "plot",
     "Query": "query",

@@ -102,10 +102,7 @@ def proof_of(call: str) -> str:
 
 
 def read_calls() -> dict[str, list[str]]:
-    """Returns the operators of the GPU timings by kernel type, in the order of their first call.
-
-    Each is named once, a single one as often as it is called.
-    """
+    """Returns the operators of the GPU timings by kernel type, in the order of their first call."""
     return _read(CALLS)
 
 

@@ -122,8 +122,7 @@ def _difference(name: str, before: object, after: object) -> str:
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return f"{name} {before} -> {after}"
     missing = object()
-    changed = [key for key in {**before, **after} if before.get(key, missing) != after.get(key, missing)]
-    names = [os.fsdecode(key) if isinstance(key, bytes) else str(key) for key in changed]
+    names = [str(key) for key in {**before, **after} if before.get(key, missing) != after.get(key, missing)]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{name} ({', '.join(names[:_NAMED])}{more})"
 
@@ -169,10 +168,10 @@ def _of_the_system() -> dict[str, Reader]:
     return readers
 
 
-def _environment() -> dict[bytes, bytes]:
+def _environment() -> dict[str, bytes]:
     # Reading os.environ itself decodes each name and value, which takes a hundred times as long.
     variables: Mapping[bytes, bytes] = vars(os.environ)["_data"]
-    return {name: value for name, value in variables.items() if name not in _OTHERS_VARIABLES}
+    return {os.fsdecode(name): value for name, value in variables.items() if name not in _OTHERS_VARIABLES}
 
 
 def _umask() -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from opatlas.engine.kernel_facts import read_calls
+from opatlas.engine.kernel_facts import replays_of_bench, runs_on_cpu
+from opatlas.engine.registry import replay_spec
 from opatlas.instruments.instrument import INSTRUMENTS
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import is_composition
@@ -22,7 +23,7 @@ def composition_of(kernel_type: str, row: Mapping[str, str]) -> bool | None:
     """Returns whether the replayed duration of a row is that of a composition; None if the row does not tell.
 
     Rows of an older OpAtlas have neither Quality nor Stand-In. Such a row of torch on a GPU or CPU tells only if one
-    device kernel ran, or if torch has an operator for this kernel type.
+    device kernel ran, or if the kernel type is that of an operator of torch.
     """
     quality, stand_in = row.get(QUALITY, "").strip(), row.get(STAND_IN, "").strip()
     if quality or stand_in:
@@ -30,14 +31,13 @@ def composition_of(kernel_type: str, row: Mapping[str, str]) -> bool | None:
     instrument = row.get(INSTRUMENT, "").strip()
     if not instrument or instrument in INSTRUMENTS["npu"] or is_communication(kernel_type):
         return False
-    if row.get(MICROBENCH_DEVICE_KERNELS, "").strip() == "1":
+    if row.get(MICROBENCH_DEVICE_KERNELS, "").strip() == "1" or _is_operator_of_torch(kernel_type):
         return False
-    calls = _gpu_calls().get(kernel_type, [])
-    # torch has no fused operators on CPUs.
-    fused_elsewhere = instrument in INSTRUMENTS["cpu"] and any("_fused" in call for call in calls)
-    return False if len(calls) == 1 and not fused_elsewhere else None
+    return None
 
 
 @cache
-def _gpu_calls() -> Mapping[str, list[str]]:
-    return read_calls()
+def _is_operator_of_torch(kernel_type: str) -> bool:
+    """Whether torch's own operator launches the kernel on an NPU, and not one of torch_npu or of a serving engine."""
+    spec = replay_spec(replays_of_bench().get(kernel_type))
+    return spec is not None and spec.npu is not None and runs_on_cpu(spec.npu)

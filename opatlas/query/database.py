@@ -252,7 +252,7 @@ class OpenDatabase:
         if name not in BY_NAME:
             raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
         kernel_type = BY_NAME[name].kernel_type
-        messages = self._messages
+        messages = self.messages
         if messages is None or kernel_type not in messages.kernel_types():
             raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
         (label, *_) = messages.implementations
@@ -267,7 +267,7 @@ class OpenDatabase:
         return messages._answer_cells(label, kernel_type, cells, "")
 
     @cached_property
-    def _messages(self) -> OpenDatabase | None:
+    def messages(self) -> OpenDatabase | None:
         """The newest communication database of the same device; this one, if it has messages itself."""
         if next(self.path.glob("hcom_*.csv"), None):
             return self

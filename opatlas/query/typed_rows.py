@@ -23,7 +23,7 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
 
     The columns: m, n, k and batch of a product; sequences, queries, keys, heads, kv_heads, head_size and pages of
     attention; message_bytes, num_devices, dtype and topology_tier of a collective; dtype and format of the first input,
-    bytes, duration_us, median_us, std_us, samples, quality, run_id, implementation, id, tflops and gbps.
+    bytes, duration_us, median_us, std_us, samples, quality, composed, run_id, implementation, id, tflops and gbps.
     """
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
@@ -37,6 +37,7 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
             "std_us": float(rows.std_us[i]),
             "samples": float(rows.samples[i]),
             "quality": rows.quality[i],
+            "composed": rows.composed[i],
             "run_id": rows.run_id[i],
             "implementation": rows.label,
             "id": rows.case_id(i),

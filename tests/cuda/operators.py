@@ -15,18 +15,15 @@ _LAUNCHES_NOTHING = re.compile(r"::(new_)?empty|::_unsafe_view$")
 
 
 def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:
-    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out.
-
-    It tells each operator once; a single one as often as it is called.
-    """
+    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out."""
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if not operator.is_view and not _LAUNCHES_NOTHING.search(operator._schema.name):
-                seen.append(operator._schema.name.replace("::", "."))
+                seen.setdefault(operator._schema.name.replace("::", "."))
             return operator(*args, **(kwargs or {}))
 
-    seen: list[str] = []
+    seen: dict[str, None] = {}
     told = False
 
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -46,8 +43,7 @@ def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], objec
         if isinstance(result, Prepared):
             # The set-up is not what is timed.
             return replace(result, call=operators_of(result.call, tell))
-        names = list(dict.fromkeys(seen))
-        tell(names if len(names) > 1 else seen)
+        tell(list(seen))
         return result
 
     return call
