@@ -131,10 +131,8 @@ def stored_durations(folder: Path, rows: Sequence[CalibrationRow]) -> list[Calib
 
 
 def _stored(row: CalibrationRow, stored: StoredRows, position: int) -> CalibrationDuration:
-    median_us = next(
-        (us for name in (POOLED_MEDIAN, MICROBENCH_MEDIAN) if (us := valid_duration(stored.cells(name)[position]))),
-        float(stored.duration_us[position]),
-    )
+    column = POOLED_MEDIAN if stored.is_pooled[position] else MICROBENCH_MEDIAN
+    median_us = valid_duration(stored.cells(column)[position]) or float(stored.duration_us[position])
     half_width = float(_half_widths(stored)[position])
     cells: dict[str, str] = stored.frame.iloc[position].to_dict()
     return CalibrationDuration(row, cells, median_us, half_width, bool(stored.quality[position]))

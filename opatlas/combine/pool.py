@@ -1,47 +1,94 @@
-"""Pools the runs of each row: the median over runs, and the spread between machines.
+"""Pools the runs of each row: the row gets the duration of the run with the median, and the spread between machines.
 
-The runs are in the histories, in the replaced rows and in the table. Only runs with the cache state and instrument of
-the row's duration, on the same device and version of torch, are pooled.
+The runs are in the histories, in the replaced rows, in the table, and in what an earlier pooling wrote of runs whose
+histories are not there. Only runs with the cache state, instrument and implementation of the row's duration, on the
+same device and version of torch, are pooled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 
+import pandas as pd
+
+from opatlas.combine.apply import COMBINE
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.model.quality import valid_duration
+from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
+    IMPLEMENTATION,
     INPUT_SHAPES,
     INSTRUMENT,
     MICROBENCH_MEDIAN,
+    MICROBENCH_STD,
     POOLED,
     POOLED_MACHINES,
     POOLED_MEDIAN,
+    POOLED_RUN_DURATIONS,
     POOLED_RUNS,
     POOLED_SPREAD,
+    QUALITY,
     RUN_ID,
+    STAND_IN,
+    STATUS,
+    STATUS_REASON,
+    Status,
+    is_microbench_column,
+    microbench_counter,
 )
 from opatlas.model.signature import signatures
 from opatlas.store import history
-from opatlas.store.cells import TableEdit, microseconds
+from opatlas.store.cells import TableEdit, measured_cells, microseconds
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database, Table
 from opatlas.store.manifest import Manifest, read_manifests
+from opatlas.text import parse_real
+
+#: Machines that disagree more are reported: as a share of the pooled median.
+SPREAD_LIMIT = 0.10
 
 
 @dataclass(frozen=True)
 class RunDuration:
-    """The duration of a row in one run: the median of the samples in microseconds, cache state and instrument."""
+    """The duration of a row in one run.
+
+    Attributes:
+        median_us: the median of the samples, in microseconds.
+        conditions: cache state, instrument, and whether a composition was timed.
+        implementation: the implementation that was timed; "" if unknown.
+        source: the record of the run, or the cells of a row that was replaced; None if only the median is known.
+    """
 
     median_us: float
-    cache_state: str
-    instrument: str
+    conditions: tuple[str, str, bool]
+    implementation: str
+    source: Record | Mapping[str, str] | None = field(repr=False)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells of the duration, and the Status Reason; not without a source."""
+        assert self.source is not None
+        if isinstance(self.source, Record):
+            assert self.source.measurement is not None
+            counters = self.source.measurement.counters
+            own = {microbench_counter(name): repr(value) for name, value in counters.items()}
+            found: Mapping[str, str] = {**measured_cells(self.source), **own}
+        else:
+            found = self.source
+        return {name: cell for name, cell in found.items() if is_microbench_column(name) or name == STATUS_REASON}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the samples need a warning."""
+        cells = self.cells
+        std_us, average_us = parse_real(cells.get(MICROBENCH_STD, "")), valid_duration(cells.get(AVERAGE, ""))
+        noise = std_us / average_us if std_us is not None and average_us else None
+        return is_noisy(Quality.from_cell(cells.get(QUALITY, "")), noise)
 
 
 @dataclass(frozen=True)
@@ -50,16 +97,25 @@ class PooledRow:
 
     Attributes:
         median_us: the median over runs of each run's median, in microseconds.
-        runs, machines: the numbers of runs and of machines that measured the row.
+        machines: the number of machines that measured the row.
         spread: the largest minus the smallest median of a machine, as a share of `median_us`; None for one machine.
+        run_medians: the median of each run, in microseconds.
+        representative: the run whose duration the row gets: of the quiet runs the one nearest to `median_us`; of two
+            equally near ones the newer.
     """
 
     kernel_type: str
     input_shapes: str
     median_us: float
-    runs: int
     machines: int
     spread: float | None
+    run_medians: Mapping[str, float]
+    representative: str
+
+    @property
+    def runs(self) -> int:
+        """The number of runs that measured the row."""
+        return len(self.run_medians)
 
 
 #: Durations by row and run id.
@@ -67,11 +123,16 @@ Durations = dict[RowName, dict[str, RunDuration]]
 
 
 def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], None]) -> list[PooledRow]:
-    """Fills the Pooled columns of every row with a replayed duration; returns these rows.
+    """Gives every row with a replayed duration the one of the run with the median, and fills its Pooled columns.
+
+    A duration that no history has is saved before it is replaced (opatlas/store/history.py).
 
     Args:
         problems: receives a sentence for each file that cannot be read or written.
         on_kernel_type: called after each kernel type.
+
+    Returns:
+        The pooled rows.
 
     Raises:
         OpAtlasError: the database cannot be locked.
@@ -105,29 +166,53 @@ def _durations(database: Database, problems: list[str]) -> Durations:
                     row[record.run_id] = _record_duration(record)
     for path in history.replaced_tables(database):
         try:
-            rows = TableEdit(read_frame(path))
+            frame = read_frame(path)
         except OpAtlasError as error:
             problems.append(str(error))
             continue
-        for position, signature in enumerate(signatures(path.stem, rows.frame())):
-            duration = _row_duration(rows, position)
-            if duration is not None:
-                durations.setdefault(RowName(path.stem, signature), {}).setdefault(rows[RUN_ID][position], duration)
+        for cells, signature in zip(_rows(frame), signatures(path.stem, frame), strict=True):
+            there = durations.setdefault(RowName(path.stem, signature), {})
+            for run_id, duration in _row_durations(cells):
+                # What is known of the samples is preferred to a median alone.
+                if run_id not in there or (there[run_id].source is None and duration.source is not None):
+                    there[run_id] = duration
     return durations
 
 
+def _rows(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Returns the cells of each row by column."""
+    columns = [str(name) for name in frame.columns]
+    return [dict(zip(columns, cells, strict=True)) for cells in frame.itertuples(index=False, name=None)]
+
+
 def _record_duration(record: Record) -> RunDuration:
-    assert record.measurement is not None
     measurement = record.measurement
-    return RunDuration(measurement.summary.median_us, measurement.cache_state, measurement.instrument)
+    assert measurement is not None
+    conditions = (measurement.cache_state, measurement.instrument, bool(measurement.stand_in))
+    return RunDuration(measurement.summary.median_us, conditions, measurement.execution.implementation, record)
 
 
-def _row_duration(rows: TableEdit, position: int) -> RunDuration | None:
-    average_us = valid_duration(rows[AVERAGE][position])
+def _row_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]]:
+    """Yields the runs that the cells of a row tell of: the run of its duration, then those it was pooled with."""
+    average_us = valid_duration(cells.get(AVERAGE, ""))
     if average_us is None:
-        return None
-    median_us = valid_duration(rows[MICROBENCH_MEDIAN][position]) or average_us
-    return RunDuration(median_us, rows[CACHE_STATE][position], rows[INSTRUMENT][position])
+        return
+    own_run, implementation = cells.get(RUN_ID, ""), cells.get(IMPLEMENTATION, "")
+    composition = is_composition(cells.get(QUALITY, ""), cells.get(STAND_IN, ""))
+    conditions = (cells.get(CACHE_STATE, ""), cells.get(INSTRUMENT, ""), composition)
+    median_us = valid_duration(cells.get(MICROBENCH_MEDIAN, "")) or average_us
+    yield own_run, RunDuration(median_us, conditions, implementation, cells)
+    listed = run_medians(cells.get(POOLED_RUN_DURATIONS, ""))
+    # Of a duration that was replaced since, the conditions are not known.
+    for run_id, us in listed.items() if own_run in listed else ():
+        if run_id != own_run:
+            yield run_id, RunDuration(us, conditions, implementation, None)
+
+
+def run_medians(cell: str) -> dict[str, float]:
+    """Returns the medians in a cell of Pooled Run Durations, in microseconds, by run id."""
+    parts = (part.rpartition(" ") for part in cell.split("; "))
+    return {run_id: us for run_id, _, text in parts if (us := valid_duration(text)) is not None}
 
 
 def _pool_table(
@@ -135,44 +220,76 @@ def _pool_table(
 ) -> list[PooledRow]:
     table = database.read(kernel_type)
     rows = TableEdit(table.frame)
-    before = {name: list(rows[name]) for name in POOLED}
-    pooled = []
-    for position, signature in enumerate(signatures(kernel_type, table.frame)):
-        own, own_run = _row_duration(rows, position), rows[RUN_ID][position]
-        cells = dict.fromkeys(POOLED, "")
-        if own is not None:
-            runs = {**durations.get(RowName(kernel_type, signature), {}), own_run: own}
-            row = _pool_row(kernel_type, rows[INPUT_SHAPES][position], own_run, runs, manifests)
+    pooled: list[PooledRow] = []
+    lost: list[int] = []
+    is_changed = False
+    for position, (cells, signature) in enumerate(
+        zip(_rows(table.frame), signatures(kernel_type, table.frame), strict=True)
+    ):
+        now = dict.fromkeys(POOLED, "")
+        of_row = dict(_row_durations(cells))
+        if of_row:
+            kept = durations.get(RowName(kernel_type, signature), {})
+            own_run = cells.get(RUN_ID, "")
+            row = _pool_row(kernel_type, cells, own_run, {**of_row, **kept, own_run: of_row[own_run]}, manifests)
             pooled.append(row)
-            cells = _cells(row)
-        for name, cell in cells.items():
-            rows[name][position] = cell
-    if any(rows[name] != before[name] for name in POOLED):
+            now = pooled_cells(row)
+            if row.representative != own_run:
+                now |= _taken_cells(cells, kept[row.representative])
+                if own_run not in kept or kept[own_run].source is None:
+                    lost.append(position)
+        for name, cell in now.items():
+            if cells.get(name, "") != cell:
+                rows[name][position] = cell
+                is_changed = True
+    if lost:
+        history.save_replaced(database, COMBINE, kernel_type, table.frame.iloc[lost])
+    if is_changed:
         database.write(Table(kernel_type, table.path, rows.frame()))
     return pooled
 
 
+def _taken_cells(cells: Mapping[str, str], duration: RunDuration) -> dict[str, str]:
+    """Returns the cells of a row that change with its duration; the status of a later run stays."""
+    taken = {**{name: "" for name in cells if is_microbench_column(name)}, **duration.cells}
+    if Status.from_cell(cells.get(STATUS, "")) is not Status.MEASURED:
+        taken.pop(STATUS_REASON, None)
+    return taken
+
+
 def _pool_row(
     kernel_type: str,
-    input_shapes: str,
+    cells: Mapping[str, str],
     own_run: str,
     runs: Mapping[str, RunDuration],
     manifests: Mapping[str, Manifest],
 ) -> PooledRow:
     own, software = runs[own_run], _software(manifests.get(own_run))
     alike = {
-        run_id: run.median_us
-        for run_id, run in runs.items()
-        if (run.cache_state, run.instrument) == (own.cache_state, own.instrument)
+        run_id: run
+        for run_id, run in sorted(runs.items())
+        if run.conditions == own.conditions
+        and (run.implementation == own.implementation or not (run.implementation and own.implementation))
         and _software(manifests.get(run_id)) in (software, None)
     }
     of_machine: dict[tuple[str, ...], list[float]] = {}
-    for run_id, median_us in alike.items():
-        of_machine.setdefault(_machine(manifests.get(run_id)), []).append(median_us)
-    medians = [median(each) for each in of_machine.values()]
-    median_us = median(alike.values())
-    spread = (max(medians) - min(medians)) / median_us if len(medians) > 1 else None
-    return PooledRow(kernel_type, input_shapes, median_us, len(alike), len(medians), spread)
+    for run_id, run in alike.items():
+        of_machine.setdefault(_machine(manifests.get(run_id)), []).append(run.median_us)
+    machines = [median(each) for each in of_machine.values()]
+    median_us = median(run.median_us for run in alike.values())
+    representative = min(
+        (run_id for run_id in reversed(alike) if alike[run_id].source is not None),
+        key=lambda run_id: (alike[run_id].is_noisy, abs(alike[run_id].median_us - median_us)),
+    )
+    return PooledRow(
+        kernel_type,
+        cells.get(INPUT_SHAPES, ""),
+        median_us,
+        len(machines),
+        (max(machines) - min(machines)) / median_us if len(machines) > 1 else None,
+        {run_id: run.median_us for run_id, run in alike.items()},
+        representative,
+    )
 
 
 def _software(manifest: Manifest | None) -> tuple[frozenset[str], str] | None:
@@ -189,10 +306,12 @@ def _machine(manifest: Manifest | None) -> tuple[str, ...]:
     return tuple(serials) or (manifest.host,)
 
 
-def _cells(row: PooledRow) -> dict[str, str]:
+def pooled_cells(row: PooledRow) -> dict[str, str]:
+    """Returns the Pooled cells of a row."""
     return {
         POOLED_MEDIAN: microseconds(row.median_us),
         POOLED_RUNS: str(row.runs),
         POOLED_MACHINES: str(row.machines),
         POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
+        POOLED_RUN_DURATIONS: "; ".join(f"{run_id} {microseconds(us)}" for run_id, us in row.run_medians.items()),
     }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+
+import numpy as np
 
 from opatlas.combine.apply import CombineResult
-from opatlas.combine.pool import PooledRow
+from opatlas.combine.compositions import DroppedRows
+from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, pooled_cells
 from opatlas.combine.sources import CombineSources
 from opatlas.combine.table import Conflict
-from opatlas.model.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.model.schema import AVERAGE, INPUT_SHAPES, POOLED, PROFILING_AVERAGE, RUN_ID
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.store.write_back import RecoveredJournal
@@ -24,7 +26,9 @@ from opatlas.text import (
 )
 
 CONFLICTS_SHOWN = 10
-POOLED_SHOWN = 5
+#: Kernel types with rows that disagree, or were dropped.
+DISAGREEING_SHOWN = 10
+_DISAGREEMENT_HEADER = ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID)
 _HEADER = (
     *("Kernel Type", "Signature", INPUT_SHAPES),
     *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
@@ -37,7 +41,8 @@ def summary(
     opened: CombineSources,
     result: CombineResult,
     pooled: Sequence[PooledRow] | None,
-    conflict_report: Path | None,
+    dropped: DroppedRows | None,
+    reports: Mapping[str, Path],
     *,
     dry_run: bool,
 ) -> str:
@@ -46,7 +51,8 @@ def summary(
     Args:
         recovered: journals of the target that were written back first.
         pooled: the rows whose runs were pooled; None without --pool.
-        conflict_report: the path of the list of conflicts; None without conflicts.
+        dropped: the compositions that were moved away; None without --drop-compositions.
+        reports: the files of further lists, by what they list.
         dry_run: whether nothing was written.
     """
     statuses = ", ".join(f"{count:,} {status}" for status, count in result.statuses.most_common() if status)
@@ -80,14 +86,15 @@ def summary(
     lines += unknown_dtype_lines(result.unknown_dtypes)
     lines += _largest_conflicts(conflicts)
     lines += _pool_lines(pooled) if pooled is not None else []
+    lines += _drop_lines(dropped) if dropped is not None else []
     if result.clocks_ahead:
         lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
         lines += [f"  {run_id}" for run_id in result.clocks_ahead]
     if opened.ignored:
         lines += ["", "ignored (communication has another schema):"]
         lines += [f"  {path}" for path in opened.ignored]
-    if conflict_report is not None:
-        lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
+    for what, path in reports.items():
+        lines += ["", f"{what} would be in:" if dry_run else f"{what}:", f"  {path}"]
     lines += ["", "database:", f"  {target}"]
     lines += [wrap(str(result.mapping), indent=2)] if result.mapping is not None else []
     return "\n".join(lines)
@@ -150,24 +157,69 @@ def _largest_conflicts(conflicts: Sequence[Conflict]) -> list[str]:
     return lines
 
 
+def write_disagreements(database: Database, pooled: Sequence[PooledRow], at: float) -> Path | None:
+    """Writes the rows whose machines disagree to `reports/`, the worst first; returns the path, or None without any.
+
+    Raises:
+        OpAtlasError: the file cannot be written.
+    """
+    rows = _disagreeing(pooled)
+    if not rows:
+        return None
+    path = database.new_report_path("pool_disagreements", at)
+    write_rows(path, _DISAGREEMENT_HEADER, map(_disagreement_cells, rows))
+    return path
+
+
+def _disagreement_cells(row: PooledRow) -> tuple[str, ...]:
+    cells = pooled_cells(row)
+    return (row.kernel_type, row.input_shapes, *(cells[name] for name in POOLED), row.representative)
+
+
+def _disagreeing(pooled: Sequence[PooledRow]) -> list[PooledRow]:
+    """Returns the rows whose machines differ by more than SPREAD_LIMIT, the worst first."""
+    found = [row for row in pooled if row.spread is not None and row.spread > SPREAD_LIMIT]
+    return sorted(found, key=lambda row: -(row.spread or 0))
+
+
 def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
-    """Returns lines with the runs and machines of rows, and the rows with the widest spread between machines."""
+    """Returns lines with the runs and machines of rows, the spread, and the kernel types whose machines disagree."""
     lines = ["", "runs of each row, pooled:"]
     kinds = Counter((row.runs, row.machines) for row in pooled)
     lines += [
         f"  {pluralize(count, 'row')}: {pluralize(runs, 'run')} on {pluralize(machines, 'machine')}"
         for (runs, machines), count in sorted(kinds.items(), reverse=True)
     ]
-    spread = sorted((row for row in pooled if row.spread is not None), key=lambda row: -(row.spread or 0))
-    if spread:
-        middle = median(row.spread or 0 for row in spread)
-        lines.append(f"  spread between machines: {middle:.1%} in the median, {spread[0].spread:.1%} at most; widest:")
-    for row in spread[:POOLED_SHOWN]:
+    spreads = [row.spread for row in pooled if row.spread is not None]
+    if not spreads:
+        return lines
+    low, high = (f"{each:.1%}" for each in np.quantile(spreads, (0.5, 0.9)))
+    lines.append(f"  spread between machines: {low} in the median, {high} at p90, {max(spreads):.1%} at most")
+    worst: dict[str, list[PooledRow]] = {}
+    for row in _disagreeing(pooled):
+        worst.setdefault(row.kernel_type, []).append(row)
+    of_type = Counter(row.kernel_type for row in pooled)
+    count = sum(map(len, worst.values()))
+    if count:
+        lines.append(f"  over {SPREAD_LIMIT:.0%}: {pluralize(count, 'row')}; by kernel type, with the widest row:")
+    for kernel_type, (row, *others) in list(worst.items())[:DISAGREEING_SHOWN]:
         lines.append(
-            f"  {shorten(row.kernel_type, 18):18} {shorten(row.input_shapes, 24):24} "
-            f"{row.median_us:>10.2f} us {row.spread:>8.1%}"
+            f"  {shorten(kernel_type, 18):18} {len(others) + 1:>5,} of {of_type[kernel_type]:<6,} "
+            f"{shorten(row.input_shapes, 22):22} {row.median_us:>9.2f} us {row.spread:>7.1%}"
         )
+    if len(worst) > DISAGREEING_SHOWN:
+        lines.append(f"  and {pluralize(len(worst) - DISAGREEING_SHOWN, 'kernel type')}")
     return lines
+
+
+def _drop_lines(dropped: DroppedRows) -> list[str]:
+    """Returns lines with the kernel types that lost compositions."""
+    count = sum(dropped.rows.values())
+    lines = ["", f"compositions moved to pruned/: {count:,}"]
+    lines += [f"  {kernel_type}: {rows:,}" for kernel_type, rows in dropped.rows.most_common(DISAGREEING_SHOWN)]
+    if len(dropped.rows) > DISAGREEING_SHOWN:
+        lines.append(f"  and {pluralize(len(dropped.rows) - DISAGREEING_SHOWN, 'kernel type')}")
+    return lines + ([f"  kept, for their captured durations: {dropped.captured:,}"] if dropped.captured else [])
 
 
 def _ratio(ratio: float) -> str:

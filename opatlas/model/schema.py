@@ -112,7 +112,9 @@ POOLED_MEDIAN = "Pooled Median Duration(us)"
 POOLED_RUNS = "Pooled Runs"
 POOLED_MACHINES = "Pooled Machines"
 POOLED_SPREAD = "Pooled Machine Spread(%)"
-POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
+#: Each run and its median: "20261121T120000-aaaaaa 10.0000; 20261122T120000-aaaaaa 11.0000".
+POOLED_RUN_DURATIONS = "Pooled Run Durations(us)"
+POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD, POOLED_RUN_DURATIONS)
 
 #: Columns that only OpAtlas writes; new files have them at the end, in this order.
 OWN = (

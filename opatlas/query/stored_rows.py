@@ -23,6 +23,7 @@ from opatlas.model.schema import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     POOLED_MACHINES,
+    POOLED_RUN_DURATIONS,
     POOLED_SPREAD,
     PROFILING_AVERAGE,
     PROFILING_SAMPLES,
@@ -113,16 +114,20 @@ class StoredRows:
         return cells
 
     @cached_property
+    def is_pooled(self) -> list[bool]:
+        """Whether the Pooled cells of each row are those of its duration, and not of one that was replaced since."""
+        runs = zip(self.run_id, self.cells(POOLED_RUN_DURATIONS), strict=True)
+        return [bool(run_id) and run_id in cell for run_id, cell in runs]
+
+    @cached_property
     def machine_floors(self) -> Floats:
-        """The `machine_floor` of each row, by its Pooled columns, which are those of its replayed duration."""
-        pooled = zip(self.cells(POOLED_MACHINES), self.cells(POOLED_SPREAD), self.run_id, strict=True)
-        return np.array(
-            [
-                machine_floor(parse_whole(machines) if run_id else None, _share(percent))
-                for machines, percent, run_id in pooled
-            ],
-            dtype=np.float64,
-        )
+        """The `machine_floor` of each row, by its Pooled cells."""
+        pooled = zip(self.is_pooled, self.cells(POOLED_MACHINES), self.cells(POOLED_SPREAD), strict=True)
+        floors = [
+            machine_floor(parse_whole(machines) if holds else None, _share(percent))
+            for holds, machines, percent in pooled
+        ]
+        return np.array(floors, dtype=np.float64)
 
     def find(self, question: Question) -> list[int]:
         """Returns the positions of the rows that have all cells of a question, one for each signature."""

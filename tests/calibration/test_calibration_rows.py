@@ -12,7 +12,7 @@ import pytest
 from opatlas.calibration.rows import CALIBRATION, ROWS, CalibrationRow, choose, read_set, stored_durations, write_set
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import list_databases, shipped_note
-from tests.query.tables import product_rows, write_table
+from tests.query.tables import RUN, product_rows, write_table
 
 #: Databases of a whole catalog that ship.
 SHIPPED = [path for path in list_databases() if len(list(path.glob("[!.h]*.csv"))) > 30 and shipped_note(path)]
@@ -47,7 +47,8 @@ def test_rows_that_tell_little_of_a_machine_are_left_out(tmp_path: Path) -> None
     rows.loc[1, "Stand-In"] = "composition of 2 torch operators (mm, add)"
     rows.loc[2, "Status"] = "failed"
     rows.loc[3, "Average Duration(us)"] = "900000"
-    rows.loc[4, ["Pooled Machines", "Pooled Machine Spread(%)"]] = ["3", "40.00"]
+    pooled = {"Pooled Machines": "3", "Pooled Machine Spread(%)": "40.00", "Pooled Run Durations(us)": f"{RUN} 54.0"}
+    rows.loc[4, list(pooled)] = list(pooled.values())
     rows.loc[5, "Cache State"] = "warm"
     write_table(tmp_path, "MatMulV2", rows.fillna(""))
     assert durations_of(tmp_path) == [56.0, 57.0]
@@ -62,7 +63,7 @@ def test_durations_are_spread_evenly_over_the_octaves(tmp_path: Path) -> None:
 
 def test_the_median_of_the_runs_counts(tmp_path: Path) -> None:
     pooled = {"Pooled Median Duration(us)": "60.0", "Pooled Machines": "3", "Pooled Machine Spread(%)": "2.00"}
-    write_table(tmp_path, "MatMulV2", products([50.0], **pooled))
+    write_table(tmp_path, "MatMulV2", products([50.0], **pooled, **{"Pooled Run Durations(us)": f"{RUN} 60.0; b 62.0"}))
     (row,) = stored_durations(tmp_path, choose(tmp_path))
     assert row.median_us == 60.0
     assert row.half_width == pytest.approx(0.036, abs=0.001)

@@ -75,9 +75,9 @@ def test_one_outlier_does_not_decide(tmp_path: Path) -> None:
 def test_the_spread_of_the_machines_decides_what_is_the_same(tmp_path: Path) -> None:
     ratios = [1.04, 1.05, 1.04, 1.03, 1.04]
     assert fit(tmp_path, ratios).verdict is FitVerdict.SAME
-    close = {"Pooled Machines": "4", "Pooled Machine Spread(%)": "1.00"}
+    close = {"Pooled Machines": "4", "Pooled Machine Spread(%)": "1.00", "Pooled Run Durations(us)": f"{RUN} 1.0"}
     assert fit(tmp_path, ratios, stored=close).verdict is FitVerdict.SCALED
-    wide = {"Pooled Machines": "4", "Pooled Machine Spread(%)": "4.00"}
+    wide = {**close, "Pooled Machine Spread(%)": "4.00"}
     assert fit(tmp_path, ratios, stored=wide).verdict is FitVerdict.SAME
 
 

@@ -15,8 +15,10 @@ from opatlas.combine.pool import pool
 from opatlas.model.schema import (
     POOLED_MACHINES,
     POOLED_MEDIAN,
+    POOLED_RUN_DURATIONS,
     POOLED_RUNS,
     POOLED_SPREAD,
+    STATUS_GROUP,
 )
 from opatlas.store import history
 from opatlas.store.database import Database
@@ -47,6 +49,12 @@ def run(database: Database, run_id: str, duration_us: float, machine: str, *, to
 def pooled_cells(database: Database) -> list[tuple[str, ...]]:
     columns = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
     return [tuple(row.get(name, "") for name in columns) for row in read(database)]
+
+
+def duration(database: Database) -> tuple[str, str]:
+    """The duration of the first row, and its run."""
+    row = read(database)[0]
+    return row["Average Duration(us)"], row["Run ID"]
 
 
 def pooled(database: Database) -> list[tuple[str, ...]]:
@@ -120,7 +128,7 @@ def test_databases_of_several_machines_are_pooled_by_the_command(
         run(other, run_id, duration_us, run_id)
     assert main(["combine", str(database.path), *(str(other.path) for other in others), "--pool"]) == 0
     assert pooled_cells(database)[0] == ("11.0000", "3", "3", "45.45")
-    assert read(database)[0]["Average Duration(us)"] == "15.0000", "the newest run's, as without --pool"
+    assert duration(database) == ("11.0000", RUNS[1])
     golden("combine_pool.txt", re.sub(r"\d{8}_\d{6}", "DATE_TIME", capsys.readouterr().out).replace(f"{tmp_path}/", ""))
     before = database.csv_path("Abs").read_bytes()
     assert main(["combine", str(database.path), "--pool"]) == 0
@@ -142,3 +150,117 @@ def test_a_row_that_was_edited_brings_no_duration_of_its_old_shape(database: Dat
     (row,) = read(target)
     assert (row["Input Shapes"], row["Average Duration(us)"]) == (cells(7)["Input Shapes"], "")
     assert pooled_cells(target)[0] == ("", "", "", "")
+
+
+def test_a_row_gets_the_duration_of_the_median_run_whole(database: Database) -> None:
+    for run_id, samples_us, machine in zip(RUNS, ([30.0, 34.0], [21.0, 21.5], [10.0]), ("1", "2", "3"), strict=False):
+        records = [record(1, *samples_us, run=run_id)]
+        write_back(database, records, UpdateMode.ALL, prune=False)
+        run(database, run_id, samples_us[0], machine)
+        history.file_path(database, run_id).unlink()
+        history.add(database, JournalHeader(run_id, "all", prune=False), records)
+    pooled(database)
+    (row, _) = read(database)
+    assert row["Run ID"] == RUNS[1]
+    assert (row["Average Duration(us)"], row["MicroBench Samples"], row["MicroBench Min Duration(us)"]) == (
+        *("21.2500", "2"),
+        "21.0000",
+    )
+    assert row[POOLED_RUN_DURATIONS] == f"{RUNS[0]} 32.0000; {RUNS[1]} 21.2500; {RUNS[2]} 10.0000"
+    before = database.csv_path("Abs").read_bytes()
+    pooled(database)
+    assert database.csv_path("Abs").read_bytes() == before
+
+
+def test_of_two_runs_that_are_equally_near_the_newer_counts(database: Database) -> None:
+    run(database, RUNS[1], 20.0, "GPU-1")
+    run(database, RUNS[0], 10.0, "GPU-2")
+    pooled(database)
+    assert duration(database) == ("20.0000", RUNS[1])
+
+
+def test_a_noisy_run_does_not_represent_quiet_ones(database: Database) -> None:
+    for run_id, samples_us in zip(RUNS, ([10.0] * 4, [1.0, 11.0, 11.0, 21.0], [15.0] * 4), strict=False):
+        run(database, run_id, 1.0, run_id)
+        records = [record(1, *samples_us, run=run_id)]
+        write_back(database, records, UpdateMode.ALL, prune=False)
+        history.file_path(database, run_id).unlink()
+        history.add(database, JournalHeader(run_id, "all", prune=False), records)
+    assert pooled(database)[0] == ("11.0000", "3", "3", "45.45")
+    assert duration(database) == ("10.0000", RUNS[0])
+
+
+def test_a_composition_is_not_pooled_with_the_kernel(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1")
+    composed = record(1, 30.0, run=RUNS[1], stand_in="composition of 2 torch operators (abs, mul)")
+    write_back(database, [composed], UpdateMode.ALL, prune=False)
+    history.add(database, JournalHeader(RUNS[1], "all", prune=False), [composed])
+    assert pooled(database)[0] == ("30.0000", "1", "1", "")
+
+
+def test_a_database_without_histories_keeps_what_was_pooled_and_adds_to_it(database: Database) -> None:
+    for run_id, duration_us in zip(RUNS, (10.0, 11.0, 15.0), strict=False):
+        run(database, run_id, duration_us, run_id)
+    shipped = pooled(database)[0]
+    for path in database.runs_dir.glob("*.gz"):
+        path.unlink()
+    assert pooled(database)[0] == shipped == ("11.0000", "3", "3", "45.45")
+    # A session replaces the duration: its row is saved with the runs that it was pooled with.
+    run(database, RUNS[3], 20.0, "GPU-9")
+    assert pooled(database)[0] == ("13.0000", "4", "4", "76.92")
+    assert duration(database)[0] in ("11.0000", "15.0000")
+
+
+def test_a_duration_that_no_history_has_is_saved_before_the_median_run_replaces_it(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1")
+    run(database, RUNS[1], 11.0, "GPU-2")
+    row = {**read(database)[0], "Average Duration(us)": "99.0", "Run ID": RUNS[4]}
+    write(database, [{**row, "MicroBench Median Duration(us)": "99.0"}])
+    manifest = (database.runs_dir / f"{RUNS[0]}.json").read_text().replace("GPU-1", "GPU-3")
+    (database.runs_dir / f"{RUNS[4]}.json").write_text(manifest)
+    assert pooled(database)[0] == ("11.0000", "3", "3", "809.09")
+    assert duration(database) == ("11.0000", RUNS[1])
+    pooled(database)
+    (saved,) = history.replaced_tables(database)
+    assert "99.0" in saved.read_text()
+    assert pooled_cells(database)[0] == ("11.0000", "3", "3", "809.09")
+
+
+def test_the_status_of_a_later_run_stays(database: Database) -> None:
+    for run_id, duration_us in zip(RUNS, (10.0, 11.0, 15.0), strict=False):
+        run(database, run_id, duration_us, run_id)
+    write_back(database, [record(1, run=RUNS[3])], UpdateMode.ALL, prune=False)
+    before = read(database)[0]
+    pooled(database)
+    after = read(database)[0]
+    assert duration(database) == ("11.0000", RUNS[1])
+    assert before["Status"] == "failed"
+    assert [before.get(name) for name in STATUS_GROUP] == [after.get(name) for name in STATUS_GROUP]
+
+
+def test_compositions_move_to_pruned_and_can_come_back(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    composed = {"Quality": "composition", "Stand-In": "composition of 2 torch operators (abs, mul)"}
+    rows = [
+        {**cells(1), "Average Duration(us)": "10.0", "Quality": "quiet"},
+        {**cells(2), "Average Duration(us)": "20.0", **composed},
+        {**cells(3), "Average Duration(us)": "30.0", "Profiling Average Duration(us)": "25.0", **composed},
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    write(database, [{name: row.get(name, "") for name in names} for row in rows])
+    write(database, [{name: rows[1].get(name, "") for name in names}], "Neg")
+    before = [row["Input Shapes"] for row in read(database)]
+    assert main(["combine", str(database.path), "--drop-compositions", "--dry-run"]) == 0
+    assert [row["Input Shapes"] for row in read(database)] == before
+    assert main(["combine", str(database.path), "--drop-compositions"]) == 0
+    assert [row["Input Shapes"] for row in read(database)] == [before[0], before[2]]
+    assert not database.csv_path("Neg").exists()
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
+    assert sorted(row["Input Shapes"] for row in read(database)) == before
+    assert read(database, "Neg")[0]["Average Duration(us)"] == "20.0"
+
+
+def test_compositions_of_an_implementation_are_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "db/implementations/flashinfer-0.5.3"
+    folder.mkdir(parents=True)
+    write(Database(folder), [cells(1)])
+    assert main(["combine", str(folder), "--drop-compositions"]) == 2

@@ -14,7 +14,7 @@ from opatlas.model.quality import valid_duration
 from opatlas.model.row_kind import row_kind
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.store.database import Database
-from tests.query.tables import product_rows, write_table
+from tests.query.tables import RUN, product_rows, write_table
 
 SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").exists()]
 
@@ -171,3 +171,32 @@ def test_neither_torch_nor_pytest_is_imported(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("machines", "spread", "runs", "half_width"),
+    [
+        ("3", "6.00", RUN, 0.108),  # 1.8 times the spread
+        ("3", "0.10", RUN, 0.021),  # the samples of one machine differ as much
+        ("8", "6.00", RUN, 0.042),
+        ("40", "6.00", RUN, 0.042),
+        ("2", "6.00", RUN, 0.06),
+        ("2", "1.00", RUN, 0.053),
+        ("3", "6.00", "20250101T000000-bbbbbb", 0.053),  # of a duration that was replaced
+        ("3", "", RUN, 0.053),
+        ("3", "-1", RUN, 0.053),
+        ("three", "6.00", RUN, 0.053),
+    ],
+)
+def test_the_spread_between_machines_is_the_floor_of_an_interval(
+    tmp_path: Path, machines: str, spread: str, runs: str, half_width: float
+) -> None:
+    pooled = {"Pooled Machines": machines, "Pooled Machine Spread(%)": spread, "Pooled Run Durations(us)": f"{runs} 1"}
+    rows = product_rows([(16, 512, 1024)], us=[100.0]).assign(**{**pooled, "MicroBench Std Duration(us)": "0"})
+    write_table(tmp_path, "MatMulV2", rows)
+    answer = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
+    assert answer.interval_us == pytest.approx((100 * (1 - half_width), 100 * (1 + half_width)))
+    (many,) = opatlas.open(tmp_path).query_many("MatMulV2", rows)["High(us)"]
+    assert many == pytest.approx(answer.interval_us[1])
+    here = opatlas.open(tmp_path, same_machine=True).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
+    assert here.interval_us == pytest.approx((97.9, 102.1))
