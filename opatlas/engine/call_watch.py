@@ -6,10 +6,12 @@ are found by comparing values with a copy.
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -126,20 +128,24 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
-    """Returns the blocks of a memory and its last bytes."""
+    """Returns the blocks of a memory, and its last bytes if these are no block."""
     if blocks is None:
         return memory
     whole = len(memory) // _BLOCK_BYTES * _BLOCK_BYTES
-    drawn = memory[:whole].view(-1, _BLOCK_BYTES).index_select(0, blocks)
-    return torch.cat([drawn.view(-1), memory[-_BLOCK_BYTES:]])
+    drawn = memory[:whole].view(-1, _BLOCK_BYTES).index_select(0, blocks).view(-1)
+    return drawn if whole == len(memory) else torch.cat([drawn, memory[-_BLOCK_BYTES:]])
 
 
 def _draw_blocks(size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Draws block numbers: the first block, and one block of each stretch, so that a change of two stretches shows."""
+    """Draws block numbers: the first and last block, and one of each stretch, so that a change of two stretches shows.
+
+    The copy to a GPU does not wait for the work before.
+    """
     stretches, blocks = COMPARED_BYTES // _BLOCK_BYTES, size // _BLOCK_BYTES
     ends = [blocks * (i + 1) // stretches for i in range(stretches)]
-    draw = random.Random(seed)
-    return torch.tensor([0, *map(draw.randrange, ends, ends[1:])], device=device)
+    draw = random.Random(seed).random
+    drawn = [end + int(draw() * (after - end)) for end, after in itertools.pairwise(ends)]
+    return torch.tensor([0, *drawn, blocks - 1]).to(device, non_blocking=True)
 
 
 #: Operators other than views that neither compute nor copy. `_local_scalar_dense` reads a number. The first product of
@@ -217,6 +223,7 @@ def may_be_compiled(impl: Callable[..., Any]) -> bool:
     )
 
 
+@cache
 def _is_free(operator: torch._ops.OpOverload) -> bool:
     is_view = any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns)
     return is_view or operator.overloadpacket.__name__ in _FREE

@@ -122,7 +122,8 @@ def _difference(name: str, before: object, after: object) -> str:
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return f"{name} {before} -> {after}"
     missing = object()
-    names = [str(key) for key in {**before, **after} if before.get(key, missing) != after.get(key, missing)]
+    changed = [key for key in {**before, **after} if before.get(key, missing) != after.get(key, missing)]
+    names = [os.fsdecode(key) if isinstance(key, bytes) else str(key) for key in changed]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{name} ({', '.join(names[:_NAMED])}{more})"
 
@@ -168,10 +169,10 @@ def _of_the_system() -> dict[str, Reader]:
     return readers
 
 
-def _environment() -> dict[str, bytes]:
+def _environment() -> dict[bytes, bytes]:
     # Reading os.environ itself decodes each name and value, which takes a hundred times as long.
     variables: Mapping[bytes, bytes] = vars(os.environ)["_data"]
-    return {os.fsdecode(name): value for name, value in variables.items() if name not in _OTHERS_VARIABLES}
+    return {name: value for name, value in variables.items() if name not in _OTHERS_VARIABLES}
 
 
 def _umask() -> str:

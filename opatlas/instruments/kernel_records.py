@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -151,6 +152,7 @@ def _span_us(launched: Sequence[KernelRecord]) -> float:
     return max(ends) - min(record.start_us for record in launched)
 
 
+@cache
 def readable_name(name: str) -> str:
     """Returns the name of a kernel without return type, template arguments and parameters: `at::native::gemm`."""
     plain = torch._C._demangle(name)
