@@ -38,7 +38,7 @@ fuzz: $(VENV)/.installed-for-tests
 
 # The rows that matter most come first, so that a session that is cut off has them; a further one continues it. Rows that
 # fail do not end it.
-GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe quantized norm indexing elementwise topk movement scatter layout \
+GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe quantized attention norm indexing elementwise topk movement scatter layout \
                activation comparison reduction)
 LIBRARY_FILES := $(patsubst %,bench/test_%.py,attention norm activation rope cache moe)
 GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only --repeat-count 10 $(ARGS)

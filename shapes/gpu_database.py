@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
@@ -43,9 +43,10 @@ class DatabasePart:
 
     Attributes:
         pattern: a pattern of the kernel type; "": its only one.
-        sizes: the number of sizes of each shape's axis of tokens; 0: a sample.
+        sizes: the number of sizes of each shape's axis of tokens; 0: a sample, or all points of the grids.
         edges: whether the edges of tiles are there besides.
         rows: the most rows; 0: no limit. A sample has so many.
+        grids: the sizes of some axes, in place of the catalog's.
         dtype: a dtype that the rows have in some slot; "": all dtypes of the catalog.
         limit: a condition that keeps calls short, in the variables of the pattern.
         targets: the models.
@@ -58,6 +59,7 @@ class DatabasePart:
     rows: int = 0
     dtype: str = ""
     limit: str = ""
+    grids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     targets: Targets = MODELS
 
     def kernel(self) -> CatalogKernel:
@@ -68,7 +70,9 @@ class DatabasePart:
             form for form in pattern.forms if not self.dtype or self.dtype in (*form.input_dtypes, *form.output_dtypes)
         )
         limits = (parse_expression(self.limit),) if self.limit else ()
-        return CatalogKernel(self.kernel_type, (replace(pattern, forms=forms, where=(*pattern.where, *limits)),))
+        axes = tuple(replace(axis, grid=self.grids.get(axis.name, axis.grid)) for axis in pattern.axes)
+        limited = replace(pattern, axes=axes, forms=forms, where=(*pattern.where, *limits))
+        return CatalogKernel(self.kernel_type, (limited,))
 
     def write(self, database: Database) -> int:
         """Appends the rows that the database lacks, and returns their number. Raises OpAtlasError."""
@@ -93,6 +97,8 @@ def _samples(*kernel_types: str) -> list[DatabasePart]:
     ]
 
 
+#: Decoding steps: sequences, one query of each, and keys.
+_DECODING = {"s": (1, 8, 32, 64, 128, 256), "t": (1,), "k": (1024, 4096, 8192, 16384)}
 #: One operator of torch on a GPU. MatMulV3 and MatMulCommon would be the same rows as MatMulV2: other names of Ascend.
 TORCH = (
     DatabasePart("MatMulV2", edges=True, limit=_SHORT),
@@ -103,6 +109,13 @@ TORCH = (
     DatabasePart("GroupedMatmul", "grouped_down_quantized", dtype="FLOAT8_E4M3FN"),
     DatabasePart("BatchMatMulV2", edges=True),
     DatabasePart("TransposeBatchMatMul", edges=True),
+    DatabasePart(
+        "FusedInferAttentionScore",
+        "packed_attention",
+        sizes=0,
+        grids={"s": (1, 4, 16), "k": (128, 512, 1024, 2048, 4096, 8192, 16384)},
+    ),
+    DatabasePart("FusedInferAttentionScore", "packed_attention", sizes=8),
     DatabasePart("RmsNorm", "rms_norm"),
     DatabasePart("RmsNorm", "head_rms_norm"),
     DatabasePart("Add", "binary", dtype="BF16"),
@@ -117,6 +130,8 @@ TORCH = (
 )
 #: One kernel of FlashInfer or Liger, which is compiled once for all shapes of a dtype.
 LIBRARIES = (
+    DatabasePart("FusedInferAttentionScore", "paged_attention", sizes=0, grids=_DECODING),
+    DatabasePart("FusedInferAttentionScore", "latent_attention", sizes=0, grids=_DECODING),
     DatabasePart("FusedInferAttentionScore", "paged_attention"),
     DatabasePart("FusedInferAttentionScore", "latent_attention"),
     DatabasePart("FusedInferAttentionScore", "packed_attention"),

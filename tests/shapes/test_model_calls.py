@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
+from opatlas.shapes.gpu_database import FOLDERS, write_gpu_rows
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
 from replaying import replay_functions, replay_of
 
@@ -17,10 +17,10 @@ from opatlas.engine.registry import select_arguments
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.model.signature import signatures
+from opatlas.store.database import Database
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts
 
-REPOSITORY = Path(__file__).parents[2]
 BATCH, CONTEXT = 2, 16
 #: The numbers of each config.json that differ from what transformers takes without one.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
@@ -282,16 +282,26 @@ def test_an_impossible_step_is_refused(model: ModelFacts, numbers: dict[str, Any
         by_part(model, **numbers)
 
 
-def test_calls_meet_the_rows_of_a_database() -> None:
-    folder = REPOSITORY / "database/data/NVIDIA_H200/torch/torch2.11.0_cuda13.0"
+def test_calls_meet_the_rows_of_a_gpu(tmp_path: Path) -> None:
+    write_gpu_rows(tmp_path)
+    databases = [Database(tmp_path / name) for name in FOLDERS]
     calls = model_calls(QWEN3_32B, tp=2, batch=64, context=4096, phase="decode")
 
-    met = set()
-    for call in calls:
-        path = folder / f"{call.kernel_type}.csv"
-        if path.exists():
-            frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-            if call.signature() in signatures(call.kernel_type, frame):
-                met.add(call.part)
+    met = {
+        call.part
+        for call in calls
+        for database in databases
+        if call.signature() in signatures(call.kernel_type, database.read_or_empty(call.kernel_type).frame)
+    }
 
-    assert met >= {"attention_norm", "rope", "o_proj", "ffn_norm", "down", "sample"}
+    assert met >= {
+        "attention_norm",
+        "query_norm",
+        "qkv",
+        "o_proj",
+        "ffn_norm",
+        "gate_up",
+        "down",
+        "lm_head",
+        "attention",
+    }
