@@ -6,10 +6,11 @@ from opatlas.engine.inputs import operands
 from opatlas.engine.inputs.operands import (
     LARGEST,
     bias,
+    blocks,
     expect_int8,
     expect_real_product,
-    expect_scales_of_columns,
     is_fp8,
+    scale_of_blocks,
     scale_range,
 )
 from opatlas.engine.registry import replays
@@ -105,7 +106,8 @@ def test_grouped_matmul(row, replay):
     """Reads operands, scales and groups of rows.
 
     Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
-    8 scale per token (M). Slots 4 to 6, for offsets and weight-only quantization, are not replayed.
+    8 scale per token (M). FP8 may have a scale for each 128 x 128 block of a matrix, in the order of the weight, and
+    then a scale for each 128 columns of a row. Slots 4 to 6, for offsets and quantized weights alone, are not replayed.
     """
     row.expect_inputs(*range(2, 10))
     transposed, (m, k), (experts, n) = _grouped(row)
@@ -118,19 +120,25 @@ def test_grouped_matmul(row, replay):
             "a row without it is a whole mixture of experts, which launches several kernels",
             "restore the slot from the capture, or record the row under the types of these kernels",
         )
-    # INT8 or FP8, with scales for each row and each column; rows do not have scales of blocks.
     quantized = row.input_slots[0].dtype in _QUANTIZED
     if quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
+    of_blocks = False
     if quantized and is_fp8(row, 0, 1):
-        expect_scales_of_columns(row, 3, axes=2)
+        of_blocks = row.has(3) and len(row.shape(3)) == 3
         expect_real_product(row, 2 if row.has(2) else None)
-    row.expect_shapes({2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
+    token = (m, blocks(k)) if of_blocks else (m,)
+    row.expect_shapes({2: (experts, n), 7: (experts,), 8: token} | ({} if of_blocks else {3: (experts, n)}))
+    if of_blocks and not row.has(8):
+        raise row.refuse(INPUT_SHAPES, f"scales of blocks need scales {token} of x in slot 8", "restore the slot")
     whole = LARGEST if quantized else None
     weight = row.matrices(1, rank=3, largest=whole)
+    weight = weight.mT if transposed else weight
     given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
     if quantized:
-        if row.has(3):
+        if of_blocks:
+            given["scale"] = [scale_of_blocks(row, 3, weight, transposed)]
+        elif row.has(3):
             given["scale"] = [row.scale(3, *scale_range(k))]
         elif row.output_slots[0].dtype != "INT32":
             row.assume("no scale slot: the scale is ones")
@@ -143,7 +151,7 @@ def test_grouped_matmul(row, replay):
     replay(
         impl.grouped_matmul,
         [row.matrices(0, rank=2, largest=whole)],
-        [weight.mT if transposed else weight],
+        [weight],
         **given,
         group_list=row.group_list(7, m),
         split_item=2,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from opatlas.engine.inputs.operands import (
     LARGEST,
+    SCALE_BLOCK,
     bias,
+    blocks,
     expect_real_product,
-    expect_scales_of_columns,
     factors,
     is_fp8,
+    scale_of_blocks,
     scale_range,
 )
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
 from opatlas.model.slots import FP8
 
@@ -23,43 +26,56 @@ from .implementations import torch as impl
 def test_quant_matmul(row, replay):
     """Reads the slots x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`.
 
-    x1 and x2 are INT8 or FP8. FP8 has a scale for each token and each column; rows do not have scales of blocks.
+    x1 and x2 are INT8 or FP8. FP8 may have a scale for each 128 x 128 block of x2, in the order of x2, and then a scale
+    for each 128 columns of a token.
     """
     row.expect_inputs(2, 3, 4, 5, 6)
     fp8 = is_fp8(row, 0, 1)
-    if fp8:
-        expect_scales_of_columns(row, 2, axes=1)
+    of_blocks = fp8 and row.has(2) and len(row.shape(2)) == 2
     rank = 2 if len(row.shape(0)) == 2 else None
     a, b = row.matrices(0, largest=LARGEST), row.matrices(1, rank=rank, largest=LARGEST)
     x1, x2 = factors(row, a, b, transposed_b_first=False)
     (m, k), n = x1.shape[-2:], x2.shape[-1]
-    if row.has(2):
+    if of_blocks:
+        if x1.dim() != 2 or x2.dim() != 2:
+            raise row.refuse(INPUT_SHAPES, "a product with scales of blocks has matrices of two axes", "correct them")
+        scale = scale_of_blocks(row, 2, x2, stored_by_columns=x2 is not b)
+    elif row.has(2):
         row.expect_shape(2, (1,), (n,), what="the scale")
         scale = row.scale(2, *scale_range(k))
     else:
         row.assume("no scale slot: the scale is ones")
         scale = row.ones(n)
-    slots = _added(row, m, n, fp8)
+    slots = _added(row, (m, blocks(k)) if of_blocks else (m,), n, fp8)
+    if of_blocks and "pertoken_scale" not in slots:
+        raise row.refuse(
+            INPUT_SHAPES, f"a product with scales of blocks has scales ({m}, {blocks(k)}) of x1", "restore their slot"
+        )
     if fp8:
         expect_real_product(row, slots.get("bias"))
     ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5)}
     added = {
         name: bias(row, slot, k) if name == "bias" else row.tensor(slot, *ranges[name]) for name, slot in slots.items()
     }
+    if of_blocks:
+        added["group_sizes"] = [1, SCALE_BLOCK, SCALE_BLOCK]
     replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
 
 
-def _added(row, m, n, fp8):
+def _added(row, token, n, fp8):
     """Returns the slots of bias, offset and scale per token by argument.
 
     A row of up to four slots lacks absent slots: dtype and size tell what the fourth slot is. A longer row has the
     order of the kernel. An offset is added to INT8 results, so products in FP8 have none.
+
+    Args:
+        token: the shape of the scale per token.
     """
     if len(row.input_slots) > 4:
         added = {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
         for name, slot in added.items():
             # A bias may have the axes of a batch before its own axis.
-            shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [(m,)]}
+            shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [token]}
             row.expect_shape(slot, *shapes[name], what=f"the {name.replace('_', ' ')}")
         if fp8 and "offset" in added:
             raise row.refuse(INPUT_SHAPES, "slot 3 is an offset, which products in FP8 do not have", "remove it")
@@ -67,15 +83,16 @@ def _added(row, m, n, fp8):
     if not row.has(3):
         return {}
     shape, dtype = row.shape(3), row.input_slots[3].dtype
-    if dtype == "FLOAT" and shape == (m,):
+    if dtype == "FLOAT" and shape == token:
         return {"pertoken_scale": 3}
     if dtype == "FLOAT" and shape in ((1,), (n,)) and not fp8:
         return {"offset": 3}
     if dtype in ("INT32", "BF16", "FLOAT16", "FLOAT") and shape[-1:] == (n,):
         return {"bias": 3}
+    of_token = ",".join(map(str, token))
     raise row.refuse(
         INPUT_SHAPES,
-        f"slot 3 is neither a scale per token (FLOAT, {m}), nor an offset (FLOAT, 1 or {n}), nor a bias ({n})",
+        f"slot 3 is neither a scale per token (FLOAT, {of_token}), nor an offset (FLOAT, 1 or {n}), nor a bias ({n})",
         "correct its shape or its dtype",
     )
 
@@ -120,6 +137,29 @@ def test_dynamic_quant(row, replay):
     elif name in FP8:
         smooth["dst_type"] = row.output_dtype()
     replay(impl.dynamic_quant, x, **smooth, expected=formulas.dynamic_quant)
+
+
+@replays("DynamicBlockQuant", npu="torch_npu.npu_dynamic_block_quant")
+def test_dynamic_block_quant(row, replay):
+    """Reads the slot x (..., N). Output 1 has the scale of each 128 columns of a row, as activations are quantized."""
+    row.expect_inputs(1)
+    x = row.tensor(0, -4.0, 4.0)
+    if x.dim() < 2 or not x.shape[-1]:
+        raise row.refuse(INPUT_SHAPES, "slot 0 must have two axes or more", "correct its shape")
+    scales = (*x.shape[:-1], blocks(x.shape[-1]))
+    if len(row.output_slots) < 2 or row.output_shape(1) != scales:
+        raise Unsupported(f"{row.kernel_type} is replayed for blocks of 1 x {SCALE_BLOCK}: output 1 is {scales} then")
+    if row.output_slots[0].dtype not in FP8 | {"INT8"}:
+        raise row.refuse(OUTPUT_DTYPES, "the kernel quantizes to INT8 or FP8", "correct the dtype of output 0")
+    replay(
+        impl.dynamic_block_quant,
+        x,
+        dst_type=row.output_dtype(),
+        row_block_size=1,
+        col_block_size=SCALE_BLOCK,
+        output_slots=(0, 1),
+        expected=formulas.dynamic_block_quant,
+    )
 
 
 @replays("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore", npu="torch_npu.npu_add_rms_norm_dynamic_quant")

@@ -226,6 +226,17 @@ def _grouped(m: str, k: str, n: str, *, quantized: bool) -> dict[str, Any]:
     }
 
 
+def _grouped_blocks(m: str, k: str, n: str) -> dict[str, Any]:
+    """Returns a grouped product in FP8 of x (M, K) and weights (E, N, K), with scales of blocks as in DeepSeek-V3."""
+    rows, columns = f"({n} + 127) // 128", f"({k} + 127) // 128"
+    return {
+        "axes": {"m": "tokens", "experts": _EXPERTS},
+        "inputs": [[m, k], ["e", n, k], None, ["e", rows, columns], None, None, None, ["e"], [m, columns]],
+        "outputs": [[m, n]],
+        "forms": ["FLOAT8_E4M3FN;FLOAT8_E4M3FN;;FLOAT;;;;INT64;FLOAT -> BF16"],
+    }
+
+
 #: A grouped product with the gate's activation; the result is quantized again.
 GROUPED_SWIGLU_QUANTIZED = {
     "axes": {"m": "tokens", "experts": _EXPERTS},
@@ -310,6 +321,8 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "grouped_down": _grouped("m", "w", "h", quantized=False),
     "grouped_gate_up_quantized": _grouped("m", "h", "2 * w", quantized=True),
     "grouped_down_quantized": _grouped("m", "w", "h", quantized=True),
+    "grouped_gate_up_blocks": _grouped_blocks("m", "h", "2 * w"),
+    "grouped_down_blocks": _grouped_blocks("m", "w", "h"),
     "grouped_swiglu_quantized": GROUPED_SWIGLU_QUANTIZED,
     "dispatch_ffn_combine": _dispatch(quantized=False),
     "dispatch_ffn_combine_quantized": _dispatch(quantized=True),

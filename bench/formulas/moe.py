@@ -15,10 +15,11 @@ from opatlas.engine.formula import (
     per_row,
     to_float64,
 )
+from opatlas.engine.inputs.operands import SCALE_BLOCK
 from opatlas.engine.result_check import Picks, Rounded
 
 from .activation import gate_halves
-from .quantized import FP8, dequantize, sum_of_products
+from .quantized import FP8, dequantize, steps_of_product, sum_of_blocks, sum_of_products
 
 At = tuple[torch.Tensor, ...]
 
@@ -104,7 +105,7 @@ def _depth(x: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
     return x[0].shape[1]
 
 
-@per_element(terms=_depth)
+@per_element(terms=_depth, steps=steps_of_product)
 def grouped_matmul(
     at: At,
     x: Sequence[torch.Tensor],
@@ -119,12 +120,19 @@ def grouped_matmul(
 ) -> torch.Tensor | Rounded:
     """Computes y[i, j] = `dequantize` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
+    With scales of blocks: of the sum over k of x[i, k] token[i, k / 128] w[e, k, j] scale[e, k / 128, j / 128].
+
     Source: torch_npu.npu_grouped_matmul.
     """
     i, j = at
     e = torch.searchsorted(group_list, i, right=True)
     rows, columns = elements(x[0], (i,)), elements(weight[0].mT, (e, j))
-    scale_of, bias_of = (None if values is None else values[0][e, j] for values in (scale, bias))
+    bias_of = None if bias is None else bias[0][e, j]
+    if scale is not None and scale[0].dim() == 3:
+        assert per_token_scale is not None
+        total = sum_of_blocks(rows, columns, per_token_scale[0][i], scale[0].mT[e, j // SCALE_BLOCK])
+        return dequantize(total, None, None, None, bias_of, output_dtype or x[0].dtype)
+    scale_of = None if scale is None else scale[0][e, j]
     total = sum_of_products(rows, columns)
     if rows.is_floating_point() and rows.dtype not in FP8:
         return total if bias_of is None else total + to_float64(bias_of)

@@ -137,8 +137,10 @@ def quant_matmul(
     offset: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     pertoken_scale: torch.Tensor | None = None,
+    group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype,
 ) -> Prepared:
+    _expect(group_sizes is None, "scales of blocks", "scales of rows and columns here")
     _expect(x1.dim() == x2.dim() == 2, f"{x1.dim()} axes", "matrices of two axes")
     _expect_dtype(tuple(_PRODUCTS), x1=x1)
     _expect_dtype(_HALF, result=output_dtype)

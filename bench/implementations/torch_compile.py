@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 
 from opatlas import Prepared, Unsupported, implements
+from opatlas.engine.inputs.operands import SCALE_BLOCK
 
 from .torch.fp8 import FP8
 from .torch.moe import grouped_matmul as torch_grouped_matmul
@@ -44,12 +45,16 @@ def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @implements("QuantBatchMatmulV3")
 def quant_matmul(x1, x2, scale, **added):
+    if "group_sizes" in added and any(size % SCALE_BLOCK for size in x2.shape):
+        raise Unsupported(f"K, N {tuple(x2.shape)}: torch.compile has whole blocks of {SCALE_BLOCK}")
     return _after_set_up(x1.dtype in FP8, torch_quant_matmul, x1, x2, scale, **added)
 
 
 @implements("GroupedMatmul")
-def grouped_matmul(x, weight, **added):
-    return _after_set_up(x[0].dtype in FP8, torch_grouped_matmul, x, weight, **added)
+def grouped_matmul(x, weight, *, scale=None, **added):
+    # torch has no single operator for scales of blocks.
+    has_set_up = x[0].dtype in FP8 and scale is not None and scale[0].dim() == 2
+    return _after_set_up(has_set_up, torch_grouped_matmul, x, weight, scale=scale, **added)
 
 
 def _after_set_up(has_set_up, function, *arguments, **named):

@@ -5,6 +5,7 @@ moe_permute is vLLM's function around its kernel, so the time has the indices th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -198,8 +199,10 @@ def quant_matmul(
     offset: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     pertoken_scale: torch.Tensor | None = None,
+    group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype,
 ) -> Prepared:
+    _expect(group_sizes is None, "scales of blocks", "scales of rows and columns here")
     _expect(x1.dim() == x2.dim() == 2, f"{x1.dim()} axes", "matrices of two axes")
     _expect_dtype(_QUANTIZED, x1=x1, x2=x2)
     _expect_dtype(_HALF, result=output_dtype)

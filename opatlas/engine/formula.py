@@ -69,7 +69,7 @@ def per_element(
     exact: bool = False,
     terms: Callable[..., int] | None = None,
     written: Callable[..., tuple[torch.Tensor, ...]] | None = None,
-    steps: int = 1,
+    steps: int | Callable[..., int] = 1,
 ) -> Callable[[Callable[..., Any]], Formula]:
     """Makes a formula from a function that gets an index tensor for each axis of the result, `at`, then the arguments.
 
@@ -80,7 +80,7 @@ def per_element(
         terms: returns from the arguments the number of inputs that an element needs; default: few.
         written: for a kernel that changes a small part of a large tensor, returns from the arguments the written
             places, which are sampled, too: an index tensor for each of the first axes, all of one length.
-        steps: see Comparison.
+        steps: see Comparison; or a function that returns it from the arguments.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
@@ -173,7 +173,7 @@ class _PerElement:
     exact: bool
     terms: Callable[..., int] | None
     written: Callable[..., tuple[torch.Tensor, ...]] | None
-    steps: int
+    steps: int | Callable[..., int]
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
@@ -190,8 +190,9 @@ class _PerElement:
             chosen, *rest = _coordinates((len(places[0]), *shape[len(places) :]), wanted, seed, device)
             at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
         expected = self.function(at, *arguments, **keywords)
+        steps = self.steps if isinstance(self.steps, int) else self.steps(*arguments, **keywords)
         return [
-            Comparison(elements(result, at), value, self.exact, self.steps)
+            Comparison(elements(result, at), value, self.exact, steps)
             for result, value in pair_results(self, results, expected)
         ]
 

@@ -334,8 +334,9 @@ def model_coverage(
             # A pattern without forms only describes rows that a database may have.
             continue
         dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
-        # Patterns that differ in scales and bias only are one shape, covered by the one with the most sizes.
-        operands = str([[dim.text for dim in slot or ()] for slot in (*pattern.inputs[:2], *pattern.outputs[:1])])
+        # Patterns that differ in scales, bias and the order of axes only are one shape, covered by the pattern with the
+        # most sizes.
+        operands = str([sorted(dim.text for dim in slot or ()) for slot in (*pattern.inputs[:2], *pattern.outputs[:1])])
         for number, shape in enumerate(shapes):
             for model in dict.fromkeys(origin.model for origin in shape.origins):
                 coverage = _shape_coverage(_name(shape, model), axes, by_shape.get(number), sizes)

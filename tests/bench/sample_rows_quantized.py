@@ -22,6 +22,11 @@ DYNAMIC = (
     "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_E4M3FN;FLOAT",
     "3,5,33;33 | FLOAT16;FLOAT16 -> 3,5,33;3,5 | FLOAT8_E5M2;FLOAT",
 )
+DYNAMIC_BLOCKS = (
+    "6,256 | DT_BF16 -> 6,256;6,2 | INT8;FLOAT",
+    "2,3,200 | FLOAT16 -> 2,3,200;2,3,2 | FLOAT8_E5M2;FLOAT",
+    "1,7168 | DT_BF16 -> 1,7168;1,56 | FLOAT8_E4M3FN;FLOAT",
+)
 ADD_RMS_NORM = (
     "6,72;6,72;72;72;72 | FLOAT;FLOAT;FLOAT;FLOAT;FLOAT -> 6,72;6,72;6,72;6;6 | INT8;INT8;FLOAT;FLOAT;FLOAT",
     "6,72;6,72;72 | DT_BF16;DT_BF16;DT_BF16 -> 6,72;1;6,72;6;1 | INT8;INT8;DT_BF16;FLOAT;FLOAT",
@@ -55,10 +60,15 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"9,96;96,64;64;;64;9 | {E4M3};FLOAT;;DT_BF16;FLOAT -> 9,64 | DT_BF16",
         f"9,96;96,64;64 | {E4M3};INT64 -> 9,64 | FLOAT8_E4M3FN",
         f"2,5,40;2,40,72;72 | {E4M3};FLOAT -> 2,5,72 | FLOAT",
+        # Scales of blocks of 128 x 128, and of 128 columns of a token: weights as (K, N), (N, K) and in FRACTAL_NZ.
+        f"9,256;256,384;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16",
+        f"1,208;336,208;3,2;1,2 | {E4M3};FLOAT;FLOAT -> 1,336 | DT_BF16",
+        f"9,256;12,16,16,32;2,3;;384;9,2 | {E4M3};FLOAT;;FLOAT;FLOAT | ND;FRACTAL_NZ;ND;ND;ND;ND -> 9,384 | FLOAT",
     ),
     "AscendQuantV2": QUANTIZE,
     "AscendQuantV2Aicore": QUANTIZE[:1],
     "DynamicQuant": DYNAMIC,
+    "DynamicBlockQuant": DYNAMIC_BLOCKS,
     "AddRmsNormDynamicQuant": ADD_RMS_NORM,
     "TransposeBatchMatMul": (
         "3,5,128;3,128,256 | DT_BF16;DT_BF16 -> 5,3,256 | DT_BF16",

@@ -39,9 +39,20 @@ def test_large_tensors_are_drawn_in_pieces(monkeypatch):
 
 
 PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
+BLOCKS = f"9,256;256,384;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16"
+GROUPED_BLOCKS = f"19,256;5,256,384;;5,2,3;;;;5;19,2 | {FP8_GROUPS} -> 19,384 | DT_BF16"
+DYNAMIC_BLOCKS = "6,300 | DT_BF16 -> 6,300;6,3 | FLOAT8_E4M3FN;FLOAT"
 GROUPED = f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | DT_BF16"
 DYNAMIC = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_E4M3FN;FLOAT"
 DYNAMIC_E5M2 = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_E5M2;FLOAT"
+
+
+KERNEL_TYPES = {
+    "quant_matmul": "QuantBatchMatmulV3",
+    "grouped_matmul": "GroupedMatmul",
+    "dynamic_quant": "DynamicQuant",
+    "dynamic_block_quant": "DynamicBlockQuant",
+}
 
 
 def quantized_with(largest, dtype, scale_of=None):
@@ -76,7 +87,43 @@ def reread(x, dtype):
     return x.view(dtype)
 
 
+def blocks_of(size):
+    """Quantizes blocks of another size, with as many scales."""
+
+    def dynamic_block_quant(x, *, dst_type, row_block_size, col_block_size):
+        y, scale = impl.quantized.dynamic_block_quant(
+            x, dst_type=dst_type, row_block_size=row_block_size, col_block_size=size
+        )
+        return y, scale.repeat_interleave(-(-size // col_block_size), -1)[..., : -(-x.shape[-1] // col_block_size)]
+
+    return dynamic_block_quant
+
+
 MISTAKES = {
+    "the scales of other blocks of the weight": (
+        "quant_matmul",
+        BLOCKS,
+        product_with(lambda a, b, s, _: (a, b, s.flip(0))),
+    ),
+    "scales of blocks of N for those of K": (
+        "quant_matmul",
+        BLOCKS,
+        product_with(lambda a, b, s, _: (a, b, s.flatten().view(3, 2).mT.contiguous())),
+    ),
+    "one scale for a token": (
+        "quant_matmul",
+        BLOCKS,
+        lambda x1, x2, scale, *, pertoken_scale, **how: impl.quantized.quant_matmul(
+            x1, x2, scale, pertoken_scale=pertoken_scale[:, :1].expand(-1, 2), **how
+        ),
+    ),
+    "the scales of the first group for all": (
+        "grouped_matmul",
+        GROUPED_BLOCKS,
+        lambda x, w, *, scale, **how: impl.moe.grouped_matmul(x, w, scale=[scale[0][:1].expand(5, -1, -1)], **how),
+    ),
+    "blocks of 64": ("dynamic_block_quant", DYNAMIC_BLOCKS, blocks_of(64)),
+    "blocks of 256": ("dynamic_block_quant", "6,256 | DT_BF16 -> 6,256;6,2 | FLOAT8_E4M3FN;FLOAT", blocks_of(256)),
     "no scale per token": ("quant_matmul", PRODUCT, without_token_scale),
     "one scale for all columns": ("quant_matmul", PRODUCT, product_with(lambda a, b, s, _: (a, b, s[:1].expand(64)))),
     "E5M2 for E4M3": ("quant_matmul", PRODUCT, product_with(lambda a, b, s, _: (reread(a, torch.float8_e5m2), b, s))),
@@ -113,7 +160,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_of_a_kernel_is_caught(monkeypatch, mistake):
     name, row, wrong = MISTAKES[mistake]
-    kernel_type = {"quant_matmul": "QuantBatchMatmulV3", "grouped_matmul": "GroupedMatmul"}.get(name, "DynamicQuant")
+    kernel_type = KERNEL_TYPES[name]
     assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, row)
 
 
@@ -131,16 +178,26 @@ def test_integers_have_no_place_in_a_product_in_fp8(kernel_type, row, column):
 
 
 @pytest.mark.parametrize(
-    ("kernel_type", "row"),
+    ("kernel_type", "row", "column"),
     [
-        ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16"),
-        ("GroupedMatmul", f"19,256;5,256,384;;5,2,3;;;;5;19,2 | {FP8_GROUPS} -> 19,384 | DT_BF16"),
+        ("QuantBatchMatmulV3", f"9,256;256,384;3,2;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
+        ("QuantBatchMatmulV3", f"9,256;384,256;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
+        ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
+        ("QuantBatchMatmulV3", f"9,256;256,384;2,3 | {E4M3};FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
+        ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9,2 | {E4M3};DT_BF16;FLOAT -> 9,384 | DT_BF16", INPUT_DTYPES),
+        ("QuantBatchMatmulV3", f"2,9,256;2,256,384;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 2,9,384 | DT_BF16", INPUT_SHAPES),
+        ("GroupedMatmul", f"19,256;5,256,384;;5,2,3;;;;5;19 | {FP8_GROUPS} -> 19,384 | DT_BF16", INPUT_SHAPES),
+        ("GroupedMatmul", f"19,256;5,384,256;;5,2,3;;;;5;19,2 | {FP8_GROUPS} -> 19,384 | DT_BF16", INPUT_SHAPES),
+        ("DynamicBlockQuant", "6,256 | DT_BF16 -> 6,256;6,2 | FLOAT16;FLOAT", OUTPUT_DTYPES),
     ],
 )
-def test_scales_of_blocks_are_unsupported(kernel_type, row):
-    outcome = replay_row(kernel_type, row)
-    assert outcome.status is Status.UNSUPPORTED
-    assert "blocks" in outcome.reason
+def test_scales_of_blocks_have_the_order_of_the_weight(kernel_type, row, column):
+    assert_refused(kernel_type, row, column)
+
+
+def test_quantization_of_square_blocks_is_unsupported():
+    row = "256,256 | DT_BF16 -> 256,256;2,2 | FLOAT8_E4M3FN;FLOAT"
+    assert replay_row("DynamicBlockQuant", row).status is Status.UNSUPPORTED
 
 
 @pytest.mark.parametrize(

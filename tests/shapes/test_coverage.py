@@ -87,7 +87,7 @@ def test_patterns_that_differ_in_scales_only_have_their_shapes_in_common(databas
     (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
     assert len(found.shapes) == len({shape.name for shape in found.shapes}) == 4
     assert not any(shape.has_rows for shape in found.shapes)
-    for pattern in kernel.patterns[:3]:
+    for pattern in kernel.patterns[:4]:
         only = CatalogKernel(kernel.kernel_type, (pattern,))
         add_theory_rows(database, only, replace(request(QWEN3_0_6B), sizes_per_shape=16), forms_of_database=False)
         (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)

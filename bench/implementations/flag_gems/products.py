@@ -14,6 +14,7 @@ import triton.language as tl
 from flag_gems.fused.fused_moe import try_get_optimal_moe_config
 
 from opatlas import Prepared, implements
+from opatlas.engine.inputs.operands import SCALE_BLOCK
 
 from .._layouts import real_scale
 from .common import HALF, expect, expect_dtype
@@ -52,13 +53,16 @@ def quant_matmul(
     offset: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     pertoken_scale: torch.Tensor | None = None,
+    group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype,
 ) -> Prepared:
+    """Calls a kernel for scales of rows and columns, or one for scales of blocks."""
     expect(x1.dim() == x2.dim() == 2, f"{x1.dim()} axes", "matrices of two axes")
     expect_dtype(_QUANTIZED, x1=x1, x2=x2)
     expect_dtype(tuple(_TRITON), result=output_dtype)
     expect(offset is None, "an offset", "no offsets")
     expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
+    expect(bias is None or group_sizes is None, "scales of blocks and a bias", "a bias with other scales")
     (m, k), n = x1.shape, x2.shape[1]
     expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
     if x1.is_cuda:
@@ -135,17 +139,24 @@ def _grouped_quantized(
     expect_dtype(tuple(_TRITON), result=dtype)
     expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
     (m, _), (experts, k, n) = rows.shape, weight.shape
+    assert scale is not None
+    of_blocks = scale.dim() == 3
+    expect(bias is None or not of_blocks, "scales of blocks and a bias", "a bias with other scales")
     converted = ["rows sorted into blocks"]
     if not weight.mT.is_contiguous():
         converted.append("weight to (E, N, K)")
     b = weight.mT.contiguous()
-    assert scale is not None
-    b_scale = real_scale(scale, converted)
+    b_scale = real_scale(scale.mT if of_blocks else scale, converted)
     if per_token is None:
         converted.append("a scale of one for each row")
-    a_scale = (torch.ones(m, device=rows.device) if per_token is None else per_token)[:, None]
+    of_rows = torch.ones(m, device=rows.device) if per_token is None else per_token
+    a_scale = of_rows if of_blocks else of_rows[:, None]
     kind = "int8_w8a8" if rows.dtype is torch.int8 else "fp8_w8a8"
-    config = try_get_optimal_moe_config((experts, 2 * n, k), (experts, k, n), 1, kind, m, experts)
+    block = [SCALE_BLOCK, SCALE_BLOCK] if of_blocks else None
+    config = try_get_optimal_moe_config((experts, 2 * n, k), (experts, k, n), 1, kind, m, experts, block)
+    size = config["BLOCK_SIZE_M"]
+    # FlagGems has 48 for 33 to 48 rows of an expert.
+    expect(size & (size - 1) == 0, f"{m // experts} rows of an expert", "blocks of rows that are powers of two")
     owners = torch.searchsorted(ends, torch.arange(m, dtype=ends.dtype, device=ends.device), right=True)
     ids, owned, padded = flag_gems.moe_align_block_size(owners.int()[:, None], config["BLOCK_SIZE_M"], experts)
     out = torch.empty(m, 1, n, dtype=dtype, device=rows.device)
@@ -167,7 +178,8 @@ def _grouped_quantized(
             _TRITON[dtype],
             use_int8_w8a8=rows.dtype is torch.int8,
             use_fp8_w8a8=rows.dtype is not torch.int8,
-            per_channel_quant=True,
+            per_channel_quant=not of_blocks,
+            block_shape=block,
             B_bias=bias,
         )
         return [out[:, 0]]
@@ -187,3 +199,12 @@ def dynamic_quant(
         lambda: flag_gems.per_token_group_quant_fp8(x, x.shape[-1], dtype=dst_type),
         results=lambda found: (found[0], found[1].squeeze(-1)),
     )
+
+
+@implements("DynamicBlockQuant")
+def dynamic_block_quant(x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int) -> Any:
+    expect_dtype(_REAL, x=x)
+    expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dst_type)
+    expect(row_block_size == 1, f"blocks of {row_block_size} rows", "blocks of one row")
+    expect(x.shape[-1] % col_block_size == 0, f"rows of {x.shape[-1]}", f"multiples of {col_block_size}")
+    return flag_gems.per_token_group_quant_fp8(x, col_block_size, dtype=dst_type)

@@ -1,6 +1,6 @@
 """Products in FP8 on the tensor cores of a GPU, with the scales in the same kernel. Written for torch 2.6 to 2.13.
 
-Scales are those of rows and columns, or one for all. torch has scales of blocks of 128 for some GPUs only.
+Scales are those of rows and columns, one for all, or those of blocks of 128.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
+
+from opatlas.engine.inputs.operands import SCALE_BLOCK, blocks
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: The tensor cores multiply matrices of so many rows and columns, or multiples.
@@ -15,6 +18,8 @@ _ALIGNED = 16
 _ADA, _HOPPER = (8, 9), (9, 0)
 #: Grouped products are compiled for Hopper and data-center Blackwell (10.x).
 _AFTER_BLACKWELL = (11, 0)
+#: The scales of so many rows are 16 bytes, which the TMA of a GPU takes at least.
+_ROWS_OF_BLOCKS = 4
 
 
 def scaled_product(
@@ -34,11 +39,11 @@ def scaled_product(
         converted: gets a phrase for each converted argument.
     """
     one_scale = scale.numel() == 1 and token is None
+    real = dtype in (torch.bfloat16, torch.float16) or (dtype is torch.float32 and bias is None)
     if one_scale:
-        real = dtype in (torch.bfloat16, torch.float16) or (dtype is torch.float32 and bias is None)
         taken = real and torch.float8_e4m3fn in (a.dtype, b.dtype)
     else:
-        taken = dtype is torch.bfloat16 and b.dtype is torch.float8_e4m3fn
+        taken = b.dtype is torch.float8_e4m3fn and (dtype is torch.bfloat16 or (real and _cublas_has_scales(a)))
     if not (taken and a.dim() == b.dim() == 2 and _fits(a, b, _ADA if one_scale else _HOPPER)):
         return None
     a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), _real(scale, converted)
@@ -54,6 +59,46 @@ def scaled_product(
     if not one_scale:
         token, of_columns = token.unsqueeze(1), of_columns.expand(b.shape[1]).contiguous().unsqueeze(0)
     return lambda: torch._scaled_mm(a, weight, token, of_columns, bias=bias, out_dtype=dtype, use_fast_accum=False)
+
+
+def block_scaled_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    token: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    converted: list[str],
+) -> Callable[[], torch.Tensor] | None:
+    """Returns a call of `scaled_mm`, which came with torch 2.10; None as for `scaled_product`.
+
+    Args:
+        scale: (K / 128, N / 128).
+        token: (M, K / 128).
+    """
+    taken = dtype in (torch.bfloat16, torch.float32) and a.dtype is b.dtype is torch.float8_e4m3fn and bias is None
+    if not (taken and hasattr(functional, "scaled_mm") and _cublas_has_scales(a) and _fits(a, b, _HOPPER)):
+        return None
+    m, k = a.shape
+    missing = -m % _ROWS_OF_BLOCKS
+    if missing:
+        converted.append(f"x1 to {m + missing} rows")
+        a = functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)
+    converted.append("scales to the order of cuBLAS")
+    # Both are stored by columns; those of the weight have a multiple of four rows.
+    of_rows = functional.pad(token.mT, (0, missing)).contiguous()
+    of_blocks = functional.pad(scale.mT, (0, -blocks(k) % 4)).contiguous()
+    a, weight = _by_rows(a, converted), _by_columns(b, converted)
+    one, square = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
+    return lambda: functional.scaled_mm(a, weight, of_rows.mT, one, of_blocks.mT, square, output_dtype=dtype)[:m]
+
+
+def unscaled_product(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Returns a product (M, N) in float32 of operands that are multiplied by the scales of their blocks before it."""
+    k, n = b.shape
+    of_rows = token.repeat_interleave(SCALE_BLOCK, dim=1)[:, :k]
+    of_blocks = scale.repeat_interleave(SCALE_BLOCK, dim=0)[:k].repeat_interleave(SCALE_BLOCK, dim=1)[:, :n]
+    return torch.matmul(a.float() * of_rows, b.float() * of_blocks)
 
 
 def scaled_groups(
@@ -88,6 +133,12 @@ def scaled_groups(
     return lambda: torch._scaled_grouped_mm(
         a, weight, of_rows, of_columns, offs=offs, out_dtype=dtype, use_fast_accum=False
     )
+
+
+def _cublas_has_scales(a: torch.Tensor) -> bool:
+    """Returns whether cuBLAS has products with scales of rows and of blocks: from CUDA 12.9, for Hopper alone."""
+    cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
+    return a.is_cuda and cuda >= (12, 9) and torch.cuda.get_device_properties(a.device).major == 9
 
 
 def _fits(a: torch.Tensor, b: torch.Tensor, least: tuple[int, int], below: tuple[int, int] = (99, 0)) -> bool:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from opatlas import Prepared
 
 from .activation import swiglu
-from .fp8 import FP8, scaled_groups
+from .fp8 import FP8, block_scaled_product, scaled_groups, unscaled_product
 from .matmul import linear
 from .preparing import may_prepare
 from .quantized import dequantize, dynamic_quant, integer_matmul
@@ -86,8 +86,8 @@ def grouped_matmul(
     """Multiplies rows of x (M, K) by the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
 
     Args:
-        bias, scale: (E, N).
-        per_token_scale: (M).
+        bias, scale: (E, N); scale may be (E, K / 128, N / 128) for FP8.
+        per_token_scale: (M); (M, K / 128) with such a scale.
         group_list: the end of each group of rows.
     """
     assert (split_item, group_type, group_list_type) == (2, 0, 0)
@@ -96,6 +96,9 @@ def grouped_matmul(
     if not bias and dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
         ends = group_list.to(torch.int32)
         return Prepared(lambda: [grouped(rows, matrices, offs=ends)], converted=("ends of groups to int32",))
+    if scale and per_token_scale and scale[0].dim() == 3:
+        own_bias = bias[0] if bias else None
+        return _block_scaled_groups(rows, matrices, scale[0], per_token_scale[0], own_bias, group_list, dtype)
     if rows.dtype in FP8 and not bias:
         converted: list[str] = []
         scale_of, token = (given[0] if given else None for given in (scale, per_token_scale))
@@ -114,6 +117,33 @@ def grouped_matmul(
         else:
             sums = integer_matmul(rows[own], matrices[group])
         result[own] = dequantize(sums, scale_of, None, token, bias_of, dtype)
+    return [result]
+
+
+def _block_scaled_groups(
+    rows: torch.Tensor,
+    matrices: torch.Tensor,
+    scale: torch.Tensor,
+    token: torch.Tensor,
+    bias: torch.Tensor | None,
+    ends: torch.Tensor,
+    dtype: torch.dtype,
+) -> list[torch.Tensor] | Prepared:
+    """Multiplies the groups one after the other: torch has no grouped product with scales of blocks."""
+    groups = list(groups_of(ends))
+    converted: list[str] = []
+    if may_prepare(rows) and groups and bias is None:
+        products = [
+            block_scaled_product(rows[own], matrices[group], scale[group], token[own], None, dtype, converted)
+            for group, own in groups
+        ]
+        calls = [product for product in products if product is not None]
+        if len(calls) == len(products):
+            return Prepared(lambda: [torch.cat([call() for call in calls])], converted=tuple(dict.fromkeys(converted)))
+    result = torch.empty(len(rows), matrices.shape[-1], dtype=dtype, device=rows.device)
+    for group, own in groups:
+        sums = unscaled_product(rows[own], matrices[group], scale[group], token[own])
+        result[own] = dequantize(sums, None, None, None, None if bias is None else bias[group], dtype)
     return [result]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
 from opatlas import Prepared
 
-from .fp8 import FP8, scaled_product
+from .fp8 import FP8, block_scaled_product, scaled_product, unscaled_product
 from .preparing import may_prepare
 
 #: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.
@@ -72,6 +74,7 @@ def quant_matmul(
     offset: torch.Tensor | None = None,
     pertoken_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype = torch.int8,
 ) -> torch.Tensor | Prepared:
     """Maps INT8 or FP8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
@@ -80,14 +83,22 @@ def quant_matmul(
     the GPU have one, else a product in float32.
 
     Args:
-        scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it.
+        scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it; (K / 128, N / 128) with group_sizes.
         offset: (1) or (N), added to an INT8 result.
-        pertoken_scale: (M).
+        pertoken_scale: (M); (M, K / 128) with group_sizes.
         bias: (N); INT32 is added before the scales, real numbers after them.
+        group_sizes: 1, 128 and 128 for scales of blocks.
     """
     if x1.dtype in FP8:
         converted: list[str] = []
-        product = scaled_product(x1, x2, scale, pertoken_scale, bias, output_dtype, converted)
+        if group_sizes is not None:
+            assert pertoken_scale is not None
+            product = block_scaled_product(x1, x2, scale, pertoken_scale, bias, output_dtype, converted)
+            if product is None:
+                sums = unscaled_product(x1, x2, scale, pertoken_scale)
+                return dequantize(sums, None, None, None, bias, output_dtype)
+        else:
+            product = scaled_product(x1, x2, scale, pertoken_scale, bias, output_dtype, converted)
         if product is None:
             sums = torch.matmul(x1.float(), x2.float())
             return dequantize(sums, scale, offset, pertoken_scale, bias, output_dtype)
@@ -186,6 +197,17 @@ def dynamic_quant(
         wide = wide * smooth_scales
     scale = wide.abs().amax(dim=-1, keepdim=True).div_(_RANGES[dst_type][1])
     return _round(wide / scale, dst_type), scale.squeeze(-1)
+
+
+def dynamic_block_quant(
+    x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps (..., D) to INT8 or FP8, and the scale of each `col_block_size` columns of a row."""
+    assert row_block_size == 1
+    missing = -x.shape[-1] % col_block_size
+    padded = functional.pad(x, (0, missing)) if missing else x
+    quantized, scale = dynamic_quant(padded.unflatten(-1, (-1, col_block_size)), dst_type=dst_type)
+    return quantized.flatten(-2)[..., : x.shape[-1]], scale
 
 
 def add_rms_norm_dynamic_quant(

@@ -73,12 +73,31 @@ def expect_real_product(row: ReplayRow, bias_slot: int | None) -> None:
         )
 
 
-def expect_scales_of_columns(row: ReplayRow, slot: int, axes: int) -> None:
-    """Raises Unsupported for a scale of FP8 weights with more axes: a scale for each block, as in DeepSeek-V3."""
-    if row.has(slot) and len(row.shape(slot)) > axes:
-        raise Unsupported(
-            f"{row.kernel_type} in FP8 is replayed with a scale for each column: slot {slot} has scales of blocks"
-        )
+#: Columns of x, and rows and columns of a weight, that share a scale in a product with scales of blocks (DeepSeek-V3).
+SCALE_BLOCK = 128
+
+
+def blocks(size: int) -> int:
+    """Returns the number of blocks of an axis; the last block may be smaller."""
+    return -(-size // SCALE_BLOCK)
+
+
+def scale_of_blocks(row: ReplayRow, slot: int, weight: torch.Tensor, stored_by_columns: bool) -> torch.Tensor:
+    """Returns the scales (..., K / 128, N / 128) of the blocks of a weight (..., K, N).
+
+    Args:
+        stored_by_columns: whether the row has the weight as (..., N, K); it has the scales in the same order.
+
+    Raises:
+        InvalidRow: the scales have another shape or dtype.
+    """
+    *batch, k, n = weight.shape
+    shape = (*batch, blocks(n), blocks(k)) if stored_by_columns else (*batch, blocks(k), blocks(n))
+    row.expect_shape(slot, shape, what=f"the scale of each {SCALE_BLOCK} x {SCALE_BLOCK} block")
+    if row.input_slots[slot].dtype != "FLOAT":
+        raise row.refuse(INPUT_DTYPES, f"slot {slot} has scales of blocks, which are FLOAT", "correct its dtype")
+    scale = row.tensor(slot, *scale_range(k))
+    return scale.mT if stored_by_columns else scale
 
 
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
