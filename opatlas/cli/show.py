@@ -29,6 +29,7 @@ from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy
 from opatlas.model.schema import (
     CACHE_STATE,
     INSTRUMENT,
+    POOLED_MACHINES,
     QUALITY,
     STATUS,
     Status,
@@ -62,6 +63,7 @@ class KernelTypeOverview:
         noisy: measured rows whose Quality is not quiet, and rows without Quality above NOISE_LIMIT.
         quality, cache, instrument: measured and composed rows by the cell of these columns.
         status: rows by status; "" if a row was never run.
+        machines: pooled rows by the number of machines that measured them.
     """
 
     kernel_type: str
@@ -77,6 +79,7 @@ class KernelTypeOverview:
     cache: Mapping[str, int]
     instrument: Mapping[str, int]
     status: Mapping[str, int]
+    machines: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Overview:
         return sum(int(getattr(each, what)) for each in self.kernel_types)
 
     def counts(self, what: str) -> dict[str, int]:
-        """Returns the rows by quality, cache, instrument or status over all kernel types, the most frequent first."""
+        """Returns the rows by quality, cache, ... over all kernel types, the most frequent first."""
         counts: Counter[str] = Counter()
         for each in self.kernel_types:
             counts.update(getattr(each, what))
@@ -188,6 +191,7 @@ def _table_overview(table: CheckedTable) -> KernelTypeOverview:
         cache=of_replayed(table.cells(CACHE_STATE), "not known"),
         instrument=of_replayed(table.cells(INSTRUMENT), "not known"),
         status=dict(Counter(statuses)),
+        machines=dict(Counter(filter(None, table.cells(POOLED_MACHINES)))),
     )
 
 
@@ -246,6 +250,7 @@ def _page(found: Overview) -> Iterable[str]:
             ", ".join(filter(None, [pluralize(found.runs, "replay"), pluralize(found.ingests, "ingest"), _age(found)])),
         ),
         ("unmerged", pluralize(found.unmerged, "journal") if found.unmerged else ""),
+        ("machines", ", ".join(f"{count:,} rows on {each}" for each, count in found.counts("machines").items())),
         ("cache", _counts(found.counts("cache"))),
         ("instrument", _counts(found.counts("instrument"))),
         ("quality", _counts(found.counts("quality"))),

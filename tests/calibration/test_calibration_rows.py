@@ -41,6 +41,13 @@ def test_the_set_of_a_database_that_ships_has_all_families_and_many_durations(fo
     assert choose(folder) == rows
 
 
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.parts[-3])
+def test_a_database_that_ships_has_the_rows_of_its_set(folder: Path) -> None:
+    rows = read_set(folder)
+    assert rows, f"opatlas calibrate {folder} --choose"
+    assert len(stored_durations(folder, rows)) == ROWS
+
+
 def test_rows_that_tell_little_of_a_machine_are_left_out(tmp_path: Path) -> None:
     rows = products([50.0 + m for m in range(8)])
     rows.loc[0, "Quality"] = "noisy"

@@ -264,3 +264,12 @@ def test_compositions_of_an_implementation_are_its_own(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     write(Database(folder), [cells(1)])
     assert main(["combine", str(folder), "--drop-compositions"]) == 2
+
+
+def test_show_counts_the_rows_by_their_machines(database: Database, tmp_path: Path) -> None:
+    for run_id in RUNS[:3]:
+        run(database, run_id, 10.0, run_id)
+    pooled(database)
+    assert main(["show", str(database.path), "--json", str(tmp_path / "shown.json")]) == 0
+    (table,) = json.loads((tmp_path / "shown.json").read_text())["kernel_types"]
+    assert table["machines"] == {"3": 1}
