@@ -47,7 +47,8 @@ gpu-database: $(VENV)/.installed
 	$(BIN)/python -m opatlas.shapes.gpu_database $(DB)
 	-$(GPU_SESSION) $(GPU_FILES) --database-path $(DB)/torch
 	-$(GPU_SESSION) $(LIBRARY_FILES) --database-path $(DB)/libraries --implementation flashinfer,liger
-	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation flag_gems --ops QuantBatchMatmulV3,GroupedMatmul
+	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation flag_gems \
+	    --ops QuantBatchMatmulV3,GroupedMatmul,DynamicBlockQuant
 	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation torch_compile \
 	    --ops DynamicQuant,AddRmsNormBias,AddRmsNormDynamicQuant,AscendQuantV2,MaskedFill,PadV3
 

@@ -33,6 +33,8 @@ MODELS = Targets(
 )
 #: For kernels that depend on the number of elements rather than on the width.
 _TWO = Targets((QWEN3_32B, DEEPSEEK_V3), tp_sizes=(1,), ep_sizes=(8,))
+#: The model whose weights in FP8 have scales of blocks.
+_OF_BLOCKS = replace(MODELS, models=(DEEPSEEK_V3,))
 #: Some 20 ms of an H200's tensor cores for BF16.
 _SHORT = "m * n * k <= 7500 * 1000 * 1000 * 1000"
 
@@ -105,6 +107,7 @@ TORCH = (
     DatabasePart("GroupedMatmul", "grouped_gate_up"),
     DatabasePart("GroupedMatmul", "grouped_down"),
     DatabasePart("QuantBatchMatmulV3", "quant_matmul_per_token", dtype="FLOAT8_E4M3FN", limit=_SHORT),
+    DatabasePart("QuantBatchMatmulV3", "quant_matmul_blocks", limit=_SHORT, targets=_OF_BLOCKS),
     DatabasePart("GroupedMatmul", "grouped_gate_up_quantized", dtype="FLOAT8_E4M3FN"),
     DatabasePart("GroupedMatmul", "grouped_down_quantized", dtype="FLOAT8_E4M3FN"),
     DatabasePart("BatchMatMulV2", edges=True),
@@ -152,6 +155,9 @@ COMPILED = (
     DatabasePart("QuantBatchMatmulV3", "quant_matmul_per_token", sizes=8, rows=24, dtype="INT8", targets=_TWO),
     DatabasePart("GroupedMatmul", "grouped_gate_up_quantized", sizes=8, rows=12, dtype="INT8", targets=_TWO),
     DatabasePart("GroupedMatmul", "grouped_down_quantized", sizes=8, rows=12, dtype="INT8", targets=_TWO),
+    DatabasePart("GroupedMatmul", "grouped_gate_up_blocks", sizes=8, rows=8, targets=_OF_BLOCKS),
+    DatabasePart("GroupedMatmul", "grouped_down_blocks", sizes=8, rows=8, targets=_OF_BLOCKS),
+    DatabasePart("DynamicBlockQuant", sizes=8, rows=16, dtype="FLOAT8_E4M3FN", targets=_OF_BLOCKS),
     *(
         DatabasePart(name, sizes=8, rows=12, targets=_TWO)
         for name in ("AddRmsNormBias", "AddRmsNormDynamicQuant", "AscendQuantV2", "MaskedFill", "PadV3")
