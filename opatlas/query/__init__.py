@@ -14,6 +14,7 @@ predictor.py       durations of rows that are not stored
 answers.py         the answers to many questions at once
 database.py        `opatlas.open`: the implementations of a device, and the questions that they answer
 export.py          the rows for other tools: one long table, and the tables of aiconfigurator
+msmodeling.py      a data source for msmodeling's simulations
 model_cost.py      what a step of a model costs: the durations of its calls, and their sum
 
 Imports neither torch nor pytest.

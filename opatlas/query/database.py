@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -186,17 +186,7 @@ class OpenDatabase:
         self._expect(kernel_type)
         if is_communication(kernel_type):
             raise OpAtlasError(f"{kernel_type}: a message has no shapes: ask collective(NAME, bytes=..., devices=...)")
-        names = list(self._chosen(implementation))
-        found: list[QueryResult] = []
-        unknown: list[NoAnswer] = []
-        for name in names:
-            try:
-                found.append(self._answer(name, question))
-            except NoAnswer as error:
-                unknown.append(error)
-        if not found:
-            raise unknown[0]
-        return found[0] if len(found) == 1 else _with_rivals(found)
+        return self._best(self._chosen(implementation), lambda name: self._answer(name, question))
 
     def matmul(
         self,
@@ -228,6 +218,34 @@ class OpenDatabase:
             output_shapes=[(m, n)],
             implementation=implementation,
         )
+
+    def query_row(
+        self, kernel_type: str, cells: Mapping[str, str], *, implementation: str | Sequence[str] = FASTEST
+    ) -> QueryResult:
+        """Returns the duration of a whole row.
+
+        Args:
+            cells: the identity columns of the CSV contract, such as those of `opatlas.theory.model_calls`.
+
+        Raises:
+            NoAnswer: no row tells.
+            OpAtlasError: there is no such kernel type or implementation.
+        """
+        self._expect(kernel_type)
+        return self._best(self._chosen(implementation), lambda name: self._answer_cells(name, kernel_type, cells, ""))
+
+    def _best(self, names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
+        """Returns the best answer of some implementations. Raises NoAnswer if none has one."""
+        found: list[QueryResult] = []
+        unknown: list[NoAnswer] = []
+        for name in names:
+            try:
+                found.append(answer(name))
+            except NoAnswer as error:
+                unknown.append(error)
+        if not found:
+            raise unknown[0]
+        return found[0] if len(found) == 1 else _with_rivals(found)
 
     def collective(
         self,

@@ -109,6 +109,26 @@ def model_calls(
     return list(step.calls())
 
 
+def call_cells(
+    kernel_type: str, pattern: str, sizes: Mapping[str, int], *, dtype: str, nz: bool = False
+) -> Mapping[str, str]:
+    """Returns the cells of the row of a call by a pattern of the catalog.
+
+    Args:
+        sizes: the axes of the pattern, such as `m`, `n` and `k`.
+        dtype: of an input.
+        nz: whether the weight is in FRACTAL_NZ, as only NPUs have it; else all tensors are in ND.
+
+    Raises:
+        OpAtlasError: the pattern has no form with this dtype.
+    """
+    found = _pattern(kernel_type, pattern)
+    forms = [form for form in found.forms if dtype in form.input_dtypes and (not nz or NZ in form.input_formats)]
+    if not forms:
+        raise OpAtlasError(f"{kernel_type}: the catalog has no call with {dtype}{f' and {NZ}' if nz else ''}")
+    return pattern_row(kernel_type, found, forms[0] if nz else forms[0].in_nd(), sizes).cells()
+
+
 def _expect_possible(model: ModelFacts, tp: int, ep: int, batch: int, context: int, phase: str) -> None:
     for what, number in (("tp", tp), ("ep", ep), ("batch", batch), ("context", context)):
         if number < 1:
