@@ -13,7 +13,7 @@ from pathlib import Path
 
 from opatlas.combine.apply import COMBINE, all_kernel_types, combine
 from opatlas.combine.compositions import drop_compositions
-from opatlas.combine.pool import pool
+from opatlas.combine.pool import pool, without_pooled
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.summary import summary, write_conflicts, write_disagreements
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
@@ -119,6 +119,7 @@ def _combine(target: Database, opened: CombineSources, steps: _Steps, *, dry_run
     if steps.pool_runs:
         with Progress(len(target.kernel_types()), "kernel types", label="pool") as progress:
             pooled = pool(target, outcome.problems, progress.advance)
+        outcome.conflicts = without_pooled(outcome.conflicts, pooled)
     dropped = drop_compositions(target, outcome.problems) if steps.drop else None
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     now = time.time()

@@ -7,13 +7,14 @@ same device and version of torch, are pooled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 import pandas as pd
 
 from opatlas.combine.apply import COMBINE
+from opatlas.combine.table import Conflict
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
@@ -105,6 +106,7 @@ class PooledRow:
     """
 
     kernel_type: str
+    signature: str
     input_shapes: str
     median_us: float
     machines: int
@@ -148,6 +150,17 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
                 problems.append(str(error))
             on_kernel_type()
     return pooled
+
+
+def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -> list[Conflict]:
+    """Returns the conflicts except those of two durations that were pooled: both count, and neither was dropped."""
+    runs = {(row.kernel_type, row.signature): row.run_medians for row in pooled}
+
+    def is_pooled(conflict: Conflict) -> bool:
+        of_row = runs.get((conflict.kernel_type, conflict.signature), {})
+        return conflict.what == AVERAGE and conflict.kept_run in of_row and conflict.dropped_run in of_row
+
+    return [conflict for conflict in conflicts if not is_pooled(conflict)]
 
 
 def _durations(database: Database, problems: list[str]) -> Durations:
@@ -231,7 +244,9 @@ def _pool_table(
         if of_row:
             kept = durations.get(RowName(kernel_type, signature), {})
             own_run = cells.get(RUN_ID, "")
-            row = _pool_row(kernel_type, cells, own_run, {**of_row, **kept, own_run: of_row[own_run]}, manifests)
+            row = _pool_row(
+                RowName(kernel_type, signature), cells, own_run, {**of_row, **kept, own_run: of_row[own_run]}, manifests
+            )
             pooled.append(row)
             now = pooled_cells(row)
             if row.representative != own_run:
@@ -258,7 +273,7 @@ def _taken_cells(cells: Mapping[str, str], duration: RunDuration) -> dict[str, s
 
 
 def _pool_row(
-    kernel_type: str,
+    name: RowName,
     cells: Mapping[str, str],
     own_run: str,
     runs: Mapping[str, RunDuration],
@@ -282,7 +297,8 @@ def _pool_row(
         key=lambda run_id: (alike[run_id].is_noisy, abs(alike[run_id].median_us - median_us)),
     )
     return PooledRow(
-        kernel_type,
+        name.kernel_type,
+        name.signature,
         cells.get(INPUT_SHAPES, ""),
         median_us,
         len(machines),
