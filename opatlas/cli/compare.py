@@ -1,27 +1,31 @@
-"""Compares the implementations that were measured on the rows of a database, or databases with the same rows.
+"""Compares databases row by row: implementations, devices, git revisions, runs, or captures against replays.
 
 One database: its own rows against those of each implementation that was measured on them, the newest version of each.
-Several: each against the baseline. Rows are the same where kernel type and signature are.
+Several: each against the first, or against --baseline. Rows are the same where kernel type and signature are.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from opatlas.compare.comparison import DatabaseComparison, compare_databases
-from opatlas.compare.databases import ComparedDatabase, implementations_of, named_databases
+from opatlas.compare.databases import ComparedDatabase, implementations_of
 from opatlas.compare.export import csv_text, json_text
+from opatlas.compare.states import compared_states
+from opatlas.compare.step import read_step
 from opatlas.compare.text import markdown_lines, ratio_text, text_lines
 from opatlas.devices.discovery import available_devices, database_name
-from opatlas.errors import usage_errors
+from opatlas.errors import UsageError, usage_errors
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
 from opatlas.options import names, positive
+from opatlas.report.row_summary import microseconds_text
 from opatlas.store.csv_files import write_text
-from opatlas.text import pluralize, print_problems, printable_lines, show, wrap_for_stderr
+from opatlas.text import parse_real, pluralize, print_problems, printable_lines, show, wrap_for_stderr
 
 _FORMATS = {
     "text": lambda comparison: "\n".join(text_lines(comparison)) + "\n",
@@ -33,15 +37,15 @@ _FORMATS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit status: 0 done; 1 a rival is below --fail-below, or a file could not be read or written; 2 wrong usage"
+        "exit status: 0 done; 1 a test of --fail-slower or --fail-below failed, or a file could not be read or "
+        "written; 2 wrong usage"
     )
     parser.add_argument(
         "databases",
         nargs="*",
-        type=Path,
-        metavar="DB",
-        help="folders of {KernelType}.csv files; one: its implementations are compared (default: the default database "
-        "of this machine)",
+        metavar="DB[@STATE]",
+        help="folders of {KernelType}.csv files; STATE: a git revision (DB@main), the Run ID of a run, or `captures`; "
+        "one DB: its implementations are compared (default: the default database of this machine)",
     )
     parser.add_argument(
         "--baseline",
@@ -64,6 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "compared and marked only)",
     )
     parser.add_argument(
+        "--calls",
+        type=Path,
+        metavar="FILE",
+        help="also weight durations by the calls of a model's step: a file of `opatlas model --json` (default: rows "
+        "count alike)",
+    )
+    parser.add_argument(
+        "--fail-slower",
+        type=_percent,
+        metavar="PERCENT",
+        help="exit with 1 if a rival is slower in a row by more than this, such as 5%%, and by more than chance "
+        "explains; or if no row compares (default: it is not tested)",
+    )
+    parser.add_argument(
         "--fail-below",
         type=positive,
         metavar="RATIO",
@@ -82,14 +100,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compares, and returns the exit status that the help explains. Raises OpAtlasError."""
-    with usage_errors():
-        databases = _databases(arguments.databases)
-    comparison = compare_databases(
-        databases,
-        baseline=arguments.baseline,
-        kernel_types=arguments.ops,
-        with_compositions=arguments.compositions,
-    )
+    with ExitStack() as stack:
+        with usage_errors():
+            databases = stack.enter_context(_databases(arguments.databases))
+            step = None if arguments.calls is None else read_step(arguments.calls)
+        comparison = compare_databases(
+            databases,
+            baseline=arguments.baseline,
+            kernel_types=arguments.ops,
+            with_compositions=arguments.compositions,
+            step=step,
+        )
     text = _FORMATS[arguments.format](comparison)
     if arguments.output is not None:
         write_text(arguments.output, text)
@@ -99,17 +120,45 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text if arguments.format == "json" else printable_lines(text))
     print_problems(comparison.problems)
-    too_slow = list(_below(comparison, arguments.fail_below)) if arguments.fail_below is not None else []
+    too_slow: list[str] = []
+    if arguments.fail_below is not None:
+        too_slow += _below(comparison, arguments.fail_below)
+    if arguments.fail_slower is not None:
+        too_slow += _slower(comparison, arguments.fail_slower)
     for line in too_slow:
         print(wrap_for_stderr(line), file=sys.stderr)
     return 1 if comparison.problems or too_slow else 0
 
 
-def _databases(paths: Sequence[Path]) -> list[ComparedDatabase]:
-    """Returns the databases to compare. Raises OpAtlasError."""
-    if len(paths) > 1:
-        return named_databases(paths)
-    return implementations_of(paths[0] if paths else default_path(database_name(available_devices(None)), detect()))
+def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDatabase]]:
+    """Returns a context with the databases to compare. Raises OpAtlasError, also when it is entered."""
+    if len(places) > 1:
+        return compared_states(places)
+    base = Path(places[0]) if places else default_path(database_name(available_devices(None)), detect())
+    if "@" in base.name and not base.exists():
+        raise UsageError(f"{base}: alone: name a second database, such as {str(base).rpartition('@')[0]}")
+    return nullcontext(implementations_of(base))
+
+
+def _percent(text: str) -> float:
+    number = parse_real(text.strip().removesuffix("%").rstrip())
+    if number is None or not 0 <= number < 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a percentage from 0 on, such as 5%")
+    return number
+
+
+def _slower(comparison: DatabaseComparison, percent: float) -> Iterator[str]:
+    """Yields a line for each rival that is slower in a row by more than `percent`, or has no row that compares."""
+    for rival in comparison.rivals:
+        found = comparison.slower_rows(rival.name, percent)
+        if found:
+            row, pair = found[0]
+            yield (
+                f"--fail-slower {percent:g}%: {rival.label} is slower in {pluralize(len(found), 'row')}, most in "
+                f"{row.case_id}: {microseconds_text(pair.baseline_us)} against {microseconds_text(pair.rival_us)}"
+            )
+        elif not any(row.pairs[rival.name].is_comparable for row in comparison.rows if rival.name in row.pairs):
+            yield f"--fail-slower {percent:g}%: {rival.label} has no row that compares"
 
 
 def _below(comparison: DatabaseComparison, least: float) -> Sequence[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from opatlas.model.quality import NOISE_LIMIT, Quality, is_composition, valid_duration
+from opatlas.model.record import Record
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
@@ -19,6 +22,11 @@ from opatlas.model.schema import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     OUTPUTS_MISSING,
+    PROFILING_AVERAGE,
+    PROFILING_MEDIAN,
+    PROFILING_POPULATIONS,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
     QUALITY,
     SPAN,
     STAND_IN,
@@ -27,7 +35,7 @@ from opatlas.model.schema import (
     Status,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.cells import duration_columns
+from opatlas.store.cells import duration_columns, measured_cells
 from opatlas.store.database import Database
 from opatlas.text import parse_real, parse_whole
 
@@ -51,6 +59,7 @@ class ComparedCall:
         samples: number of samples; None if it is not known.
         quality, cache_state, instrument, stand_in, implementation, kernel_names, outputs_missing, conversions: the
             cells of these columns.
+        is_captured: whether a profiler of a model timed the call, and no replay.
     """
 
     status: str = MISSING
@@ -68,6 +77,12 @@ class ComparedCall:
     kernel_names: str = ""
     outputs_missing: str = ""
     conversions: str = ""
+    is_captured: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the call has a duration."""
+        return self.sum_us is not None
 
     @property
     def is_host_bound(self) -> bool:
@@ -115,19 +130,38 @@ NO_CALL = ComparedCall()
 def read_calls(folder: Path, kernel_type: str) -> dict[str, ComparedCall]:
     """Returns the rows of a kernel type by signature; of rows with equal signatures the first. Raises OpAtlasError."""
     frame = Database(folder).read_or_empty(kernel_type).frame
+    columns = _replay_columns(kernel_type)
+    calls = (_replayed(*cells) for cells in _rows(frame, columns))
+    return _by_signature(zip(signatures(kernel_type, frame), calls, strict=True))
 
-    def cells(column: str) -> list[str]:
-        return frame[column].tolist() if column in frame.columns else [""] * len(frame)
 
+def read_captured_calls(folder: Path, kernel_type: str) -> dict[str, ComparedCall]:
+    """Returns what captures tell of the rows of a kernel type, as `read_calls` does of replays."""
+    frame = Database(folder).read_or_empty(kernel_type).frame
+    calls = (_captured(*cells) for cells in _rows(frame, _CAPTURE_COLUMNS))
+    return _by_signature(zip(signatures(kernel_type, frame), calls, strict=True))
+
+
+def recorded_call(record: Record) -> ComparedCall:
+    """Returns the call of a run's record."""
+    if record.measurement is None:
+        return ComparedCall(record.status.value, record.reason)
+    cells = measured_cells(record)
+    return _replayed(*(cells.get(name, "") for name in _replay_columns(record.kernel_type)))
+
+
+def _by_signature(named: Iterable[tuple[str, ComparedCall]]) -> dict[str, ComparedCall]:
     calls: dict[str, ComparedCall] = {}
-    columns = (MICROBENCH_MEDIAN, duration_columns(kernel_type)[0], AVERAGE, *_COLUMNS)
-    for signature, row in zip(signatures(kernel_type, frame), _rows([cells(name) for name in columns]), strict=True):
-        if signature not in calls:
-            calls[signature] = _call(*row)
+    for signature, call in named:
+        calls.setdefault(signature, call)
     return calls
 
 
-_COLUMNS = (
+def _replay_columns(kernel_type: str) -> tuple[str, ...]:
+    return MICROBENCH_MEDIAN, duration_columns(kernel_type)[0], AVERAGE, *_REPLAY_COLUMNS
+
+
+_REPLAY_COLUMNS = (
     MICROBENCH_STD,
     MICROBENCH_SAMPLES,
     MICROBENCH_DEVICE_KERNELS,
@@ -143,13 +177,16 @@ _COLUMNS = (
     OUTPUTS_MISSING,
     CONVERSIONS,
 )
+_CAPTURE_COLUMNS = (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD, PROFILING_SAMPLES, PROFILING_POPULATIONS)
 
 
-def _rows(columns: list[list[str]]) -> Iterator[tuple[str, ...]]:
-    yield from zip(*columns, strict=True)
+def _rows(frame: pd.DataFrame, columns: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yields the cells of some columns, row by row; "" for a column that is missing."""
+    cells = [frame[name].tolist() if name in frame.columns else [""] * len(frame) for name in columns]
+    yield from zip(*cells, strict=True)
 
 
-def _call(
+def _replayed(
     median: str, stored: str, mean: str, std: str, samples: str, kernels: str, span: str, status: str, *others: str
 ) -> ComparedCall:
     reason, *described = others
@@ -159,15 +196,32 @@ def _call(
         # A row that failed keeps an earlier duration, which says nothing about the failure.
         lost = found in (None, Status.MEASURED)
         return ComparedCall(MISSING if lost else str(found), reason)
-    std_us = parse_real(std)
-    noise = std_us / (valid_duration(mean) or duration_us) if std_us is not None and std_us >= 0 else None
     return ComparedCall(
         Status.MEASURED.value,
         reason,
         duration_us,
         valid_duration(span),
         parse_whole(kernels),
-        noise,
+        _noise(std, valid_duration(mean) or duration_us),
         parse_whole(samples),
         *described,
     )
+
+
+def _captured(median: str, mean: str, std: str, samples: str, populations: str) -> ComparedCall:
+    duration_us = valid_duration(median) or valid_duration(mean)
+    if duration_us is None:
+        return NO_CALL
+    return ComparedCall(
+        Status.MEASURED.value,
+        sum_us=duration_us,
+        noise=_noise(std, valid_duration(mean) or duration_us),
+        samples=parse_whole(samples),
+        quality=Quality.BIMODAL.value if populations.strip() else "",
+        is_captured=True,
+    )
+
+
+def _noise(std: str, mean_us: float) -> float | None:
+    std_us = parse_real(std)
+    return std_us / mean_us if std_us is not None and std_us >= 0 else None

@@ -7,20 +7,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
+from statistics import NormalDist, fmean
 
-from opatlas.compare.calls import MISSING, NO_CALL, ComparedCall, read_calls
+from opatlas.compare.calls import MISSING, NO_CALL, ComparedCall
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.verdict import CallPair, compare_calls
+from opatlas.compare.step import ModelStep, StepFigures
+from opatlas.compare.verdict import CallPair, PairVerdict, compare_calls
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.schema import Status
 from opatlas.model.signature import make_case_id
-from opatlas.store.database import Database
 from opatlas.text import suggest
 
 #: fast_p is given for these p.
 FAST = (1.0, 1.5, 2.0)
+#: The share of comparisons of equal databases in which `slower_rows` may find a row, by the spreads of samples.
+_FALSE_ALARMS = 0.01
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class RivalFigures:
         deployed_rows: rows in `deployed`: those that the baseline measured, and not as a composition.
         deployed: the same mean, with 1.0 for a row without a comparable duration of the rival; None without rows.
         fast: by p the share of all rows in which the rival is right and at least p times as fast; None without rows.
-        compositions: rows that both measured whose baseline is a composition.
+        compositions: rows that both measured, and that count in neither mean, since the baseline is a composition.
+        lost: rows that only the baseline measured.
+        new: rows that only the rival measured.
     """
 
     kernel_type: str
@@ -79,6 +83,9 @@ class RivalFigures:
     deployed: float | None
     fast: Mapping[float, float | None]
     compositions: int
+
+    lost: int = 0
+    new: int = 0
 
     def of_statuses(self, *statuses: Status | str) -> int:
         """Returns the number of rows with one of these statuses."""
@@ -120,6 +127,7 @@ class DatabaseComparison:
         rows: the rows that any of them has, by kernel type.
         with_compositions: whether rows whose baseline is a composition count in geometric means.
         problems: sentences about files that cannot be read.
+        step: calls of a model's step, by which durations are weighted; None for no step.
     """
 
     baseline: ComparedDatabase
@@ -127,6 +135,7 @@ class DatabaseComparison:
     rows: Sequence[RowComparison]
     with_compositions: bool = False
     problems: Sequence[str] = ()
+    step: ModelStep | None = None
 
     @cached_property
     def by_kernel_type(self) -> Mapping[str, Sequence[RowComparison]]:
@@ -160,13 +169,23 @@ class DatabaseComparison:
         with_rows = [each for each in found if each.of_statuses(MISSING) < each.rows]
         return sorted(with_rows, key=lambda each: math.inf if each.covered is None else each.covered)
 
+    def _is_left_out(self, row: RowComparison, rival: str) -> bool:
+        """Returns whether a row counts in no mean: the baseline is a composition, and not the same as the rival's."""
+        composed_twice = rival in self._same_implementation and row.calls[rival].is_composition
+        return row.is_composition and not self.with_compositions and not composed_twice
+
+    @cached_property
+    def _same_implementation(self) -> frozenset[str]:
+        return frozenset(each.name for each in self.rivals if each.runs_as(self.baseline))
+
     def _figures(self, kernel_type: str, rival: str, rows: Sequence[RowComparison]) -> RivalFigures:
         pairs = [pair for row in rows if (pair := row.pairs.get(rival))]
         comparable = [pair.speed_up for pair in pairs if pair.is_comparable]
-        counted = [row for row in rows if self.with_compositions or not row.is_composition]
+        counted = [row for row in rows if not self._is_left_out(row, rival)]
         of_counted = [row.pairs.get(rival) for row in counted]
         covered = [pair.speed_up for pair in of_counted if pair is not None and pair.is_comparable]
-        has_baseline = sum(row.calls[self.baseline.name].sum_us is not None for row in counted)
+        ours = self.baseline.name
+        has_baseline = sum(row.calls[ours].is_measured for row in counted)
         return RivalFigures(
             kernel_type,
             len(rows),
@@ -177,8 +196,47 @@ class DatabaseComparison:
             has_baseline,
             geometric_mean([*covered, *[1.0] * (has_baseline - len(covered))]),
             {p: sum(ratio >= p for ratio in comparable) / len(rows) if rows else None for p in FAST},
-            sum(row.is_composition and rival in row.pairs for row in rows),
+            sum(rival in row.pairs and self._is_left_out(row, rival) for row in rows),
+            sum(row.calls[ours].is_measured and not row.calls[rival].is_measured for row in rows),
+            sum(row.calls[rival].is_measured and not row.calls[ours].is_measured for row in rows),
         )
+
+    def step_figures(self, rival: str) -> list[StepFigures]:
+        """Returns what the step takes for each kernel type that it calls, those with the most time first."""
+        found = []
+        for kernel_type, calls in (self.step.by_kernel_type() if self.step else {}).items():
+            pairs = {row.signature: row.pairs.get(rival) for row in self.by_kernel_type.get(kernel_type, ())}
+            compared = [
+                (pair, count)
+                for signature, count in calls.items()
+                if (pair := pairs.get(signature)) is not None and pair.is_comparable
+            ]
+            found.append(
+                StepFigures(
+                    kernel_type,
+                    sum(calls.values()),
+                    sum(count for _, count in compared),
+                    sum(pair.baseline_us * count for pair, count in compared),
+                    sum(pair.rival_us * count for pair, count in compared),
+                )
+            )
+        return sorted(found, key=lambda each: each.baseline_us, reverse=True)
+
+    def slower_rows(self, rival: str, percent: float) -> list[tuple[RowComparison, CallPair]]:
+        """Returns the rows in which a rival is slower by more than `percent`, the worst first.
+
+        The difference exceeds that of the verdict SLOW, and chance: of all rows that compare, the spreads of their
+        samples make one in a hundred comparisons find any (Bonferroni).
+        """
+        pairs = [(row, pair) for row in self.rows if (pair := row.pairs.get(rival)) and pair.is_comparable]
+        errors = NormalDist().inv_cdf(1 - _FALSE_ALARMS / len(pairs)) if pairs else 0.0
+        least = math.log1p(percent / 100)
+        found = [
+            (row, pair)
+            for row, pair in pairs
+            if pair.verdict is PairVerdict.SLOW and -math.log(pair.speed_up) > max(least, errors * pair.standard_error)
+        ]
+        return sorted(found, key=lambda each: each[1].speed_up)
 
 
 def geometric_mean(ratios: Collection[float]) -> float | None:
@@ -192,6 +250,7 @@ def compare_databases(
     baseline: str = "",
     kernel_types: Sequence[str] = (),
     with_compositions: bool = False,
+    step: ModelStep | None = None,
 ) -> DatabaseComparison:
     """Reads databases and compares their rows.
 
@@ -199,6 +258,7 @@ def compare_databases(
         baseline: the name of the baseline; "": the default implementation, else the first database.
         kernel_types: the kernel types, or names of collectives, to compare; all if empty.
         with_compositions: whether rows whose baseline is a composition count in geometric means.
+        step: calls of a model's step, by which durations are weighted; None for no step.
 
     Raises:
         UsageError: no database has the name or a kernel type.
@@ -211,14 +271,14 @@ def compare_databases(
         tables: dict[str, Mapping[str, ComparedCall]] = {}
         for each in (chosen, *rivals):
             try:
-                tables[each.name] = read_calls(each.path, kernel_type)
+                tables[each.name] = each.calls.read(kernel_type)
             except OpAtlasError as error:
                 problems.append(str(error))
                 tables[each.name] = {}
         for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
             calls = {name: table.get(signature, NO_CALL) for name, table in tables.items()}
             rows.append(compare_row(kernel_type, signature, calls, chosen.name))
-    return DatabaseComparison(chosen, rivals, rows, with_compositions, problems)
+    return DatabaseComparison(chosen, rivals, rows, with_compositions, problems, step)
 
 
 def compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCall], baseline: str) -> RowComparison:
@@ -246,9 +306,7 @@ def _kernel_types(databases: Iterable[ComparedDatabase], named: Sequence[str]) -
     """Returns the kernel types to compare, sorted. Raises UsageError."""
     present: set[str] = set()
     for each in databases:
-        database = Database(each.path)
-        present.update(database.kernel_types())
-        present.update(of.kernel_type for of in COLLECTIVES if database.csv_path(of.kernel_type).is_file())
+        present.update(each.calls.kernel_types())
     collectives = {each.name: each.kernel_type for each in COLLECTIVES}
     wanted = [collectives.get(name, name) for name in named]
     if unknown := [name for name in wanted if name not in present]:

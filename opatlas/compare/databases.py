@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
+from opatlas.compare.calls import ComparedCall, read_calls
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import default_name
+from opatlas.model.communication import COLLECTIVES
 from opatlas.model.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.model.versions import version_key
 from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.database import Database
+
+
+class CallSource(Protocol):
+    """Where the calls of a database come from."""
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types that may have calls."""
+
+    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
+
+
+@dataclass(frozen=True)
+class Replays:
+    """The replayed durations in the CSVs of a folder, messages of collectives among them."""
+
+    path: Path
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types that have a CSV."""
+        database = Database(self.path)
+        messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
+        return [*database.kernel_types(), *messages]
+
+    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
+        return read_calls(self.path, kernel_type)
 
 
 @dataclass(frozen=True)
@@ -20,21 +50,39 @@ class ComparedDatabase:
     """A database in a comparison.
 
     Attributes:
-        name: its name, unique in the comparison: the implementation, or a part of the path.
+        name: its name, unique in the comparison: the implementation, a part of the path, or the state.
         path: the folder of its CSVs.
         version: the version of the implementation; "" where the path does not tell it.
         is_default: whether its rows are those of the device's default implementation.
+        state: which of its states is compared: a git revision, a run, or captures; "" for the replays in its CSVs.
+        source: where its calls come from; None for the replays in its CSVs.
     """
 
     name: str
     path: Path
     version: str = ""
     is_default: bool = False
+    state: str = ""
+    source: CallSource | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
         """The name and the version: `flashinfer 0.5.3`."""
         return self.name if self.version in self.name else implementation_label(self.name, self.version)
+
+    @property
+    def place(self) -> str:
+        """The folder, and the state."""
+        return f"{self.path}@{self.state}" if self.state else str(self.path)
+
+    def runs_as(self, other: ComparedDatabase) -> bool:
+        """Returns whether both have the same implementation, so that not implementations but times are compared."""
+        return implementation_of(self.path)[0] == implementation_of(other.path)[0]
+
+    @property
+    def calls(self) -> CallSource:
+        """Where its calls come from."""
+        return self.source or Replays(self.path)
 
 
 def implementations_of(base: Path) -> list[ComparedDatabase]:
@@ -79,27 +127,33 @@ def with_implementations(base: Path) -> list[ComparedDatabase]:
     return [_database(base), *(_database(newest[name]) for name in sorted(newest))]
 
 
-def named_databases(paths: Sequence[Path]) -> list[ComparedDatabase]:
-    """Returns the databases that a user names, under names that tell them apart.
+def named_database(folder: Path) -> ComparedDatabase:
+    """Returns the database of a folder, named by its implementation. Raises OpAtlasError if it has no CSVs."""
+    expect_tables(folder)
+    return _database(folder)
 
-    Raises:
-        OpAtlasError: a folder is missing or has no CSVs, or is named twice.
-    """
-    folders = [absolute_path(path) for path in paths]
-    for number, folder in enumerate(folders):
-        expect_tables(folder)
-        if folder in folders[:number]:
-            raise OpAtlasError(f"{folder}: named twice: name each database once")
-    found = [_database(folder) for folder in folders]
-    namings: Iterable[Callable[[ComparedDatabase], str]] = (
-        lambda each: each.name,
-        lambda each: each.label,
-        lambda each: each.path.name,
-        lambda each: "/".join(each.path.parts[-2:]),
-        lambda each: str(each.path),
-    )
-    names = next(names for naming in namings if len(set(names := [naming(each) for each in found])) == len(found))
-    return [replace(each, name=name) for each, name in zip(found, names, strict=True)]
+
+def distinct_names(databases: Sequence[ComparedDatabase]) -> list[ComparedDatabase]:
+    """Returns databases with different places under the shortest names that tell them apart."""
+    of_one_folder = len({each.path for each in databases}) == 1
+
+    deepest = max(len(each.path.parts) for each in databases)
+
+    def names() -> Iterator[list[str]]:
+        yield [(each.state or _AS_IT_IS) if of_one_folder and len(databases) > 1 else each.name for each in databases]
+        yield [each.name for each in databases]
+        yield [each.label for each in databases]
+        for depth in range(1, deepest):
+            yield ["".join(each.path.parts[-depth:][:1]) for each in databases]
+        yield [str(each.path) for each in databases]
+        yield [each.place for each in databases]
+
+    distinct = next(found for found in names() if len(set(found)) == len(databases))
+    return [replace(each, name=name) for each, name in zip(databases, distinct, strict=True)]
+
+
+#: The name of the replays in the CSVs beside other states of the same database.
+_AS_IT_IS = "now"
 
 
 def _database(path: Path) -> ComparedDatabase:

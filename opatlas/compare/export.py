@@ -22,6 +22,7 @@ def json_text(comparison: DatabaseComparison) -> str:
                 **_database(rival),
                 "all": _figures(comparison.total(rival.name)),
                 "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
+                "step": [{**asdict(each), "speed_up": each.speed_up} for each in comparison.step_figures(rival.name)],
             }
             for rival in comparison.rivals
         ],
@@ -96,7 +97,12 @@ def _lines(comparison: DatabaseComparison, row: RowComparison) -> Iterator[tuple
 
 
 def _database(database: ComparedDatabase) -> Mapping[str, object]:
-    return {"name": database.name, "version": database.version, "path": str(database.path)}
+    return {
+        "name": database.name,
+        "version": database.version,
+        "path": str(database.path),
+        "state": database.state,
+    }
 
 
 def _figures(figures: RivalFigures) -> Mapping[str, object]:
@@ -117,4 +123,4 @@ def _row(row: RowComparison) -> Mapping[str, object]:
 
 
 def _pair(pair: CallPair) -> Mapping[str, object]:
-    return {**asdict(pair), "speed_up": pair.speed_up}
+    return {**asdict(pair), "margin": pair.margin, "speed_up": pair.speed_up}

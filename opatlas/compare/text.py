@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from opatlas.compare.calls import MISSING
 from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.compare.databases import ComparedDatabase
+from opatlas.compare.step import ModelStep, total_of
 from opatlas.compare.verdict import CallPair, PairVerdict
 from opatlas.model.schema import Status
 from opatlas.report.row_summary import markdown_table, microseconds_text
@@ -18,7 +19,15 @@ _COLUMNS = 80
 #: Rows of a list, and reasons of rows without a duration.
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
+_NAMES_SHOWN = 10
 _PARTIAL, _COMPOSITION, _HOST_BOUND = "*", "c", "h"
+_VERDICT_WORDS = {
+    PairVerdict.SLOW: "SLOW",
+    PairVerdict.FAST: "FAST",
+    PairVerdict.SAME: "SAME",
+    PairVerdict.AMBIGUOUS: "AMBIG.",
+    PairVerdict.NOT_COMPARABLE: "N.COMP.",
+}
 _FAST_TITLE = "/".join(f"{p:g}x" for p in FAST)
 
 
@@ -34,13 +43,19 @@ def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
     """Yields the lines for a terminal."""
     for database in (comparison.baseline, *comparison.rivals):
         word = "baseline" if database is comparison.baseline else "against"
-        yield from (f"{word:8}  {database.label}", f"          {database.path}")
-    yield ""
-    yield wrap(f"fastest: {_fastest(comparison)}", indent=0)
+        yield from (f"{word:8}  {database.label}", f"          {database.place}")
+    if not _is_over_time(comparison):
+        yield ""
+        yield wrap(f"fastest: {_fastest(comparison)}", indent=0)
     used: set[str] = set()
     for rival in comparison.rivals:
         yield from ("", f"{rival.label}: speed-up over {comparison.baseline.label}", "")
         yield from align_numbers(_figures_table(comparison, rival), least=8)
+        if comparison.step is not None:
+            yield ""
+            yield wrap(_step_title(comparison, comparison.step, rival), indent=0)
+            yield ""
+            yield from align_numbers(_step_table(comparison, rival), least=8)
         yield ""
         yield wrap(_verdicts(comparison, rival), indent=0)
         for each in _lists(comparison, rival):
@@ -66,15 +81,23 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
     baseline = comparison.baseline.label
     yield f"### Speed-up over {baseline}"
     yield ""
-    totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in comparison.rivals]
-    yield from markdown_table(["", *_TITLES], totals)
-    yield ""
-    yield f"Fastest: {_fastest(comparison)}"
+    if _is_over_time(comparison):
+        of_time = [(rival.label, *_verdict_figures(comparison.total(rival.name))) for rival in comparison.rivals]
+        yield from markdown_table(["", *_VERDICT_TITLES], of_time)
+    else:
+        totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in comparison.rivals]
+        yield from markdown_table(["", *_TITLES], totals)
+        yield ""
+        yield f"Fastest: {_fastest(comparison)}"
     used: set[str] = set()
     for rival in comparison.rivals:
         yield from ("", f"<details><summary>{_escape(rival.label)}</summary>", "")
         header, *rows = _figures_table(comparison, rival)
         yield from markdown_table([title or "rows" for title in header], rows)
+        if comparison.step is not None:
+            yield from ("", _escape(_step_title(comparison, comparison.step, rival)), "")
+            header, *rows = _step_table(comparison, rival)
+            yield from markdown_table(header, rows)
         yield from ("", _escape(_verdicts(comparison, rival)))
         for each in _lists(comparison, rival):
             cells = []
@@ -108,14 +131,77 @@ def _figures(figures: RivalFigures) -> tuple[str, ...]:
     )
 
 
+def _verdict_figures(figures: RivalFigures) -> tuple[str, ...]:
+    counts = (figures.rows, *(figures.verdicts.get(verdict.value, 0) for verdict in _VERDICT_WORDS))
+    others = (figures.lost, figures.new)
+    return (*(f"{count:,}" if count else "" for count in (*counts, *others)), _mean(figures.covered))
+
+
 def _figures_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
     """Returns the table of kernel types, without the missing rows and the columns in which all cells are empty."""
+    over_time = rival.runs_as(comparison.baseline)
+    figures = _verdict_figures if over_time else _figures
+    titles = _VERDICT_TITLES if over_time else tuple(_SHORT.get(title, title) for title in _TITLES)
     total = comparison.total(rival.name)
-    rows = [(each.kernel_type, *_figures(each)) for each in comparison.figures(rival.name)]
-    rows.append(("all rows", *_figures(total)))
-    short = ("kernel type", *(_SHORT.get(title, title) for title in _TITLES))
+    found = [each for each in comparison.figures(rival.name) if not (over_time and _is_unchanged(each))]
+    rows = [(each.kernel_type, *figures(each)) for each in found]
+    rows.append(("all rows", *figures(total)))
+    short = ("kernel type", *titles)
     used = [column for column, title in enumerate(short) if title != "missing" and any(row[column] for row in rows)]
     return [tuple(row[column] for column in used) for row in (short, *rows)]
+
+
+def _is_unchanged(figures: RivalFigures) -> bool:
+    """Returns whether all rows of a kernel type are the SAME, and their mean, too."""
+    same = figures.verdicts.get(PairVerdict.SAME.value, 0)
+    return same == figures.rows and _mean(figures.covered) == ratio_text(1.0)
+
+
+def _unchanged(comparison: DatabaseComparison, rival: ComparedDatabase) -> str:
+    """Returns a sentence about the kernel types that the table leaves out; "" for none."""
+    found = [each for each in comparison.figures(rival.name) if _is_unchanged(each)]
+    if not found or not rival.runs_as(comparison.baseline):
+        return ""
+    return f"not listed: {pluralize(len(found), 'kernel type')} whose rows are all SAME"
+
+
+def _is_over_time(comparison: DatabaseComparison) -> bool:
+    """Returns whether all databases have one implementation: shares of supported rows then tell nothing."""
+    return all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
+
+
+_VERDICT_TITLES = ("rows", *_VERDICT_WORDS.values(), "lost", "new", "mean")
+
+
+def _step_title(comparison: DatabaseComparison, step: ModelStep, rival: ComparedDatabase) -> str:
+    """Returns what a step takes in both databases, and which of its calls do not compare."""
+    figures = comparison.step_figures(rival.name)
+    total = total_of(figures)
+    if total.speed_up is None:
+        return f"a step of {step.model}: none of its {total.calls:,} calls compares"
+    took = f"{microseconds_text(total.baseline_us)} against {microseconds_text(total.rival_us)}"
+    calls = f"{total.compared_calls:,} of its {pluralize(total.calls, 'call')}"
+    text = f"a step of {step.model}, {calls}: {took}, {ratio_text(total.speed_up)}"
+    without = [each.kernel_type for each in figures if each.compared_calls < each.calls]
+    return f"{text}; calls that do not compare: {', '.join(without)}" if without else text
+
+
+def _step_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
+    figures = comparison.step_figures(rival.name)
+    total = total_of(figures)
+    rows = [
+        (
+            each.kernel_type or "the step",
+            f"{each.compared_calls:,}",
+            microseconds_text(each.baseline_us),
+            microseconds_text(each.rival_us),
+            _mean(each.speed_up),
+            f"{each.baseline_us / total.baseline_us:.1%}",
+        )
+        for each in (*figures, total)
+        if each.compared_calls
+    ]
+    return [("kernel type", "calls", "baseline", "rival", "speed-up", "share"), *rows]
 
 
 #: Titles that leave room for names in 80 columns.
@@ -164,7 +250,8 @@ def _verdicts(comparison: DatabaseComparison, rival: ComparedDatabase) -> str:
     texts = [f"{counts[verdict]:,} {verdict}" for verdict in PairVerdict if counts[verdict]]
     differences = Counter(pair.reason for pair in pairs if not pair.is_comparable)
     texts += [f"of which {count:,} by {difference}" for difference, count in differences.most_common(1)]
-    return f"rows that both measured: {', '.join(texts) or 'none'}"
+    unchanged = _unchanged(comparison, rival)
+    return f"rows that both measured: {', '.join(texts) or 'none'}{unchanged and '; ' + unchanged}"
 
 
 def _fastest(comparison: DatabaseComparison) -> str:
@@ -180,10 +267,16 @@ def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
     if names:
         rows = sum(len(comparison.by_kernel_type[name]) for name in names)
         one = "no rival has measured a row" if len(comparison.rivals) > 1 else "the rival has measured no row"
-        yield f"{one} of {pluralize(len(names), 'kernel type')} ({pluralize(rows, 'row')}): {', '.join(names)}"
-    yield "covered: geometric mean of the speed-ups of rows that both measured"
-    yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
-    yield f"{_FAST_TITLE}: percent of all rows in which the rival is right and at least so fast"
+        more = [f"{len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else []
+        shown = ", ".join([*names[:_NAMES_SHOWN], *more])
+        yield f"{one} of {pluralize(len(names), 'kernel type')} ({pluralize(rows, 'row')}): {shown}"
+    if any(rival.runs_as(comparison.baseline) for rival in comparison.rivals):
+        yield "mean: geometric mean of the speed-ups of rows that both measured; above 1x the second is faster"
+        yield "lost, new: rows that only the first, only the second measured"
+    if not _is_over_time(comparison):
+        yield "covered: geometric mean of the speed-ups of rows that both measured"
+        yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
+        yield f"{_FAST_TITLE}: percent of all rows in which the rival is right and at least so fast"
     if not comparison.with_compositions:
         left_out = max((comparison.total(each.name).compositions for each in comparison.rivals), default=0)
         if left_out:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from opatlas.compare.calls import ComparedCall
 
 #: Smaller differences of logarithms count as none.
-_LEAST_DIFFERENCE = 0.05
+LEAST_DIFFERENCE = 0.05
 #: A difference within this many standard errors counts as none.
 _STANDARD_ERRORS = 3.0
 #: Samples with a larger relative standard deviation describe no duration.
@@ -35,14 +35,14 @@ class CallPair:
 
     Attributes:
         baseline_us, rival_us: the durations that are compared: sums if either call is host-bound.
-        margin: the difference of logarithms up to which the durations count as the same.
+        standard_error: of the difference of logarithms, by the spreads of the samples.
         reason: why the verdict is AMBIGUOUS or NOT_COMPARABLE; "" for others.
         host_bound: whether a call waits for the host between its kernels.
     """
 
     baseline_us: float
     rival_us: float
-    margin: float
+    standard_error: float
     verdict: PairVerdict
     reason: str = ""
     host_bound: bool = False
@@ -51,6 +51,11 @@ class CallPair:
     def speed_up(self) -> float:
         """The baseline's duration / the rival's."""
         return self.baseline_us / self.rival_us
+
+    @property
+    def margin(self) -> float:
+        """The difference of logarithms from which on one of the two is faster."""
+        return max(LEAST_DIFFERENCE, _STANDARD_ERRORS * self.standard_error)
 
     @property
     def is_comparable(self) -> bool:
@@ -66,23 +71,40 @@ def compare_calls(baseline: ComparedCall, rival: ComparedCall) -> CallPair | Non
     baseline_us, rival_us = (call.sum_us if host_bound else call.duration_us for call in (baseline, rival))
     assert baseline_us is not None
     assert rival_us is not None
-    margin = max(_LEAST_DIFFERENCE, _STANDARD_ERRORS * math.sqrt(baseline.variance_of_mean + rival.variance_of_mean))
-    verdict, reason = _verdict(baseline, rival, math.log(baseline_us / rival_us), margin)
-    return CallPair(baseline_us, rival_us, margin, verdict, reason, host_bound)
+    error = math.sqrt(baseline.variance_of_mean + rival.variance_of_mean)
+    pair = CallPair(baseline_us, rival_us, error, PairVerdict.SAME, host_bound=host_bound)
+    verdict, reason = _verdict(baseline, rival, pair)
+    return replace(pair, verdict=verdict, reason=reason)
 
 
-def _verdict(baseline: ComparedCall, rival: ComparedCall, difference: float, margin: float) -> tuple[PairVerdict, str]:
-    """Returns the verdict and its reason. `difference` is positive if the rival is faster."""
+def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tuple[PairVerdict, str]:
+    """Returns the verdict and its reason."""
+    if difference := _other_conditions(baseline, rival):
+        return PairVerdict.NOT_COMPARABLE, difference
+    for who, call in (("the baseline", baseline), ("the rival", rival)):
+        noisy = f"noise of {call.noise:.0%}" if call.noise is not None and call.noise > _MOST_NOISE else ""
+        if why := call.unsteady or noisy:
+            return PairVerdict.AMBIGUOUS, f"{who}: {why}"
+    faster = math.log(pair.speed_up)
+    if abs(faster) < LEAST_DIFFERENCE:
+        return PairVerdict.SAME, ""
+    if abs(faster) < pair.margin:
+        return PairVerdict.AMBIGUOUS, "a difference within the spread of the samples"
+    return (PairVerdict.FAST if faster > 0 else PairVerdict.SLOW), ""
+
+
+def _other_conditions(baseline: ComparedCall, rival: ComparedCall) -> str:
+    """Returns the condition that differs; "" if none does.
+
+    A capture has the caches and the clocks of its model, which no column tells: a replay is compared with it whatever
+    its own are, unless it timed several operators in place of the kernel.
+    """
+    if baseline.is_captured != rival.is_captured:
+        return "the replay is a composition" if baseline.is_composition or rival.is_composition else ""
     for what, ours, theirs in (
         ("cache", baseline.cache_state, rival.cache_state),
         ("instrument", baseline.instrument, rival.instrument),
     ):
         if ours != theirs:
-            return PairVerdict.NOT_COMPARABLE, f"{what} ({ours or 'not known'}, {theirs or 'not known'})"
-    for who, call in (("the baseline", baseline), ("the rival", rival)):
-        noisy = f"noise of {call.noise:.0%}" if call.noise is not None and call.noise > _MOST_NOISE else ""
-        if why := call.unsteady or noisy:
-            return PairVerdict.AMBIGUOUS, f"{who}: {why}"
-    if abs(difference) < margin:
-        return PairVerdict.SAME, ""
-    return (PairVerdict.FAST if difference > 0 else PairVerdict.SLOW), ""
+            return f"{what} ({ours or 'not known'}, {theirs or 'not known'})"
+    return ""

@@ -112,7 +112,7 @@ def test_many_rows_and_long_names_fit_the_terminal(tmp_path: Path, capsys: pytes
 
 def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, base)
-    assert found["baseline"] == {"name": "torch", "version": "", "path": str(base)}
+    assert found["baseline"] == {"name": "torch", "version": "", "path": str(base), "state": ""}
     assert found["without_rival"] == ["Sort"]
     assert found["fastest"] == {"flashinfer": 3, "torch": 8}
     assert len(found["rows"]) == 11

@@ -28,7 +28,7 @@ pairs_of_calls = st.lists(st.tuples(calls, calls), max_size=12)
 
 
 def comparison_of(rows: list[tuple[ComparedCall, ComparedCall]], *, compositions: bool = False) -> DatabaseComparison:
-    one, other = (ComparedDatabase(name, Path(name)) for name in ("a", "b"))
+    one, other = ComparedDatabase("a", Path("a")), ComparedDatabase("b", Path("a", "implementations", "b-1"))
     compared = [
         compare_row("Sort", f"{number},1|BF16||{number},1|BF16", {"a": ours, "b": theirs}, "a")
         for number, (ours, theirs) in enumerate(rows)

@@ -65,14 +65,17 @@ def test_other_conditions_never_compare(one: ComparedCall, other: ComparedCall) 
 def test_the_margin_decides_between_quiet_calls(one: ComparedCall, other: ComparedCall, us: float) -> None:
     spread = sum((0.1 if call.noise is None else call.noise) ** 2 / (call.samples or 1) for call in (one, other))
     margin = max(0.05, 3 * math.sqrt(spread))
+    within = PairVerdict.AMBIGUOUS if 0.99 * margin > 0.05 else PairVerdict.SAME
     for difference, verdict in (
-        (1.01, PairVerdict.FAST),
-        (-1.01, PairVerdict.SLOW),
-        (0.99, PairVerdict.SAME),
-        (-0.99, PairVerdict.SAME),
+        (1.01 * margin, PairVerdict.FAST),
+        (-1.01 * margin, PairVerdict.SLOW),
+        (0.99 * margin, within),
+        (-0.99 * margin, within),
+        (0.049, PairVerdict.SAME),
+        (-0.049, PairVerdict.SAME),
     ):
         rival = replace(other, sum_us=us)
-        assert pair_of(replace(one, sum_us=us * math.exp(difference * margin)), rival).verdict is verdict
+        assert pair_of(replace(one, sum_us=us * math.exp(difference)), rival).verdict is verdict
 
 
 @given(quiet, quiet, st.sampled_from(["bimodal", "throttled", ""]))

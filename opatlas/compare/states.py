@@ -1,0 +1,175 @@
+"""States of a database that are compared: `DB` as it is, and `DB@STATE`: a git revision, a run, or its captures."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from opatlas.compare.calls import ComparedCall, read_captured_calls, recorded_call
+from opatlas.compare.databases import ComparedDatabase, distinct_names, named_database
+from opatlas.errors import OpAtlasError
+from opatlas.files import absolute_path
+from opatlas.model.schema import Status
+from opatlas.report.plots.timed_rows import expect_tables
+from opatlas.store import history
+from opatlas.store.database import Database
+from opatlas.text import suggest
+
+#: The state of the durations that were captured, and not replayed.
+CAPTURES = "captures"
+_GIT_S = 120
+
+
+@contextmanager
+def compared_states(places: Sequence[str]) -> Iterator[list[ComparedDatabase]]:
+    """Yields the databases of places `DB` and `DB@STATE`, under names that tell them apart.
+
+    The files of a git revision are there until the end of the block. A folder with an @ in its name is that folder.
+
+    Raises:
+        OpAtlasError: a folder is missing or has no CSVs, a state is unknown, or a place is named twice.
+    """
+    with ExitStack() as stack:
+        found: list[ComparedDatabase] = []
+        for place in places:
+            database = stack.enter_context(_state(place))
+            if any((each.path, each.state) == (database.path, database.state) for each in found):
+                raise OpAtlasError(f"{place}: named twice: name each database once")
+            found.append(database)
+        yield distinct_names(found)
+
+
+@contextmanager
+def _state(place: str) -> Iterator[ComparedDatabase]:
+    folder, at, state = place.rpartition("@")
+    if not at or Path(place).exists():
+        yield named_database(absolute_path(Path(place)))
+        return
+    if not folder or not state:
+        raise OpAtlasError(f"{place}: give DB@STATE: a git revision, the Run ID of a run, or {CAPTURES}")
+    path = absolute_path(Path(folder))
+    if state == CAPTURES:
+        database, source = named_database(path), Captures(path)
+        if not any(call.is_measured for name in source.kernel_types() for call in source.read(name).values()):
+            raise OpAtlasError(f"{place}: no row has a captured duration: `opatlas ingest` reads captures")
+        yield replace(database, state=state, source=source)
+    elif state in (runs := history.runs(Database(path))):
+        yield replace(named_database(path), state=state, source=read_run(Database(path), state))
+    else:
+        with _git_revision(path, state, runs) as (commit, checkout):
+            database = named_database(checkout)
+            short = commit[:10]
+            label = state if commit.startswith(state) else f"{state} ({short})"
+            yield replace(database, path=path, state=label, source=database.calls)
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The captured durations of a database."""
+
+    path: Path
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types that have a CSV."""
+        return Database(self.path).kernel_types()
+
+    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
+        return read_captured_calls(self.path, kernel_type)
+
+
+@dataclass(frozen=True)
+class RunCalls:
+    """The calls of one run, by kernel type and signature."""
+
+    calls: Mapping[str, Mapping[str, ComparedCall]]
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types of the run."""
+        return sorted(self.calls)
+
+    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+        """Returns the rows of a kernel type by signature."""
+        return self.calls.get(kernel_type, {})
+
+
+def read_run(database: Database, run_id: str) -> RunCalls:
+    """Returns what a run has of each row: of several records the last measured one, else the last.
+
+    Raises:
+        OpAtlasError: the history of the run cannot be read.
+    """
+    calls: dict[str, dict[str, ComparedCall]] = {}
+    for record in history.read(database, run_id).records:
+        for each in filter(None, (record, record.launched_record())):
+            call = recorded_call(each)
+            of_type = calls.setdefault(each.kernel_type, {})
+            there = of_type.get(each.signature)
+            if there is None or call.status == Status.MEASURED.value or there.status != Status.MEASURED.value:
+                of_type[each.signature] = call
+    return RunCalls(calls)
+
+
+@contextmanager
+def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yields the commit of a revision, and a folder with the CSVs and manifests that a database had then."""
+    existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    top = _git(existing, "rev-parse", "--show-toplevel")
+    if top is None:
+        raise OpAtlasError(
+            f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a git revision: "
+            f"{existing} is in no git repository"
+        )
+    repository = Path(top.decode().strip())
+    commit = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if commit is None:
+        raise OpAtlasError(
+            f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a revision of the git "
+            f"repository {repository}: `git log -- {path}` lists its revisions"
+        )
+    at = commit.decode().strip()
+    below = PurePosixPath(path.resolve().relative_to(repository.resolve()).as_posix())
+    with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
+        # Software and device follow from the last parts of the path.
+        checkout = Path(folder, *path.parts[-4:]) if len(path.parts) > 4 else Path(folder, *path.parts[1:])
+        checkout.mkdir(parents=True)
+        _extract(repository, at, below, checkout)
+        try:
+            expect_tables(checkout)
+        except OpAtlasError as error:
+            raise OpAtlasError(f"{path}@{revision}: {str(error).replace(str(checkout), str(path))}") from None
+        yield at, checkout
+
+
+def _extract(repository: Path, commit: str, below: PurePosixPath, checkout: Path) -> None:
+    """Writes the CSVs and the manifests that a folder has in a commit; nothing if it has no such folder."""
+    archive = _git(repository, "archive", "--format=tar", commit, "--", f":(top,literal){below}")
+    if archive is None:
+        return
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        for member in filter(tarfile.TarInfo.isfile, files):
+            name = PurePosixPath(member.name).relative_to(below)
+            is_table = len(name.parts) == 1 and name.suffix == ".csv"
+            is_manifest = len(name.parts) == 2 and name.parts[0] == "runs" and name.suffix == ".json"
+            if (is_table or is_manifest) and (content := files.extractfile(member)) is not None:
+                target = checkout / name
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(content.read())
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Returns what git prints; None if it fails. Raises OpAtlasError if there is no git."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise OpAtlasError("git is not installed, so revisions cannot be read: install it") from None
+    except subprocess.TimeoutExpired:
+        raise OpAtlasError(f"`{' '.join(command)}` took more than {_GIT_S} s: try it by hand") from None
+    return done.stdout if done.returncode == 0 else None
