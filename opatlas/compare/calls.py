@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -77,7 +77,7 @@ class ComparedCall:
     kernel_names: str = ""
     outputs_missing: str = ""
     conversions: str = ""
-    is_captured: bool = False
+    is_captured: bool = field(default=False, kw_only=True)
 
     @property
     def is_measured(self) -> bool:
