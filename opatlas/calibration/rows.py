@@ -17,7 +17,15 @@ from opatlas.errors import CellError, OpAtlasError
 from opatlas.files import read_safely
 from opatlas.model.quality import valid_duration
 from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import CACHE_STATE, INPUT_SLOTS, INSTRUMENT, MICROBENCH_MEDIAN, OUTPUT_SLOTS, POOLED_MEDIAN
+from opatlas.model.schema import (
+    CACHE_STATE,
+    INPUT_SLOTS,
+    INSTRUMENT,
+    MICROBENCH_MEDIAN,
+    OUTPUT_SLOTS,
+    POOLED_MEDIAN,
+    is_file_name,
+)
 from opatlas.model.slots import parse_slots
 from opatlas.query.result import Floats, measured_half_widths
 from opatlas.query.stored_rows import StoredRows
@@ -74,7 +82,7 @@ class CalibrationDuration:
         cells: its cells.
         median_us: the median of the runs, or of the samples of one run, in microseconds.
         half_width: half of the 90 % interval for another machine of the same type, as a share of the duration.
-        is_judged: whether the row tells if it is a composition: OpAtlas has recorded that since it has Quality.
+        is_judged: whether the row tells if it is a composition; those of an older OpAtlas may not.
     """
 
     row: CalibrationRow
@@ -93,14 +101,19 @@ class _File:
 def read_set(folder: Path) -> list[CalibrationRow] | None:
     """Returns the calibration set of a database; None if it has none. Raises OpAtlasError."""
     path = folder / CALIBRATION
+    again = f"choose the rows anew (opatlas calibrate {folder} --choose)"
     try:
-        return list(decode(read_safely(path, _LARGEST_FILE_BYTES), _File, str(path)).rows)
+        rows = list(decode(read_safely(path, _LARGEST_FILE_BYTES), _File, str(path)).rows)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
     except DecodeError as error:
-        raise OpAtlasError(f"{error}: choose the rows anew (opatlas calibrate {folder} --choose)") from None
+        raise OpAtlasError(f"{error}: {again}") from None
+    for row in rows:
+        if not is_file_name(row.kernel_type):
+            raise OpAtlasError(f"{path}: {row.kernel_type!r} is no kernel type: {again}")
+    return rows
 
 
 def write_set(folder: Path, rows: Sequence[CalibrationRow]) -> Path:
@@ -135,7 +148,7 @@ def _stored(row: CalibrationRow, stored: StoredRows, position: int) -> Calibrati
     median_us = valid_duration(stored.cells(column)[position]) or float(stored.duration_us[position])
     half_width = float(_half_widths(stored)[position])
     cells: dict[str, str] = stored.frame.iloc[position].to_dict()
-    return CalibrationDuration(row, cells, median_us, half_width, bool(stored.quality[position]))
+    return CalibrationDuration(row, cells, median_us, half_width, stored.composed[position] is not None)
 
 
 def _half_widths(stored: StoredRows) -> Floats:

@@ -48,7 +48,8 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("sequences", "queries", "keys", "pairs", "heads", "kv_heads", "head_size", "pages"), "Int64"),
     **dict.fromkeys(("message_bytes", "num_devices", "topology_tier", "bytes"), "Int64"),
     **dict.fromkeys(("duration_us", "median_us", "std_us", "tflops", "gbps"), "Float64"),
-    "samples": "Int64",
+    **dict.fromkeys(("samples", "machines"), "Int64"),
+    "machine_spread": "Float64",
     "composed": "boolean",
     **dict.fromkeys(("quality", "run_id"), "string"),
 }

@@ -120,14 +120,15 @@ class StoredRows:
         return [bool(run_id) and run_id in cell for run_id, cell in runs]
 
     @cached_property
+    def machines(self) -> list[tuple[int | None, float | None]]:
+        """The number of machines that measured each row, and their spread as a share; None if the row does not tell."""
+        cells = zip(self.is_pooled, self.cells(POOLED_MACHINES), self.cells(POOLED_SPREAD), strict=True)
+        return [(parse_whole(count), _share(percent)) if holds else (None, None) for holds, count, percent in cells]
+
+    @cached_property
     def machine_floors(self) -> Floats:
         """The `machine_floor` of each row, by its Pooled cells."""
-        pooled = zip(self.is_pooled, self.cells(POOLED_MACHINES), self.cells(POOLED_SPREAD), strict=True)
-        floors = [
-            machine_floor(parse_whole(machines) if holds else None, _share(percent))
-            for holds, machines, percent in pooled
-        ]
-        return np.array(floors, dtype=np.float64)
+        return np.array([machine_floor(count, spread) for count, spread in self.machines], dtype=np.float64)
 
     def find(self, question: Question) -> list[int]:
         """Returns the positions of the rows that have all cells of a question, one for each signature."""

@@ -23,7 +23,8 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
 
     The columns: m, n, k and batch of a product; sequences, queries, keys, heads, kv_heads, head_size and pages of
     attention; message_bytes, num_devices, dtype and topology_tier of a collective; dtype and format of the first input,
-    bytes, duration_us, median_us, std_us, samples, quality, composed, run_id, implementation, id, tflops and gbps.
+    bytes, duration_us, median_us, std_us, samples, quality, composed, machines, machine_spread (of the machines, as a
+    share), run_id, implementation, id, tflops and gbps.
     """
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
@@ -38,6 +39,8 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
             "samples": float(rows.samples[i]),
             "quality": rows.quality[i],
             "composed": rows.composed[i],
+            "machines": rows.machines[i][0],
+            "machine_spread": rows.machines[i][1],
             "run_id": rows.run_id[i],
             "implementation": rows.label,
             "id": rows.case_id(i),

@@ -16,6 +16,7 @@ from tests.query.tables import RUN, product_rows, write_table
 
 #: Databases of a whole catalog that ship.
 SHIPPED = [path for path in list_databases() if len(list(path.glob("[!.h]*.csv"))) > 30 and shipped_note(path)]
+_ELSEWHERE = '{"rows": [{"family": "norms", "kernel_type": "../Abs", "case_id": "Abs-1"}]}'
 SIZES = [(m, 512, 1024) for m in range(1, 81)]
 
 
@@ -83,7 +84,7 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_set(tmp_path) == rows
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "not JSON", '{"rows": [{"family": 1}]}'])
+@pytest.mark.parametrize("text", ["{}", "[1]", "not JSON", '{"rows": [{"family": 1}]}', _ELSEWHERE])
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / CALIBRATION).write_text(text)
     with pytest.raises(OpAtlasError, match=CALIBRATION):

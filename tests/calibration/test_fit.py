@@ -28,14 +28,15 @@ def fit(
     here: Manifest | None = None,
     stored: dict[str, str] | None = None,
     measured: dict[str, str] | None = None,
+    kernel_type: str = "MatMulV2",
 ) -> MachineFit:
     """Compares five products with what they take here: `ratios` times as long."""
     conditions = {"Cache State": "cold", "Instrument": "cupti"}
-    write_table(tmp_path / "db", "MatMulV2", product_rows(SIZES, US).assign(**conditions, **(stored or {})))
+    write_table(tmp_path / "db", kernel_type, product_rows(SIZES, US).assign(**conditions, **(stored or {})))
     ours = [us * ratio for us, ratio in zip(US, ratios, strict=True)]
     rows = product_rows(SIZES, ours).assign(**conditions, **(measured or {}))
     rows["MicroBench Median Duration(us)"] = rows["Average Duration(us)"]
-    write_table(tmp_path / "here", "MatMulV2", rows)
+    write_table(tmp_path / "here", kernel_type, rows)
     chosen = [CalibrationRow("products", row.kernel_type, row.case_id) for row in choose(tmp_path / "db")]
     there = manifest("NVIDIA_H200", "2.11.0", "580.1")
     found = stored_durations(tmp_path / "db", chosen)
@@ -94,7 +95,9 @@ def test_rows_without_a_comparable_duration_do_not_count(tmp_path: Path, measure
 
 def test_a_composition_compares_where_the_database_does_not_tell(tmp_path: Path) -> None:
     measured = {"Stand-In": "composition of 2 torch operators (mm, add)"}
-    assert fit(tmp_path, [1.0] * 5, stored={"Quality": ""}, measured=measured).verdict is FitVerdict.SAME
+    of_older = {"Quality": ""}
+    found = fit(tmp_path, [1.0] * 5, stored=of_older, measured=measured, kernel_type="QuantBatchMatmulV3")
+    assert found.verdict is FitVerdict.SAME
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

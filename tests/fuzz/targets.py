@@ -29,6 +29,7 @@ TARGETS: dict[str, Target] = {
         catalogs.MODEL,
         checks.KNOWN,
         checks.CHECKED,
+        checks.CALIBRATION_SET,
         options.OPTION_VALUES,
         options.SHAPES,
     )

@@ -198,5 +198,9 @@ def test_the_spread_between_machines_is_the_floor_of_an_interval(
     assert answer.interval_us == pytest.approx((100 * (1 - half_width), 100 * (1 + half_width)))
     (many,) = opatlas.open(tmp_path).query_many("MatMulV2", rows)["High(us)"]
     assert many == pytest.approx(answer.interval_us[1])
+    holds = runs == RUN and spread in ("6.00", "0.10", "1.00") and machines.isdigit()
+    line = opatlas.open(tmp_path).frame("MatMulV2").iloc[0]
+    if holds:
+        assert (line["machines"], line["machine_spread"]) == (int(machines), float(spread) / 100)
     here = opatlas.open(tmp_path, same_machine=True).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
     assert here.interval_us == pytest.approx((97.9, 102.1))
