@@ -74,13 +74,15 @@ class StopFilter:
         return (f"{dropped}: the process was stopped meanwhile",) if self._dropped else ()
 
 
-#: Waits for the end of throttling, in seconds. A power cap from an earlier row ends within tenths of a second. A
-#: longer cap comes from the row itself: large matrix products reach the power limit, and heat stays for hours.
-_PAUSES_S = (0.1, 0.4)
+#: Pause between two questions whether the throttling has ended, in seconds, and the most pauses of a row. A power cap
+#: from an earlier row ends within tenths of a second. A longer cap comes from the row itself: large matrix products
+#: reach the power limit, and heat stays for hours.
+_PAUSE_S = 0.005
+_MOST_PAUSES = 100
 
 
 class UnthrottledInstrument:
-    """Wraps an instrument: waits until the device is not throttled, and repeats samples of a throttled device.
+    """Wraps an instrument: waits until the device is not throttled, and repeats samples of a throttled device once.
 
     Attributes:
         name: name of the wrapped instrument.
@@ -108,19 +110,23 @@ class UnthrottledInstrument:
 
         The notes count discarded samples; `throttled` refers to the kept samples.
         """
-        dropped, reasons = 0, self._throttles()
-        stops = list(_PAUSES_S)
-        while True:
-            while reasons and stops:
-                self._sleep(stops.pop(0))
-                reasons = self._throttles()
-            samples = self._instrument.sample(call, before_each, rule)
+        pauses = [_PAUSE_S] * _MOST_PAUSES
+        dropped, reasons = 0, self._wait(pauses)
+        samples = self._instrument.sample(call, before_each, rule)
+        reasons = self._throttles() or reasons
+        again = rule.again() if reasons and pauses else None
+        if again is not None:
+            # The throttling may come from an earlier row. If it comes back, it comes from this row.
+            dropped, reasons = len(samples.durations_us), self._wait(pauses)
+            samples = self._instrument.sample(call, before_each, again)
             reasons = self._throttles() or reasons
-            again = rule.again() if reasons and stops else None
-            if again is None:
-                return replace(samples, notes=(*samples.notes, *_notes(dropped)), throttled=_throttled(reasons))
-            dropped += len(samples.durations_us)
-            rule = again
+        return replace(samples, notes=(*samples.notes, *_notes(dropped)), throttled=_throttled(reasons))
+
+    def _wait(self, pauses: list[float]) -> tuple[str, ...]:
+        """Waits until the device is not throttled, or no pause is left. Returns why it is still throttled."""
+        while (reasons := self._throttles()) and pauses:
+            self._sleep(pauses.pop())
+        return reasons
 
 
 def _notes(dropped: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from opatlas.instruments.instrument import Samples
@@ -38,23 +40,32 @@ def test_samples_of_a_device_at_its_full_clocks_are_as_they_are():
 
 
 def test_it_waits_until_throttling_has_ended():
-    samples, pauses = sample([HOT, HOT, (), ()])
+    samples, pauses = sample([HOT, HOT, HOT, (), ()])
     assert samples == Samples((1.0,))
-    assert pauses == [0.1, 0.4]
+    assert len(pauses) == 3
 
 
 def test_samples_taken_while_throttled_are_dropped_and_taken_again():
-    samples, pauses = sample([(), HOT, (), ()])
+    samples, pauses = sample([(), HOT, HOT, (), ()])
     assert samples.durations_us == (2.0,)
     (note,) = samples.notes
     assert note.startswith("1 sample ")
-    assert pauses == [0.1]
+    assert len(pauses) == 1
 
 
-def test_where_it_does_not_end_samples_are_kept_and_say_so():
-    samples, pauses = sample([()] + [HOT] * 8)
+def test_where_it_comes_back_samples_are_kept_and_say_so():
+    samples, pauses = sample([(), HOT, HOT, (), HOT])
+    assert samples.durations_us == (2.0,)
     assert HOT[0] in samples.throttled
-    assert pauses == [0.1, 0.4]
+    assert samples.notes
+    assert len(pauses) == 1
+
+
+def test_where_it_does_not_end_the_samples_are_taken_once_after_half_a_second():
+    samples, pauses = sample(itertools.repeat(HOT))
+    assert samples.durations_us == (1.0,)
+    assert HOT[0] in samples.throttled
+    assert sum(pauses) == pytest.approx(0.5)
 
 
 def test_the_rows_time_limit_counts_over_all_tries():
