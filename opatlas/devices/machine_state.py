@@ -28,8 +28,8 @@ from opatlas.text import parse_real, parse_whole
 LOAD_LIMIT = 0.5
 #: Work of other processes, in cores. A quarter of a core takes ten of every forty milliseconds, which affects samples.
 OTHER_CORES_LIMIT = 0.25
-#: Share of the time in which the hypervisor ran other machines on the cores. One percent exceeds 0.5 %, the deviation
-#: below which the stop rule considers a row quiet.
+#: Share of the time in which the hypervisor ran other machines on the cores. One percent exceeds 0.5 %, the error
+#: below which the stop rule considers a mean precise.
 STEAL_LIMIT_PERCENT = 1.0
 #: The only governor that keeps the clock frequency while a core is idle between samples.
 STEADY_GOVERNOR = "performance"

@@ -1,7 +1,8 @@
 """Decides when a row has enough samples.
 
-As in nvbench, sampling stops when the relative standard deviation is small or settled, because more samples do not
-reduce the noise of a noisy machine. At least ten samples are taken, unless a time limit ends first.
+Sampling stops when the standard error of the mean is small, or, as in nvbench, when the relative standard deviation has
+settled, because more samples do not reduce the noise of a noisy machine. At least ten samples are taken, unless a time
+limit ends first.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from opatlas.model.quality import LEAST_FOR_NOISE
 
 #: Fewest samples of a row whose time limit does not end first.
 LEAST_SAMPLES = 10
-#: A row with a smaller relative standard deviation is quiet.
-_QUIET = 0.005
+#: A mean with a smaller relative standard error is known well enough: two sessions differ by more.
+_PRECISE = 0.005
 #: Noise has settled when its last `SETTLED_WINDOW` values differ by less than this share of their mean. The window is
 #: as long as `LEAST_SAMPLES`, so that a few similar samples do not end a row.
 _SETTLED = 0.10
@@ -68,7 +69,7 @@ class StopRule:
     ) -> None:
         """
         Args:
-            repeat_count: exact number of samples; None: until quiet, settled or out of time.
+            repeat_count: exact number of samples; None: until precise, settled or out of time.
             time_limit_s: wall time for all samples of the row, including cache flushes.
             max_noise: relative standard deviation to reach before the time limit; None: any settled noise is enough.
             clock: returns seconds; replaced in tests.
@@ -97,7 +98,7 @@ class StopRule:
             return True
         if self._count < LEAST_SAMPLES or self._noise[-1] > self._max_noise:
             return False
-        return self._noise[-1] < _QUIET or self._settled()
+        return self._noise[-1] < _PRECISE * math.sqrt(self._count) or self._settled()
 
     def enough_count(self, count: int) -> bool:
         deadline = self._begin()

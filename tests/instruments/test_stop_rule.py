@@ -58,6 +58,10 @@ def test_quiet_samples_end_at_the_least_number():
     assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.001)) == LEAST_SAMPLES
 
 
+def test_a_precise_mean_ends_it():
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.01)) == LEAST_SAMPLES
+
+
 def test_noise_that_has_settled_ends_it():
     count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.2))
     assert LEAST_SAMPLES + SETTLED_WINDOW <= count < MOST_SAMPLES
