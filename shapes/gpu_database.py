@@ -143,7 +143,7 @@ LIBRARIES = (
     DatabasePart("ApplyRotaryPosEmb", sizes=8),
     DatabasePart("RINGMLAPrefillBF16Kernel", "ring_first"),
     DatabasePart("RINGMLAPrefillBF16Kernel", "ring_later", sizes=8, rows=64),
-    DatabasePart("ReshapeAndCacheNdKernel", sizes=8, limit="blocks <= 1024"),
+    DatabasePart("ReshapeAndCacheNdKernel", sizes=8),
     DatabasePart("MoeGatingTopK", sizes=8),
     DatabasePart("InterleaveRope", sizes=8),
     DatabasePart("_triton_rope", sizes=8, rows=64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,7 +101,8 @@ def with_implementations(base: Path) -> list[ComparedDatabase]:
     """Returns a base database, and the newest version of each implementation that was measured on its rows.
 
     They lie in `implementations/` of the base, or beside a default database of the same device. Among the latter,
-    those of the base's torch and CUDA or CANN precede.
+    those of the base's torch and CUDA or CANN precede, and those with another remark behind the versions are left out:
+    rows of `torch2.11.0_cuda13.0_warm` are compared with those of `flashinfer0.5.3_torch2.11.0_cuda13.0_warm`.
 
     Raises:
         OpAtlasError: the folder is missing or has no CSVs.
@@ -110,7 +112,7 @@ def with_implementations(base: Path) -> list[ComparedDatabase]:
     place = parse_path(base)
     folders = list(Database(base).implementations_dir.glob("*-*"))
     if place is not None and not implementation_of(base)[0]:
-        folders += base.parent.parent.glob("*/*")
+        folders += [path for path in base.parent.parent.glob("*/*") if _remark(path) == _remark(base)]
     software = dict(place[1]) if place is not None else {}
 
     def age(path: Path) -> tuple[object, ...]:
@@ -125,6 +127,11 @@ def with_implementations(base: Path) -> list[ComparedDatabase]:
         if name and not path.is_symlink() and next(path.glob("[!.]*.csv"), None):
             newest[name] = path
     return [_database(base), *(_database(newest[name]) for name in sorted(newest))]
+
+
+def _remark(path: Path) -> str:
+    """Returns what follows the versions in the name of a default database's folder: `_warm`, or nothing."""
+    return re.sub(".*_(cuda[^_]+|cann[^_]+|cpu)", "", path.name)
 
 
 def named_database(folder: Path) -> ComparedDatabase:

@@ -171,6 +171,17 @@ def test_siblings_of_a_default_database(tmp_path: Path, capsys: pytest.CaptureFi
     assert [(each["name"], each["version"]) for each in found["rivals"]] == [("flashinfer", "0.5.10")]
 
 
+def test_siblings_have_the_remark_of_a_default_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cache was warm for both, or for none."""
+    device = tmp_path / "NVIDIA_H200"
+    rows = {"Sort": [measured(1, 2)]}
+    cold, warm = (write_tables(device / "torch" / f"torch2.11.0_cuda13.0{end}", rows) for end in ("", "_warm"))
+    for name in ("0.5.3_torch2.11.0_cuda13.0", "0.7.0_torch2.11.0_cuda13.0_warm"):
+        write_tables(device / "flashinfer" / f"flashinfer{name}", rows)
+    assert [each["version"] for each in as_json(capsys, cold)["rivals"]] == ["0.5.3"]
+    assert [each["version"] for each in as_json(capsys, warm)["rivals"]] == ["0.7.0"]
+
+
 def test_the_default_database_of_this_machine(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

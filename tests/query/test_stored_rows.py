@@ -22,16 +22,19 @@ SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").e
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: "-".join(path.parts[-3:]))
 def test_every_row_that_ships_answers_with_itself(folder: Path) -> None:
     database = opatlas.open(folder, compositions=True, noisy=True)
-    asked = 0
+    asked, own = 0, next(iter(database.implementations))
     for kernel_type in database.kernel_types():
-        frame = Database(folder).read(kernel_type).frame
+        frame = Database(folder).read_or_empty(kernel_type).frame
         column = row_kind(kernel_type).duration_columns[0]
+        if column not in frame.columns:
+            # Another implementation has the rows.
+            continue
         stored = frame[column].map(valid_duration)
         frame, stored = frame[stored.notna()], stored[stored.notna()].astype(float)
         if frame.empty:
             continue
-        answers = database.query_many(kernel_type, frame)
-        first = stored.groupby(database.stored_rows(kernel_type, "torch").signatures).transform("first")
+        answers = database.query_many(kernel_type, frame, implementation=own)
+        first = stored.groupby(database.stored_rows(kernel_type, own).signatures).transform("first")
         assert answers["Duration(us)"].tolist() == first.tolist(), kernel_type
         assert set(answers["How"]) == {"measured"}
         assert (answers["Low(us)"] < answers["Duration(us)"]).all()
