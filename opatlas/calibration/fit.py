@@ -110,8 +110,8 @@ class FamilyFit:
     def unusable(self) -> str:
         """Why the durations of the database do not hold here, by any factor; "" if they do."""
         if self.spread is None or len(self.ratios) <= len(self.rows) / 2:
-            return f"{len(self.ratios)} of {len(self.rows)} rows were measured"
-        return f"no steady factor (a spread of {self.spread:.0%})" if self.spread > STEADY else ""
+            return "too few rows were measured"
+        return "no steady factor" if self.spread > STEADY else ""
 
     @property
     def verdict(self) -> FitVerdict:

@@ -237,7 +237,8 @@ def _family_cells(family: FamilyFit) -> tuple[str, ...]:
 def _meaning(fit: MachineFit) -> str:
     """Returns what follows from the verdict."""
     other = "this is another device than that of the database; " if fit.is_other_device else ""
-    return other + _meaning_of_ratios(fit)
+    again = "; this machine was disturbed: try again when it is quiet" if fit.disturbances else ""
+    return f"{other}{_meaning_of_ratios(fit)}{again if fit.verdict is not FitVerdict.SAME else ''}"
 
 
 def _meaning_of_ratios(fit: MachineFit) -> str:
@@ -247,5 +248,9 @@ def _meaning_of_ratios(fit: MachineFit) -> str:
         low, high = fit.factors
         told = f"{low:.3f}" if high - low < 0.005 else f"{low:.3f} to {high:.3f}, by family"
         return f"durations here are those of the database times {told}"
-    reasons = "; ".join(f"{family.family}: {family.unusable}" for family in fit.families if family.unusable)
+    unusable: dict[str, list[str]] = {}
+    for family in fit.families:
+        if family.unusable:
+            unusable.setdefault(family.unusable, []).append(family.family)
+    reasons = "; ".join(f"{reason} of {', '.join(families)}" for reason, families in unusable.items())
     return f"{reasons}: measure the rows that you need here (pytest bench/)"

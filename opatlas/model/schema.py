@@ -111,6 +111,7 @@ SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_
 POOLED_MEDIAN = "Pooled Median Duration(us)"
 POOLED_RUNS = "Pooled Runs"
 POOLED_MACHINES = "Pooled Machines"
+#: The largest minus the smallest median of a machine, in percent of the pooled median; empty for one machine.
 POOLED_SPREAD = "Pooled Machine Spread(%)"
 #: Each run and its median: "20261121T120000-aaaaaa 10.0000; 20261122T120000-aaaaaa 11.0000".
 POOLED_RUN_DURATIONS = "Pooled Run Durations(us)"
