@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,32 +79,66 @@ CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
 Product = tuple[int, int, int]
 
 
-def traced_products(architecture: str) -> Counter[Product]:
-    """How often a prefill of a model on the meta device multiplies with which weights.
+#: Rows and columns of the tensor that an operator reads: how often it is called.
+Sizes = Counter[tuple[int, ...]]
+#: What is compared besides products, by operators of torch and by kernels.
+TRACED = ("norm", "residual", "gate", "attention", "router", "permutation", "embedding")
 
-    Weights that multiply the same tensor count as one, since engines fuse them.
+
+@dataclass
+class Trace:
+    """What a prefill of a model on the meta device calls.
+
+    Attributes:
+        products: products with weights. Weights that multiply the same tensor count as one, since engines fuse them.
+        others: the other operators that stand for a kernel, by TRACED.
     """
+
+    products: Counter[Product]
+    others: dict[str, Sizes]
+
+
+@cache
+def traced(architecture: str) -> Trace:
+    """What a prefill of a model calls. Skips if transformers is missing, or too old for the model."""
     transformers = pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
     import torch._dynamo  # As in opatlas/theory/architectures.py.
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    model_facts, numbers = CONFIGS[architecture]
     found: dict[int, list[Any]] = {}
+    others: dict[str, Sizes] = {kind: Counter() for kind in TRACED}
+
+    def kind_of(name: str, shapes: list[tuple[int, ...]]) -> str:
+        hidden = (BATCH, CONTEXT, model_facts.hidden)
+        if name == "add":
+            return "residual" if shapes == [hidden, hidden] else ""
+        if name == "topk":
+            return "router" if shapes[0] == (BATCH * CONTEXT, getattr(model_facts.experts, "count", 0)) else ""
+        kinds = {"mean": "norm", "silu": "gate", "_safe_softmax": "attention", "sort": "permutation"}
+        return "attention" if name.startswith("_scaled_dot_product") else kinds.get(name, "")
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket.__name__
+            shapes = [tuple(each.shape) for each in args if isinstance(each, torch.Tensor)]
             if name in ("mm", "_grouped_mm"):
                 x, weight = args[:2]
                 # The tensor is kept, so that no other one gets its storage.
                 product = found.setdefault(x.untyped_storage()._cdata, [x, x.shape[0], 0, x.shape[1]])
                 product[2] += weight.shape[-1]
+            elif name == "embedding":
+                others["embedding"][BATCH * CONTEXT, shapes[0][1]] += 1
+            elif kind := kind_of(name, shapes):
+                *rows, columns = shapes[0]
+                others[kind][(math.prod(rows), columns) if kind not in ("attention", "permutation") else ()] += 1
             return func(*args, **(kwargs or {}))
 
     try:
-        config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1])
+        config = transformers.AutoConfig.for_model(architecture, **numbers)
     except ValueError as error:
         pytest.skip(f"this transformers has no {architecture}: {error}")
-    if CONFIGS[architecture][0].experts is not None:
+    if model_facts.experts is not None:
         config._experts_implementation = "grouped_mm"
     with torch.device("meta"), torch.no_grad():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
@@ -110,7 +147,40 @@ def traced_products(architecture: str) -> Counter[Product]:
         mask = torch.zeros((BATCH, 1, CONTEXT, CONTEXT), dtype=torch.bfloat16)
         with Recorder():
             model(tokens, attention_mask=mask, use_cache=False, logits_to_keep=1)
-    return Counter((m, n, k) for _, m, n, k in found.values())
+    return Trace(Counter((m, n, k) for _, m, n, k in found.values()), others)
+
+
+def others(calls: list[ModelCall]) -> dict[str, Sizes]:
+    """What the kernels of a step do besides products, by TRACED. A kernel may do what several operators do."""
+    found: dict[str, Sizes] = {kind: Counter() for kind in TRACED}
+    for call in calls:
+        inputs = [shape_of(cell) for cell in call.cells["Input Shapes"].split(";")]
+        output, count = shape_of(call.cells["Output Shapes"].split(";")[0]), call.calls_per_step
+        *rows, columns = inputs[0]
+        of_first = (math.prod(rows), columns)
+        if call.kernel_type in ("RmsNorm", "AddRmsNorm"):
+            found["norm"][of_first] += count
+        if call.kernel_type == "AddRmsNorm" or call.part == "experts_add":
+            found["residual"][of_first] += count
+        if call.kernel_type == "KvRmsNormRopeCache":
+            # The features of the latent that it normalizes are those of its weight.
+            found["norm"][inputs[0][0], inputs[1][0]] += count
+        if call.kernel_type == "SwiGlu":
+            found["gate"][output] += count
+        if call.part == "attention":
+            # A call of some kernels is one sequence.
+            found["attention"][()] += count // (BATCH if call.calls > 1 else 1)
+        if call.kernel_type == "MoeGatingTopK":
+            found["router"][of_first] += count
+        if call.kernel_type == "MoeTokenPermute":
+            found["permutation"][()] += count
+        if call.part == "embedding":
+            found["embedding"][output] += count
+    return found
+
+
+def shape_of(cell: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in cell.split(",") if size)
 
 
 def products(calls: list[ModelCall]) -> Counter[Product]:
@@ -131,7 +201,17 @@ def test_products_are_those_of_the_traced_model(architecture: str) -> None:
 
     found = products(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill"))
 
-    assert found == traced_products(architecture)
+    assert found == traced(architecture).products
+
+
+@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_other_kernels_do_what_the_traced_model_does(architecture: str, kind: str) -> None:
+    model, _ = CONFIGS[architecture]
+
+    found = others(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill"))
+
+    assert found[kind] == traced(architecture).others[kind]
 
 
 def by_part(model: ModelFacts, **numbers: Any) -> dict[str, ModelCall]:
