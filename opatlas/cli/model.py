@@ -21,9 +21,11 @@ from opatlas.store.csv_files import write_text
 from opatlas.text import shorten, show
 from opatlas.theory.models import TargetError
 
-_PART, _KERNEL, _IMPLEMENTATION = 16, 16, 10
+_PART, _KERNEL, _IMPLEMENTATION = 16, 16, 9
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
 _MARKS = {True: "*", None: "?", False: ""}
+#: Marks what rows of other dtypes tell.
+_OTHER_DTYPES = "~"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +101,7 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
         "us_in_layers": cost.us_in_layers,
         "composition_us": cost.composition_us,
         "untold_us": cost.untold_us,
+        "other_dtypes_us": cost.other_dtypes_us,
         "missing": [part.part for part in cost.missing],
         "parts": [{**asdict(part), "us": part.us} for part in cost.parts],
     }
@@ -119,12 +122,13 @@ def _lines(cost: ModelCost) -> Iterator[str]:
         each, outside = cost.us_in_layers / cost.layers, cost.us - cost.us_in_layers
         yield f"  a layer, as the mean of {cost.layers}: {each:,.0f} us; outside of layers {outside:,.0f} us"
     yield "  interval: errors of one kernel type add up, those of others are independent"
-    for us, told, what in (
-        (cost.composition_us, True, "is that of compositions of torch operators, not of the kernel"),
-        (cost.untold_us, None, "may be that of compositions: the rows do not tell"),
+    for us, mark, what in (
+        (cost.composition_us, _MARKS[True], "is that of compositions of torch operators, not of the kernel"),
+        (cost.untold_us, _MARKS[None], "may be that of compositions: the rows do not tell"),
+        (cost.other_dtypes_us, _OTHER_DTYPES, "comes from rows of other dtypes"),
     ):
         if us:
-            yield f"  {_MARKS[told]} {us / cost.us:.1%} of the sum {what}"
+            yield f"  {mark} {us / cost.us:.1%} of the sum {what}"
     if cost.missing:
         yield "missing, and in no sum:"
         for part in cost.missing:
@@ -134,11 +138,11 @@ def _lines(cost: ModelCost) -> Iterator[str]:
 def _part_line(part: PartCost, total: float) -> str:
     each = "-" if part.us_per_call is None else f"{part.us_per_call:.2f}"
     share = "-" if part.us is None or not total else f"{part.us / total:.1%}"
-    how = part.how + _MARKS[part.composed]
+    how = part.how + _MARKS[part.composed] + _OTHER_DTYPES * part.other_dtypes
     return _line(part.part, part.kernel_type, str(part.calls), each, share, how, part.implementation)
 
 
 def _line(part: str, kernel: str, calls: str, each: str, share: str, how: str, implementation: str) -> str:
     names = f"{shorten(part, _PART):{_PART}} {shorten(kernel, _KERNEL):{_KERNEL}}"
     ran = shorten(implementation, _IMPLEMENTATION)
-    return f"{names} {calls:>5} {each:>8} {share:>6} {how:13} {ran}".rstrip()
+    return f"{names} {calls:>5} {each:>8} {share:>6} {how:14} {ran}".rstrip()

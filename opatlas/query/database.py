@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pandas as pd
 
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_NAME, is_communication
+from opatlas.model.communication import BY_NAME, Collective, is_communication
 from opatlas.model.location import implementation_of, list_databases, parse_path
 from opatlas.model.schema import (
     DTYPE,
@@ -30,6 +31,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.signature import signature
+from opatlas.model.slots import known_dtype
 from opatlas.model.versions import version_key
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
@@ -50,7 +52,7 @@ from opatlas.query.stored_rows import StoredRows
 from opatlas.query.typed_rows import typed_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
-from opatlas.text import suggest
+from opatlas.text import parse_whole, suggest
 
 if TYPE_CHECKING:
     from opatlas.query.next_rows import NextRows
@@ -258,6 +260,8 @@ class OpenDatabase:
     ) -> QueryResult:
         """Returns the duration of a collective, from the newest communication database of the device.
 
+        More devices than any row has are told by the largest number, with as many bytes on the busiest link.
+
         Args:
             name: all_reduce, all_gather, reduce_scatter, all_to_all or broadcast.
             bytes: what `message_bytes` of the CSV counts.
@@ -275,6 +279,9 @@ class OpenDatabase:
             raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
         (label, *_) = messages.implementations
         rows = messages.stored_rows(kernel_type, label)
+        counts = [count for cell in rows.cells(NUM_DEVICES) if (count := parse_whole(cell.strip()))]
+        if counts and devices > max(counts):
+            return self._of_more_devices(BY_NAME[name], bytes, devices, max(counts), dtype, tier)
         tiers = Counter(
             each
             for each, count in zip(rows.cells(TOPOLOGY_TIER), rows.cells(NUM_DEVICES), strict=True)
@@ -283,6 +290,21 @@ class OpenDatabase:
         told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
         cells = {MESSAGE_BYTES: str(bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
         return messages._answer_cells(label, kernel_type, cells, "")
+
+    def _of_more_devices(
+        self, collective: Collective, message_bytes: int, devices: int, measured: int, dtype: str, tier: int | None
+    ) -> QueryResult:
+        """Returns the duration with more devices than were measured, from that with `measured` ones."""
+        known = known_dtype(dtype)
+        element = known.bytes if known is not None else 1
+        wanted = message_bytes * collective.bus_share(devices) / collective.bus_share(measured)
+        alike = collective.message_bytes(round(wanted), measured, element)
+        answer = self.collective(collective.name, bytes=alike, devices=measured, dtype=dtype, tier=tier)
+        low, high = answer.interval_us
+        # A guess: latencies of more steps, other topologies and other algorithms are not in it.
+        factor = 1 + math.log2(devices / measured)
+        note = f"no row has {devices} devices: from {measured} with as many bytes on the busiest link ({alike})"
+        return replace(answer, interval_us=(low / factor, high * factor), how=How.EXTRAPOLATED, note=note)
 
     @cached_property
     def messages(self) -> OpenDatabase | None:
@@ -377,7 +399,9 @@ class OpenDatabase:
         if prediction is None:
             raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
         composed = rows.any_composed
-        note = "; ".join(filter(None, (prediction.note, note, "" if composed is not None else NOT_TOLD)))
+        other = "" if is_communication(kernel_type) or rows.has_dtypes(cells) else "no row has these dtypes"
+        untold = NOT_TOLD if composed is None else ""
+        note = "; ".join(filter(None, (prediction.note, other, note, untold)))
         return QueryResult(
             prediction.duration_us,
             prediction.interval_us,

@@ -37,6 +37,7 @@ class PartCost:
         how: measured, interpolated, extrapolated, analytic or missing.
         implementation: name and version of what ran; "" if nothing tells the duration.
         composed: whether only compositions of operators tell the duration; None if the rows do not tell what ran.
+        other_dtypes: whether all rows that tell the duration have other dtypes.
         signature: the signature of the row.
         reason: why the duration is missing; "" if it is not.
     """
@@ -50,6 +51,7 @@ class PartCost:
     how: str
     implementation: str
     composed: bool | None
+    other_dtypes: bool
     signature: str
     reason: str = ""
 
@@ -119,6 +121,11 @@ class ModelCost:
         """How much of the sum rests on rows that do not tell whether a composition of operators ran."""
         return sum(part.us or 0.0 for part in self.parts if part.composed is None)
 
+    @property
+    def other_dtypes_us(self) -> float:
+        """How much of the sum is told by rows with other dtypes."""
+        return sum(part.us or 0.0 for part in self.parts if part.other_dtypes)
+
     def us_by_how(self) -> dict[str, float]:
         """Returns how much of the sum is measured, interpolated, extrapolated and analytic."""
         return {how.value: sum(part.us or 0.0 for part in self.parts if part.how == how.value) for how in How}
@@ -177,6 +184,7 @@ def _unknown(call: ModelCall) -> PartCost:
         how=MISSING,
         implementation="",
         composed=False,
+        other_dtypes=False,
         signature=call.signature(),
     )
 
@@ -215,6 +223,7 @@ def _kernel_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCos
         (answer,) = database.query_many(kernel_type, pd.DataFrame([dict(call.cells)])).to_dict("records")
         if not answer["How"]:
             continue
+        tables = [database.stored_rows(kernel_type, name) for name in database.implementations]
         yield replace(
             _unknown(call),
             kernel_type=kernel_type,
@@ -222,6 +231,9 @@ def _kernel_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCos
             interval_us=(float(answer["Low(us)"]), float(answer["High(us)"])),
             how=str(answer["How"]),
             implementation=str(answer["Implementation"]),
+            other_dtypes=not any(
+                rows.has_dtypes(call.cells) for rows in tables if rows.label == answer["Implementation"]
+            ),
             composed=next(told for told, word in COMPOSITION_WORDS.items() if word == answer["Composition"]),
         )
 

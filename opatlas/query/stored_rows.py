@@ -178,6 +178,10 @@ class StoredRows:
             found.setdefault(normal_words(cell), []).append(position)
         return found
 
+    def has_dtypes(self, cells: Mapping[str, str]) -> bool:
+        """Returns whether some row has the dtypes of these inputs."""
+        return normal_words(cells.get(INPUT_DTYPES, "")) in self.normal_cells(INPUT_DTYPES)
+
     def normal_cells(self, column: str) -> list[tuple[str, ...]]:
         """Returns the cells of a column as words, so that equal ones are equal however they are written."""
         if column not in self._normals:

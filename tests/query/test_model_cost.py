@@ -10,7 +10,7 @@ import pytest
 
 import opatlas
 from opatlas.cli.main import main
-from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_calls import Phase, model_calls
 from opatlas.theory.sources import resolve_model
 from tests.query.tables import product_rows, write_table
 
@@ -90,22 +90,29 @@ def test_what_rows_do_not_tell_is_summed_apart(tmp_path: Path) -> None:
     assert found.composition_us == 0
 
 
-def test_the_step_is_its_layers_and_the_rest() -> None:
-    shipped = opatlas.model_cost("NVIDIA_H200", MODEL, batch=64, context=1024)
-    outside = sum(part.us or 0 for part in shipped.parts if part.part in OUTSIDE)
-    assert shipped.layers == resolve_model(MODEL).layers
-    assert {part.part for part in shipped.parts if not part.layers} == OUTSIDE
-    assert shipped.us == pytest.approx(shipped.us_in_layers + outside)
+def test_what_rows_of_other_dtypes_tell_is_summed_apart(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    assert cost(place).other_dtypes_us == 0
+    half = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, dtype="FLOAT16")
+    products = [part for part in half.parts if part.kernel_type == "MatMulV2"]
+    assert all(part.other_dtypes for part in products)
+    assert half.other_dtypes_us == pytest.approx(half.us)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_what_ships_tells_a_step(phase: str) -> None:
-    found = opatlas.model_cost("NVIDIA_H200", MODEL, batch=64, context=1024, phase=phase)
-    calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
-    assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
-    told = {part.part for part in found.parts} - {part.part for part in found.missing}
-    assert {"attention", *ROLES} <= told
-    assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
+def test_what_ships_tells_a_step() -> None:
+    # Both phases at once, since most of the time is that of fits.
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    for phase in phases:
+        found = opatlas.model_cost("NVIDIA_H200", MODEL, batch=64, context=1024, phase=phase)
+        calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
+        assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
+        told = {part.part for part in found.parts} - {part.part for part in found.missing}
+        assert {"attention", *ROLES} <= told
+        assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
+        assert found.layers == resolve_model(MODEL).layers
+        assert {part.part for part in found.parts if not part.layers} == OUTSIDE
+        outside = sum(part.us or 0 for part in found.parts if part.part in OUTSIDE)
+        assert found.us == pytest.approx(found.us_in_layers + outside)
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,11 @@ def test_a_collective_is_known_by_its_message(tmp_path: Path) -> None:
     between = database.collective("all_reduce", bytes=3 * 2**19, devices=2)
     assert between.how is opatlas.How.INTERPOLATED
     assert between.duration_us == pytest.approx(5 + 3 * 2**19 / 1e5, rel=0.1)
+    # Each of 8 devices sends 7/4 of the message, and each of 2 the message.
+    more = database.collective("all_reduce", bytes=2**20, devices=8)
+    assert more.how is opatlas.How.EXTRAPOLATED
+    assert more.duration_us == pytest.approx(database.collective("all_reduce", bytes=7 * 2**18, devices=2).duration_us)
+    assert more.interval_us[0] < more.duration_us / 2 < 2 * more.duration_us < more.interval_us[1]
     with pytest.raises(opatlas.NoAnswer):
         database.collective("all_gather", bytes=2**20, devices=2)
     with pytest.raises(opatlas.OpAtlasError, match="all_reduce"):
