@@ -34,8 +34,8 @@ from opatlas.theory.space import pattern_row
 Call = Callable[[], object]
 LOOPS = ("events", "held", "graph")
 _SAMPLES, _WARM_UP = 30, 5
-#: Some 100 us at 1.5 to 2 GHz: longer than the host needs for an event, a call and an event.
-_HOLD_CYCLES = 200_000
+#: Some 200 us at 1.5 to 2 GHz: longer than the host needs for an event, a call and an event.
+_HOLD_CYCLES = 400_000
 _CALLS_OF_GRAPH, _REPLAYS, _MOST_COPIES = 32, 10, 64
 
 
