@@ -6,6 +6,7 @@ duration_checks.py      checks of durations: against peaks, other rows and their
 run_checks.py           checks of runs: device, setup, code, and another database
 op_mapping_checks.py    checks of op_mapping.yaml
 known_findings.py       known_findings.yaml: findings that are reported and do not fail
+overview.py             the contents of a database in numbers
 """
 
 from __future__ import annotations
