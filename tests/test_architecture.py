@@ -39,6 +39,7 @@ LAYERS = (
     "query",
     "calibration",
     "checks",
+    "site",
     "doctor",
     "cli",
 )

@@ -64,6 +64,7 @@ COMMANDS = {
     "plan": Command("add the rows that tell the most of what models cost, to be measured next", "opatlas.cli.plan"),
     "export": Command("write the rows for other tools: Parquet, CSV, tables of aiconfigurator", "opatlas.cli.export"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
+    "report": Command("write a site that shows a database in a browser", "opatlas.cli.report"),
     "calibrate": Command(
         "measure 30 rows of a database here, and tell whether its durations hold on this machine",
         "opatlas.cli.calibrate",

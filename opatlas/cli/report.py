@@ -1,0 +1,72 @@
+"""Writes a site that shows a database in a browser: kernel types, implementations, comparisons, costs of models.
+
+Open DIR/index.html from the disk, or copy DIR to any web server; no network is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+from opatlas.options import names
+from opatlas.query.database import database_folder
+from opatlas.query.model_cost import ModelCost, model_cost
+from opatlas.site.writer import write_site
+from opatlas.text import parse_whole, pluralize, print_problems, show
+from opatlas.theory.model_calls import Phase
+
+_SIZES = ("tp", "ep", "batch", "context")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 1 a file could not be read or written; 2 wrong usage"
+    parser.add_argument("database", metavar="DB", help="folder of {KernelType}.csv files, or name of a device")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="folder of the site, made where it does not exist"
+    )
+    parser.add_argument("--against", metavar="DB", help="database to compare with, row by row (default: no such page)")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        type=_question,
+        metavar="MODEL,batch=N,context=N[,...]",
+        help="page on what a step of a model costs; further: tp=N, ep=N, phase=decode or prefill, dtype=NAME; may be "
+        "given several times (default: no such page)",
+    )
+    parser.add_argument(
+        "--ops", type=names, default=(), metavar="NAME[,NAME...]", help="show only these kernel types (default: all)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the site, and returns the exit status that the help explains. Raises OpAtlasError."""
+    place = database_folder(arguments.database)
+    against = None if arguments.against is None else database_folder(arguments.against)
+    costs: list[tuple[str, ModelCost]] = [
+        (text, model_cost(place, model, **settings)) for text, model, settings in arguments.model
+    ]
+    site = write_site(place, arguments.output, against=against, costs=costs, kernel_types=arguments.ops)
+    show(f"{site.start}: {pluralize(site.rows, 'row')} of {pluralize(site.kernel_types, 'kernel type')}")
+    print_problems(site.problems)
+    return 1 if site.problems else 0
+
+
+def _question(text: str) -> tuple[str, str, dict[str, Any]]:
+    """Returns the text, the model, and the arguments of `model_cost`."""
+    model, *settings = [word.strip() for word in text.split(",")]
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name in _SIZES and parse_whole(value):
+            found[name] = parse_whole(value)
+        elif (name == "phase" and value in get_args(Phase)) or (name == "dtype" and value):
+            found[name] = value
+        else:
+            raise argparse.ArgumentTypeError(
+                f"{setting!r}: give tp=N, ep=N, batch=N, context=N, phase=decode, phase=prefill or dtype=NAME"
+            )
+    if missing := [name for name in ("batch", "context") if name not in found]:
+        raise argparse.ArgumentTypeError(f"{text!r} lacks {missing[0]}=N")
+    return text, model, found

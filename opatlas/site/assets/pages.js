@@ -1,0 +1,456 @@
+"use strict";
+/* The pages: what stands behind # in the address says which, and keeps filters, sorting, axes and the chosen row. */
+(() => {
+  const { element: h, number, t } = opatlas;
+  const main = document.getElementById("main");
+
+  /* Columns of rows: title, unit, and how they are shown. Sizes are those that opatlas.query types. */
+  const ROW_COLUMNS = [
+    { name: "id", title: "row", long: true },
+    { name: "input_shapes", title: "input shapes", long: true }, { name: "output_shapes", title: "output shapes", long: true },
+    { name: "dtype", title: "dtype" }, { name: "format", title: "format" },
+    { name: "duration_us", title: "duration", unit: "µs" }, { name: "noise", title: "noise", unit: "%" },
+    { name: "tflops", title: "arithmetic rate", unit: "10¹²/s" }, { name: "gbps", title: "bandwidth", unit: "GB/s" },
+    { name: "bus_gbps", title: "bus bandwidth", unit: "GB/s" }, { name: "samples", title: "samples" },
+    { name: "status", title: "status" }, { name: "quality", title: "quality" },
+    { name: "implementation", title: "implementation" },
+  ];
+  const SIZES = {
+    message_bytes: "bytes of the message", num_devices: "devices", topology_tier: "tier", batch: "batch", m: "M", n: "N", k: "K",
+    sequences: "sequences", queries: "queries", keys: "keys", pairs: "pairs", heads: "heads", kv_heads: "KV heads",
+    head_size: "head size", pages: "pages", bytes: "bytes",
+  };
+  const DETAILS = { reason: "reason", run_id: "run", cache: "cache", instrument: "instrument", median_us: "median duration",
+    std_us: "standard deviation" };
+  const FILTERS = [
+    { name: "dtype", title: "dtype" }, { name: "format", title: "format" }, { name: "status", title: "status" },
+    { name: "quality", title: "quality" }, { name: "implementation", title: "implementation" },
+    { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
+  ];
+  const RATES = { duration_us: "duration (µs)", tflops: "arithmetic rate (10¹²/s)", gbps: "bandwidth (GB/s)", bus_gbps: "bus bandwidth (GB/s)" };
+  const titleOf = (name) => {
+    const [, word, unit] = /^(.*?)( \(.*\))?$/.exec(RATES[name] || SIZES[name] || name);
+    return t(word) + (unit || "");
+  };
+
+  const typeLink = (name) => "#/type/" + encodeURIComponent(name);
+  const rowLink = (type, id) => `${typeLink(type)}?row=${encodeURIComponent(id)}`;
+
+  let tables = [];
+  addEventListener("beforeprint", () => tables.forEach((table) => table.forPaper(true)));
+  addEventListener("afterprint", () => tables.forEach((table) => table.forPaper(false)));
+
+  // Settings.
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  function applyTheme() {
+    const wanted = opatlas.setting("theme") || "system";
+    document.documentElement.dataset.theme = wanted === "system" ? (dark.matches ? "dark" : "light") : wanted;
+  }
+
+  function header(overview, place) {
+    const link = (href, word) => h("a", { href, "aria-current": place === href ? "page" : null }, t(word));
+    const choice = (name, title, options, current) => {
+      const select = h("select", { name, "aria-label": t(title), onchange: () => {
+        opatlas.setting(name, select.value);
+        if (name === "language") opatlas.language = select.value;
+        applyTheme();
+        show();
+      } }, ...options.map(([value, word]) => h("option", { value }, word)));
+      select.value = current;
+      return select;
+    };
+    const names = new Set(overview.pages);
+    document.getElementById("header").replaceChildren(
+      h("nav", { "aria-label": "OpAtlas" }, link("#/", "overview"),
+        names.has("implementations") ? link("#/implementations", "implementations") : null,
+        names.has("databases") ? link("#/databases", "comparison") : null,
+        overview.types.some((each) => each.collective) ? link("#/collectives", "collectives") : null,
+        overview.models.length ? link("#/models", "models") : null),
+      h("div", { class: "settings" },
+        choice("language", "language", [["en", "English"], ["zh", "中文"]], opatlas.language), " ",
+        choice("theme", "theme", [["system", t("as the system")], ["light", t("light")], ["dark", t("dark")]], opatlas.setting("theme") || "system")));
+    const skip = document.getElementById("skip");
+    skip.textContent = t("skip to the contents");
+    skip.href = location.hash || "#/";
+    skip.onclick = (event) => { event.preventDefault(); main.focus(); };
+  }
+
+  // Small tables.
+
+  function smallTable(titles, rows) {
+    const numeric = titles.map((title) => title.number ? "number" : null);
+    return h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, ...titles.map((each, i) => h("th", { scope: "col", class: numeric[i] }, t(each.title))))),
+      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, i) => h("td", { class: numeric[i] }, cell)))))));
+  }
+
+  const facts = (pairs) => h("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)
+    .flatMap(([name, value]) => [h("dt", {}, t(name)), h("dd", {}, value)]));
+  const counted = (counts) => Object.entries(counts).sort((one, other) => other[1] - one[1])
+    .map(([word, count]) => `${t(word || "never run")} ${number(count)}`).join(", ");
+  const section = (title, ...children) => h("section", {}, h("h2", {}, t(title)), ...children);
+
+  // The overview.
+
+  function sums(database, what) {
+    const counts = {};
+    for (const type of database.kernel_types) for (const [word, count] of Object.entries(type[what])) counts[word] = (counts[word] || 0) + count;
+    return counts;
+  }
+
+  function overviewPage(overview) {
+    const [first] = overview.databases;
+    const known = h("datalist", { id: "types" }, ...overview.types.map((each) => h("option", { value: each.name })));
+    const search = h("input", { type: "search", name: "row", list: "types", "aria-label": t("find a row by its name") });
+    const find = h("form", { class: "controls", onsubmit: (event) => {
+      event.preventDefault();
+      const text = search.value.trim();
+      if (text) location.hash = "#/row/" + encodeURIComponent(text);
+    } }, h("label", {}, t("find a row by its name"), search), known, h("button", {}, t("open")));
+    const rows = overview.types.map((each) => [
+      h("a", { href: typeLink(each.name) }, each.name), number(each.rows), number(each.timed), coverage(each),
+      number(each.median_us), each.dtypes.join(", "), counted(each.quality), counted(each.status), each.implementations.join(", "),
+    ]);
+    const titles = ["kernel type", "rows", "with a duration", "coverage", "median", "dtypes", "quality", "status", "implementations"]
+      .map((title, i) => ({ title, number: [1, 2, 4].includes(i) }));
+    titles[4].title = "median duration";
+    return [
+      h("h1", {}, first.folder || first.device || first.path),
+      ...overview.databases.map((each) => h("section", {},
+        overview.databases.length > 1 ? h("h2", {}, each.folder || each.path) : null, facts([
+          ["database", each.path], ["device", Object.entries(each.devices).map(([name, runs]) => `${name} (${number(runs)})`).join("; ") || each.device],
+          ["runs", number(each.runs)],
+          ["newest run", each.last_run_at ? new Date(each.last_run_at * 1000).toISOString().slice(0, 10) : ""],
+          ["quality", counted(sums(each, "quality"))], ["status", counted(sums(each, "status"))], ["cache", counted(sums(each, "cache"))],
+          ["instrument", counted(sums(each, "instrument"))], ["shipped", each.shipped],
+          ["peaks", each.gbps ? `${number(each.gbps)} GB/s; ${Object.entries(each.tera_ops).map(([name, rate]) => `${name} ${number(rate)}`).join(", ")} (10¹²/s)` : t("not known")],
+        ]))),
+      problems(overview.problems),
+      section("kernel types", find, smallTable(titles, rows)),
+      h("p", { class: "faint" }, `${t("written by")} OpAtlas ${overview.version}`),
+    ];
+  }
+
+  const coverage = ({ rows, timed }) => {
+    const share = rows ? Math.floor((timed / rows) * 100) : 0;
+    return h("span", {}, h("span", { class: "bar", style: `width:${share * 0.6}px` }), ` ${share} %`);
+  };
+
+  const problems = (texts) => texts.length ? section("problems", ...texts.map((text) => h("p", { class: "problem" }, text))) : null;
+
+  // A kernel type.
+
+  /** Adds the dimensions of the inputs as sizes: what kernels without sizes of their own depend on. */
+  function addDimensions(columns) {
+    if (columns.dimensions || !columns.has("input_shapes")) return;
+    columns.dimensions = [];
+    const found = new Map();
+    for (let row = 0; row < columns.length; row++) {
+      String(columns.get("input_shapes", row)).split(";").forEach((shape, input) => shape && shape.split(",").forEach((size, place) => {
+        const name = `${input + 1}.${place + 1}`;
+        if (!found.has(name)) found.set(name, new Array(columns.length).fill(null));
+        found.get(name)[row] = Number(size);
+      }));
+    }
+    for (const [name, numbers] of found) {
+      if (new Set(numbers).size < 2) continue;
+      columns.packed["input " + name] = { numbers };
+      columns.dimensions.push("input " + name);
+    }
+  }
+
+  const sizeTitle = (name) => name.startsWith("input ") ? `${t("input")} ${name.slice(6).replace(".", `, ${t("dimension")} `)}` : titleOf(name);
+
+  async function typePage(overview, name, state) {
+    const type = overview.types.find((each) => each.name === name);
+    if (!type) return [h("h1", {}, name), h("p", {}, t("there is no such page"))];
+    const columns = new opatlas.Columns(await opatlas.load(type.file));
+    const sizes = Object.keys(SIZES).filter((each) => columns.has(each));
+    const shown = [...ROW_COLUMNS.slice(0, 5), ...sizes.map((each) => ({ name: each, title: SIZES[each] })), ...ROW_COLUMNS.slice(5)];
+    shown[0] = { ...shown[0], link: (row) => rowLink(name, columns.get("id", row)) };
+    const detail = h("div"), plots = h("div");
+    let table;
+    const open = (row) => { state.set("row", columns.get("id", row)); keep(state); choose(row); };
+    const choose = (row) => {
+      table.choose(row);
+      detail.replaceChildren(rowDetails(columns, row, name, () => { state.delete("row"); keep(state); table.choose(-1); detail.replaceChildren(); }));
+    };
+    table = new opatlas.Table({ columns, shown, filters: FILTERS, searched: ["id", "input_shapes", "output_shapes"], state,
+      changed: (rows) => { keep(state); draw(rows); } });
+    tables = [table];
+    const wanted = state.get("row");
+    if (wanted) {
+      let row = 0;
+      while (row < columns.length && columns.get("id", row) !== wanted) row++;
+      if (row < columns.length) choose(row); else detail.replaceChildren(h("p", { class: "problem" }, `${t("no row has this name")}: ${wanted}`));
+    }
+    const draw = plotsOf(plots, columns, type, overview, state, open);
+    // The table is there before the plots are drawn.
+    setTimeout(() => draw(table.rows), 0);
+    return [
+      h("h1", {}, name),
+      h("p", { class: "faint" }, `${number(type.rows)} ${t("rows")}, ${number(type.timed)} ${t("with a duration")}; ${counted(type.status)}`),
+      detail, plots, section("table", table.element),
+    ];
+  }
+
+  function rowDetails(columns, row, type, close) {
+    const id = columns.get("id", row), names = [...ROW_COLUMNS.slice(1), ...Object.entries(SIZES).map(([name, title]) => ({ name, title })),
+      ...Object.entries(DETAILS).map(([name, title]) => ({ name, title, unit: name.endsWith("_us") ? "µs" : "" }))];
+    const cell = (each) => {
+      const value = columns.get(each.name, row);
+      return columns.isNumber(each.name) ? number(value) + (each.unit && value !== null ? " " + each.unit : "") : t(value);
+    };
+    return h("section", { class: "row", "aria-label": t("row") }, h("h2", {}, h("a", { href: rowLink(type, id) }, id)),
+      facts(names.filter((each) => columns.has(each.name)).map((each) => [each.title, cell(each)])),
+      h("p", {}, h("button", { type: "button", onclick: close }, t("close"))));
+  }
+
+  /** Makes the plots of a kernel type, and returns what draws rows in them. */
+  function plotsOf(place, columns, type, overview, state, open) {
+    addDimensions(columns);
+    const sizes = [...Object.keys(SIZES).filter((each) => columns.has(each)), ...(columns.dimensions || [])];
+    const rates = Object.keys(RATES).filter((each) => columns.has(each));
+    const words = ["implementation", "dtype", "quality", "format", "cache", "topology_tier", "num_devices"].filter((each) => columns.has(each));
+    if (!sizes.length || !rates.length) {
+      place.replaceChildren(h("p", { class: "faint" }, t("nothing to plot")));
+      return () => {};
+    }
+    const pick = (name, options, preferred) => [state.get(name), ...preferred, ...options].find((each) => options.includes(each));
+    const several = words.filter((each) => columns.counts(each).length > 1);
+    const chosen = {
+      x: pick("x", sizes, type.collective ? ["message_bytes"] : ["m", "keys", "bytes"]),
+      y: pick("y", rates, type.collective ? ["bus_gbps"] : ["duration_us"]),
+      colour: pick("colour", words, [...(type.collective ? ["num_devices"] : []), ...several]),
+    };
+    const durations = h("div"), rooflines = h("div"), legend = h("div");
+    const redraw = { rows: [] };
+    const choice = (name, title, options, word) => {
+      const select = h("select", { name, onchange: () => { chosen[name] = select.value; state.set(name, select.value); keep(state); make(); draw(redraw.rows); } },
+        ...options.map((each) => h("option", { value: each }, word(each))));
+      select.value = chosen[name];
+      return h("label", {}, t(title), select);
+    };
+    const controls = h("div", { class: "controls" }, choice("x", "horizontal", sizes, sizeTitle), choice("y", "vertical", rates, titleOf),
+      words.length ? choice("colour", "colour", words, (each) => SIZES[each] ? titleOf(each) : t(each)) : null);
+    const roof = roofOf(columns, overview);
+    const tips = [[t("row"), (row) => columns.get("id", row)], [titleOf("duration_us"), (row) => number(columns.get("duration_us", row))]];
+    let scatter, roofline, colours;
+    const colourOf = (row) => colours.get(columns.get(chosen.colour, row)) || "#999999";
+
+    function make() {
+      colours = opatlas.colours(columns.counts(chosen.colour).map(([word]) => word));
+      legend.replaceChildren(opatlas.legend(new Map([...colours].slice(0, 12))) || "");
+      const names = [sizeTitle(chosen.x), titleOf(chosen.y)];
+      scatter = new opatlas.Scatter({ place: durations, xTitle: names[0], yTitle: names[1], open, tips: [...tips,
+        [names[0], (row) => number(columns.get(chosen.x, row))]], describe: `${type.name}: ${names[1]}, ${names[0]}` });
+      if (roof) roofline = new opatlas.Scatter({ place: rooflines, xTitle: roof.xTitle, yTitle: titleOf(roof.rate), lines: roof.lines, open, tips,
+        describe: `${type.name}: ${t("roofline")}` });
+    }
+
+    function draw(rows) {
+      redraw.rows = rows;
+      scatter.draw(rows.map((row) => ({ x: columns.get(chosen.x, row), y: columns.get(chosen.y, row), colour: colourOf(row), row })));
+      if (roof) roofline.draw(rows.map((row) => ({ x: roof.x(row), y: columns.get(roof.rate, row), colour: colourOf(row), row })));
+    }
+
+    make();
+    place.replaceChildren(controls, legend, h("div", { class: "split" },
+      h("section", {}, h("h2", {}, t("plot")), durations),
+      roof ? h("section", {}, h("h2", {}, t(roof.title)), rooflines) : null));
+    return draw;
+  }
+
+  /** Returns the least and the largest positive number that rows have. */
+  function rangeOf(length, tell) {
+    let low = Infinity, high = 0;
+    for (let row = 0; row < length; row++) {
+      const value = tell(row);
+      if (value > 0) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    }
+    return [low, high];
+  }
+
+  /** Returns the axes and lines of the roofline; of kernels without counted operations, those of the bandwidth. */
+  function roofOf(columns, overview) {
+    const [{ gbps, tera_ops: peaks }] = overview.databases;
+    if (columns.has("tflops") && columns.has("gbps")) {
+      const x = (row) => columns.get("tflops", row) / columns.get("gbps", row) * 1e3;
+      const [low, high] = rangeOf(columns.length, x), lines = [];
+      const levels = columns.counts("dtype").map(([word]) => [word, peaks[word]]).filter(([, level]) => level);
+      const top = Math.max(0, ...levels.map(([, level]) => level));
+      const slope = gbps && gbps / 1e3;
+      if (slope) {
+        const end = top ? Math.min(high, top / slope) : high;
+        lines.push({ x: [low, end], y: [low * slope, end * slope], at: [Math.sqrt(low * end) * 0.93, Math.sqrt(low * end) * slope], label: `${t("memory")}: ${number(gbps)} GB/s` });
+      }
+      for (const [word, level] of levels) {
+        const begin = slope ? Math.max(low, level / slope) : low;
+        if (begin < high) lines.push({ x: [begin, high], y: [level, level], at: [high, level], label: `${word}: ${number(level)}` });
+      }
+      return { title: "roofline", rate: "tflops", xTitle: t("operations per byte"), x, lines };
+    }
+    if (columns.has("gbps") && columns.has("bytes")) {
+      const x = (row) => columns.get("duration_us", row) === null ? null : columns.get("bytes", row);
+      const [low, high] = rangeOf(columns.length, x);
+      const lines = gbps ? [{ x: [low, high], y: [gbps, gbps], at: [high, gbps], label: `${t("memory")}: ${number(gbps)} GB/s` }] : [];
+      return { title: "memory bandwidth over bytes", rate: "gbps", xTitle: titleOf("bytes"), x, lines };
+    }
+    return null;
+  }
+
+  // Implementations, and databases, side by side.
+
+  async function comparisonPage(overview, name, state) {
+    if (!overview.pages.includes(name)) return [h("h1", {}, t("there is no such page"))];
+    const found = await opatlas.load(name), columns = new opatlas.Columns(found.table);
+    const types = new Set(overview.types.map((each) => each.name));
+    const linked = (type) => types.has(type) ? h("a", { href: typeLink(type) }, type) : type;
+    const ratio = (value) => value === null ? "" : `${number(value)}×`;
+    const titles = ["kernel type", "rows", "measured", "failed", "unsupported", "missing", "covered", "deployed", "verdict"]
+      .map((title, i) => ({ title, number: i > 0 && i < 8 }));
+    const line = (each, label) => [label, number(each.rows), number(each.measured), number(each.failed), number(each.unsupported),
+      number(each.missing), ratio(each.covered), ratio(each.deployed), counted(each.verdicts)];
+    const shown = [{ name: "id", title: "row", long: true, link: (row) => types.has(columns.get("kernel_type", row))
+      ? rowLink(columns.get("kernel_type", row), columns.get("id", row)) : null },
+      { name: "kernel_type", title: "kernel type" }, { name: "rival", title: "rival" },
+      { name: "baseline_us", title: "baseline", unit: "µs" }, { name: "rival_us", title: "rival", unit: "µs" },
+      { name: "speed_up", title: "speed-up" }, { name: "verdict", title: "verdict", tone: true },
+      { name: "baseline_status", title: "baseline's status" }, { name: "status", title: "status" }, { name: "reason", title: "reason", long: true }];
+    if (!state.has("sort")) state.set("sort", "speed_up");
+    const place = h("div"), [shortest, longest] = rangeOf(columns.length, (row) => columns.get("baseline_us", row));
+    const tones = opatlas.colours(columns.counts("verdict").map(([word]) => word));
+    const scatter = new opatlas.Scatter({ place, xTitle: `${t("baseline")} (µs)`, yTitle: t("speed-up"), describe: t("rows side by side"),
+      lines: longest > 0 ? [{ x: [shortest, longest], y: [1, 1], at: [longest, 1], label: "1×" }] : [],
+      open: (row) => { location.hash = rowLink(columns.get("kernel_type", row), columns.get("id", row)); },
+      tips: [[t("row"), (row) => columns.get("id", row)], [t("rival"), (row) => columns.get("rival", row)], [t("speed-up"), (row) => number(columns.get("speed_up", row))]] });
+    const draw = (rows) => scatter.draw(rows.map((row) => ({ x: columns.get("baseline_us", row), y: columns.get("speed_up", row),
+      colour: tones.get(columns.get("verdict", row)), row })));
+    const table = new opatlas.Table({ columns, shown, searched: ["id", "kernel_type", "reason"], state,
+      filters: ["rival", "kernel_type", "verdict", "baseline_status", "status"].map((each) => ({ name: each, title: shown.find((own) => own.name === each).title })),
+      changed: (rows) => { keep(state); draw(rows); } });
+    tables = [table];
+    setTimeout(() => draw(table.rows), 0);
+    return [
+      h("h1", {}, t(name === "implementations" ? "implementations" : "comparison")),
+      facts([["baseline", `${found.baseline.label}: ${found.baseline.path}`], ["fastest", counted(Object.fromEntries(
+        Object.entries(found.fastest).map(([word, count]) => [word || "missing", count])))]]),
+      problems(found.problems),
+      ...found.rivals.map((rival) => h("section", {}, h("h2", {}, rival.label), h("p", { class: "faint" }, rival.path),
+        smallTable(titles, [line(rival.all, t("total")), ...rival.kernel_types.map((each) => line(each, linked(each.kernel_type)))]))),
+      h("p", { class: "faint" }, t("covered: geometric mean of the speed-ups over rows that both measured; deployed: rows without a comparable duration of the rival count as 1")),
+      section("rows side by side", opatlas.legend(tones) || "", place, table.element),
+    ];
+  }
+
+  // Collectives.
+
+  async function collectivesPage(overview, state) {
+    const types = overview.types.filter((each) => each.collective);
+    const found = await Promise.all(types.map(async (each) => [each, new opatlas.Columns(await opatlas.load(each.file))]));
+    const panels = found.map(([type, columns]) => {
+      const place = h("div"), lines = (row) => `${columns.get("dtype", row)}, ${columns.get("num_devices", row)}`;
+      const words = [...new Set(Array.from({ length: columns.length }, (_, row) => lines(row)))];
+      const colours = opatlas.colours(words);
+      const scatter = new opatlas.Scatter({ place, xTitle: titleOf("message_bytes"), yTitle: titleOf("bus_gbps"), describe: `${type.name}: ${t("bus bandwidth")}`,
+        open: (row) => { location.hash = rowLink(type.name, columns.get("id", row)); },
+        tips: [[t("row"), (row) => columns.get("id", row)], [titleOf("duration_us"), (row) => number(columns.get("duration_us", row))]] });
+      setTimeout(() => scatter.draw(Array.from({ length: columns.length }, (_, row) => ({ x: columns.get("message_bytes", row),
+        y: columns.get("bus_gbps", row), colour: colours.get(lines(row)), row }))), 0);
+      return h("section", {}, h("h2", {}, h("a", { href: typeLink(type.name) }, type.name)),
+        opatlas.legend(new Map([...colours].map(([word, colour]) => [`${word} ${t("devices")}`, colour]))) || "", place);
+    });
+    const titles = [{ title: "kernel type" }, { title: "rows", number: true }, { title: "with a duration", number: true }, { title: "dtypes" }];
+    return [h("h1", {}, t("collectives")),
+      smallTable(titles, types.map((each) => [h("a", { href: typeLink(each.name) }, each.name), number(each.rows), number(each.timed), each.dtypes.join(", ")])),
+      h("div", { class: "split" }, ...panels)];
+  }
+
+  // Models.
+
+  function modelsPage(overview) {
+    const types = new Set(overview.types.map((each) => each.name));
+    return [h("h1", {}, t("models")), ...overview.models.map((cost) => {
+      const share = (us) => us === null || !cost.us ? "" : `${(us / cost.us * 100).toFixed(1)} %`;
+      const titles = ["part", "kernel type", "calls", "each", "90 % interval", "share", "how known", "implementation"]
+        .map((title, i) => ({ title, number: i > 1 && i < 6 }));
+      const missing = cost.parts.some((part) => part.how === "missing");
+      const rows = cost.parts.map((part) => [part.part, types.has(part.kernel_type) ? h("a", { href: typeLink(part.kernel_type) }, part.kernel_type) : part.kernel_type,
+        number(part.calls), number(part.us_per_call), part.interval_us ? part.interval_us.map(number).join(" – ") : "", share(part.us),
+        t(part.how) + (part.reason ? `: ${part.reason}` : ""), part.implementation]);
+      const hows = [...new Set(cost.parts.map((part) => part.how))], colours = opatlas.colours(hows);
+      const totals = new Map();
+      for (const part of cost.parts) if (part.us !== null) totals.set(part.kernel_type, [...(totals.get(part.kernel_type) || []), part]);
+      const sumOf = (parts) => parts.reduce((sum, part) => sum + part.us, 0);
+      const order = [...totals].sort((one, other) => sumOf(other[1]) - sumOf(one[1]));
+      const bars = order.flatMap(([name, parts]) => {
+        let from = 0;
+        return hows.map((how) => ({ how, us: sumOf(parts.filter((part) => part.how === how)) })).filter((each) => each.us)
+          .map(({ how, us }) => ({ name, from, value: (from += us), colour: colours.get(how) }));
+      });
+      const place = h("div");
+      setTimeout(() => opatlas.bars(place, bars, `${t("duration")} (µs)`, `${cost.model}: ${t("by kernel type")}`), 0);
+      return h("section", {}, h("h2", {}, cost.question), facts([
+        ["sum", `${number(cost.us)} µs${missing ? " " + t("without what is missing") : ""}`],
+        ["90 % interval", `${cost.interval_us.map(number).join(" – ")} µs`],
+        ["how known", Object.entries(cost.us_by_how).filter(([, us]) => us).map(([how, us]) => `${t(how)} ${share(us)}`).join(", ")],
+      ]),
+        cost.composition_us ? h("p", {}, `${share(cost.composition_us)} ${t("of the sum is that of compositions of operators")}`) : null,
+        cost.untold_us ? h("p", {}, `${share(cost.untold_us)} ${t("of the sum may be that of compositions: the rows do not tell")}`) : null,
+        opatlas.legend(colours) || "", place, smallTable(titles, rows));
+    })];
+  }
+
+  // Routes.
+
+  let address = "";
+  /** Keeps filters in the address, so that a link shows the same; without a step in the history for each key. */
+  function keep(state) {
+    const text = state.toString();
+    address = location.hash.split("?")[0] + (text ? "?" + text : "");
+    history.replaceState(null, "", address);
+  }
+
+  function rowPage(overview, id) {
+    const types = overview.types.filter((each) => id === each.name || id.startsWith(each.name + "-"));
+    const type = types.sort((one, other) => other.name.length - one.name.length)[0];
+    if (!type) return [h("h1", {}, id), h("p", { class: "problem" }, t("no row has this name"))];
+    location.replace(id === type.name ? typeLink(id) : rowLink(type.name, id));
+    return [];
+  }
+
+  let latest = 0;
+  async function show() {
+    const own = ++latest;
+    document.documentElement.lang = opatlas.language === "zh" ? "zh-CN" : "en";
+    const overview = await opatlas.load("overview");
+    const [path, query] = location.hash.split(/\?(.*)/s);
+    const [, kind = "", ...rest] = path.replace(/^#/, "").split("/");
+    const name = decodeURIComponent(rest.join("/")), state = new URLSearchParams(query || "");
+    address = location.hash;
+    header(overview, path || "#/");
+    tables = [];
+    if (!main.childElementCount) main.replaceChildren(h("p", { role: "status" }, t("loading")));
+    const content = kind === "" ? overviewPage(overview)
+      : kind === "type" ? await typePage(overview, name, state)
+      : kind === "row" ? rowPage(overview, name)
+      : kind === "implementations" || kind === "databases" ? await comparisonPage(overview, kind, state)
+      : kind === "collectives" ? await collectivesPage(overview, state)
+      : kind === "models" ? modelsPage(overview)
+      : [h("h1", {}, t("there is no such page"))];
+    if (own !== latest) return;
+    main.replaceChildren(...content.filter(Boolean));
+    document.title = (main.querySelector("h1") || {}).textContent + " · OpAtlas";
+    main.dataset.page = path || "#/";
+    main.dataset.ready = String(performance.now());
+    const chosen = main.querySelector(".row");
+    scrollTo(0, chosen ? chosen.offsetTop - 10 : 0);
+  }
+
+  const fail = (error) => main.replaceChildren(h("p", { class: "problem" }, String(error)));
+  addEventListener("hashchange", () => { if (location.hash !== address) show().catch(fail); });
+  dark.addEventListener("change", () => { applyTheme(); show().catch(fail); });
+  applyTheme();
+  show().catch(fail);
+})();

@@ -1,0 +1,107 @@
+"use strict";
+/* Plots by Bokeh, which is loaded when the first plot is drawn: tables do not wait for it. */
+(() => {
+  const { element: h, number, t } = opatlas;
+  /* Okabe and Ito, readable for colour-blind readers on both backgrounds. */
+  const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#b8a200", "#7f3c8d"];
+  const MOST = 20000;
+
+  const ready = () => opatlas.script("bokeh.min.js").then(() => opatlas.script("bokeh-api.min.js"));
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  /** Returns the colour of each word, and the words in their order. */
+  opatlas.colours = (words) => {
+    const first = document.documentElement.dataset.theme === "dark" ? [COLOURS[4], ...COLOURS.slice(1, 4), COLOURS[0]] : COLOURS.slice(0, 5);
+    const all = [...first, ...COLOURS.slice(5)];
+    return new Map(words.map((word, i) => [word, all[Math.min(i, all.length - 1)]]));
+  };
+
+  function figure(xTitle, yTitle, extra = {}) {
+    const text = css("--text"), faint = css("--faint"), line = css("--line"), back = css("--back");
+    const plot = Bokeh.Plotting.figure({ sizing_mode: "stretch_width", height: 420, x_axis_type: "log", y_axis_type: "log",
+      tools: "pan,box_zoom,wheel_zoom,reset,save,tap", background_fill_color: back, border_fill_color: back,
+      outline_line_color: line, x_axis_label: xTitle, y_axis_label: yTitle, ...extra });
+    plot.toolbar.logo = null;
+    for (const axis of [...plot.below, ...plot.left]) {
+      axis.setv({ axis_label_text_color: text, axis_label_text_font_style: "normal", major_label_text_color: faint,
+        axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: line });
+    }
+    for (const grid of plot.center) if ("grid_line_color" in grid) grid.grid_line_color = line, grid.grid_line_alpha = 0.6;
+    return plot;
+  }
+
+  /**
+   * A plot of points on logarithmic axes.
+   * place: the element that it fills. describe: a sentence for readers who do not see it.
+   * lines: [{x, y, label}]. open(row): called when a point is clicked. tips: [[title, function of row]].
+   */
+  opatlas.Scatter = class {
+    constructor({ place, xTitle, yTitle, lines = [], open, tips, describe }) {
+      Object.assign(this, { place, xTitle, yTitle, lines, open, tips });
+      this.note = h("p", { class: "faint" });
+      this.box = h("div", { class: "plot", role: "img", "aria-label": describe });
+      place.replaceChildren(this.box, this.note);
+    }
+
+    /** Draws points {x, y, colour, row}; those without a place on the axes are left out. */
+    async draw(points) {
+      const kept = points.filter((point) => point.x > 0 && point.y > 0);
+      // Evenly spread over the order of the rows.
+      const every = Math.max(1, kept.length / MOST), shown = [];
+      for (let i = 0; Math.floor(i) < kept.length; i += every) shown.push(kept[Math.floor(i)]);
+      this.note.textContent = !kept.length ? t("nothing to plot") : shown.length < kept.length
+        ? `${number(shown.length)} ${t("points of")} ${number(kept.length)}; ${t("the filters show the others")}`
+        : `${number(kept.length)} ${t("points")}; ${t("each point is a row; a click opens it")}`;
+      this.box.style.display = kept.length ? "" : "none";
+      const data = { x: shown.map((p) => p.x), y: shown.map((p) => p.y), colour: shown.map((p) => p.colour), row: shown.map((p) => p.row) };
+      this.tips.forEach(([, tell], i) => { data["tip" + i] = shown.map((p) => tell(p.row)); });
+      this.shown = shown.length;
+      if (this.source) { this.source.data = data; return; }
+      if (!kept.length) return;
+      const wanted = this.wanted = {};
+      await ready();
+      if (this.wanted !== wanted || !this.box.isConnected) return;
+      const plot = figure(this.xTitle, this.yTitle);
+      this.source = new Bokeh.ColumnDataSource({ data });
+      const glyph = plot.scatter({ field: "x" }, { field: "y" }, { source: this.source, size: 5, line_color: null,
+        fill_color: { field: "colour" }, fill_alpha: 0.75, nonselection_fill_alpha: 0.75 });
+      for (const line of this.lines) {
+        const source = new Bokeh.ColumnDataSource({ data: { x: line.x, y: line.y } });
+        plot.line({ field: "x" }, { field: "y" }, { source, line_color: css("--text"), line_width: 1.2 });
+        plot.text({ value: line.at[0] }, { value: line.at[1] }, { value: line.label }, { text_color: css("--text"),
+          text_font_size: { value: "11px" }, text_align: { value: line.align || "right" }, text_baseline: { value: "bottom" },
+          source: new Bokeh.ColumnDataSource({ data: { i: [0] } }) });
+      }
+      plot.add_tools(new Bokeh.HoverTool({ renderers: [glyph], tooltips: this.tips.map(([title], i) => [title, "@tip" + i]) }));
+      this.source.selected.properties.indices.change.connect(() => {
+        const [first] = this.source.selected.indices;
+        if (first !== undefined) this.open(this.source.data.row[first]);
+      });
+      this.box.replaceChildren();
+      this.view = await Bokeh.Plotting.show(plot, this.box);
+      this.box.dataset.drawn = String(shown.length);
+    }
+  };
+
+  /** Draws horizontal bars [{name, value, colour}], the first on top. Names are those of the database. */
+  opatlas.bars = async (place, bars, title, describe) => {
+    const box = h("div", { class: "plot", role: "img", "aria-label": describe, style: "min-height:0" });
+    place.replaceChildren(box);
+    await ready();
+    if (!box.isConnected) return;
+    const names = [...new Set(bars.map((bar) => bar.name))].reverse();
+    const plot = figure(title, "", { x_axis_type: "linear", y_axis_type: "auto", y_range: new Bokeh.FactorRange({ factors: names }),
+      height: 70 + 24 * names.length, tools: "save", x_range: new Bokeh.DataRange1d({ start: 0 }) });
+    const source = new Bokeh.ColumnDataSource({ data: { name: bars.map((b) => b.name), value: bars.map((b) => b.value),
+      from: bars.map((b) => b.from || 0), colour: bars.map((b) => b.colour) } });
+    plot.hbar({ y: { field: "name" }, left: { field: "from" }, right: { field: "value" }, height: 0.7, source,
+      fill_color: { field: "colour" }, line_color: null });
+    plot.below[0].formatter = new Bokeh.NumeralTickFormatter({ format: "0,0" });
+    await Bokeh.Plotting.show(plot, box);
+    box.dataset.drawn = String(bars.length);
+  };
+
+  /** Returns a list of what each colour stands for. */
+  opatlas.legend = (colours) => colours.size < 2 ? null : h("ul", { class: "legend" }, ...[...colours].map(([word, colour]) =>
+    h("li", {}, h("span", { class: "swatch", style: `background:${colour}` }), t(String(word)))));
+})();

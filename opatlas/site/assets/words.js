@@ -1,0 +1,53 @@
+"use strict";
+/* The words of the pages. English words are their own keys; what a database says is not translated. */
+const opatlas = {};
+
+opatlas.chinese = {
+  "OpAtlas": "OpAtlas", "skip to the contents": "跳到正文", "overview": "概览", "implementations": "实现对比",
+  "comparison": "数据库对比", "collectives": "集合通信", "models": "模型开销", "theme": "主题", "light": "浅色",
+  "dark": "深色", "as the system": "跟随系统", "language": "语言",
+  "database": "数据库", "device": "设备", "runs": "运行", "newest run": "最近一次运行", "quality": "质量",
+  "status": "状态", "cache": "缓存", "instrument": "测量手段", "shipped": "随附说明", "peaks": "峰值", "not known": "未知",
+  "kernel type": "算子类型", "kernel types": "算子类型", "rows": "行数", "with a duration": "有时长", "coverage": "覆盖率",
+  "median": "中位数", "dtypes": "数据类型", "dtype": "数据类型", "format": "格式", "find a row by its name": "按名称查找行",
+  "open": "打开", "problems": "问题", "source": "来源", "row": "行", "link": "链接", "close": "关闭",
+  "input shapes": "输入形状", "output shapes": "输出形状", "implementation": "实现", "reason": "原因", "run": "运行",
+  "duration": "时长", "median duration": "时长中位数", "standard deviation": "标准差", "noise": "噪声", "samples": "样本数",
+  "bytes": "字节", "arithmetic rate": "算力", "bandwidth": "带宽", "bus bandwidth": "总线带宽", "bytes of the message": "消息字节数",
+  "devices": "设备数", "tier": "拓扑层", "sequences": "序列数", "queries": "查询数", "keys": "键数", "pairs": "查询-键对数",
+  "heads": "头数", "KV heads": "KV 头数", "head size": "头大小", "pages": "页数", "batch": "批", "all": "全部",
+  "shape or size": "形状或大小", "such as 7168 m>=128": "例如 7168 m>=128", "no filters": "清除筛选",
+  "of": "/", "rows match": "行符合", "page": "页", "previous": "上一页", "next": "下一页", "first": "首页", "last": "末页",
+  "table": "表格", "plot": "图", "roofline": "屋顶线", "horizontal": "横轴", "vertical": "纵轴", "colour": "颜色",
+  "points": "个点", "points of": "个点，共", "the filters show the others": "用筛选查看其余的点",
+  "each point is a row; a click opens it": "每个点是一行，点击即可打开",
+  "operations per byte": "每字节运算数", "memory": "内存", "nothing to plot": "没有可画的数据",
+  "memory bandwidth over bytes": "内存带宽随字节数", "dimension": "维", "input": "输入",
+  "baseline": "基准", "rival": "对比方", "speed-up": "加速比", "verdict": "结论", "measured": "已测", "failed": "失败",
+  "unsupported": "不支持", "missing": "缺失", "covered": "覆盖行几何平均", "deployed": "部署几何平均", "total": "合计",
+  "fastest": "最快", "rows side by side": "逐行并列", "baseline's status": "基准状态",
+  "covered: geometric mean of the speed-ups over rows that both measured; deployed: rows without a comparable duration of the rival count as 1":
+    "覆盖行几何平均：双方都测过的行的加速比；部署几何平均：对比方没有可比时长的行按 1 计",
+  "model": "模型", "part": "部分", "calls": "次数", "each": "每次", "share": "占比", "how known": "依据", "layers": "层数",
+  "90 % interval": "90 % 区间", "sum": "总和", "by kernel type": "按算子类型",
+  "without what is missing": "不含缺失部分", "of the sum is that of compositions of operators": "的总和来自算子组合",
+  "of the sum may be that of compositions: the rows do not tell": "的总和可能来自算子组合：行中未说明",
+  "loading": "正在载入", "there is no such page": "没有这个页面", "no row has this name": "没有叫这个名字的行",
+  "written by": "生成自", "interpolated": "内插", "extrapolated": "外推", "analytic": "解析", "and": "与",
+  "never run": "未运行", "not judged": "未评定", "composition": "组合", "ascending": "升序", "descending": "降序",
+};
+
+/** Reads and keeps a setting of the reader; a browser may refuse to keep any for files. */
+opatlas.setting = function (name, value) {
+  try {
+    if (value !== undefined) localStorage.setItem("opatlas." + name, value);
+    return localStorage.getItem("opatlas." + name);
+  } catch (error) {
+    return null;
+  }
+};
+
+opatlas.language = opatlas.setting("language") || (navigator.language.startsWith("zh") ? "zh" : "en");
+
+/** Returns a word in the reader's language. */
+opatlas.t = (word) => (opatlas.language === "zh" && opatlas.chinese[word]) || word;

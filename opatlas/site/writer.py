@@ -1,0 +1,159 @@
+"""The files of the site: its pages, the data of each kernel type, and Bokeh's JavaScript from its Python package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from opatlas.checks.overview import read_overview
+from opatlas.compare.comparison import DatabaseComparison, compare_databases
+from opatlas.compare.databases import named_databases
+from opatlas.errors import OpAtlasError
+from opatlas.query.database import OpenDatabase
+from opatlas.query.model_cost import ModelCost
+from opatlas.site.pages import comparison_page, model_page, overview_page
+from opatlas.site.rows import columns_of, row_table
+from opatlas.store.csv_files import write_bytes, write_text
+from opatlas.store.database import Database
+from opatlas.text import suggest
+
+_BOKEH_FILES = ("bokeh.min.js", "bokeh-api.min.js")
+
+
+@dataclass(frozen=True)
+class WrittenSite:
+    """What a site shows.
+
+    Attributes:
+        start: the file to open.
+        kernel_types, rows: their numbers.
+        problems: messages about files that cannot be read.
+    """
+
+    start: Path
+    kernel_types: int
+    rows: int
+    problems: Sequence[str]
+
+
+def write_site(
+    place: Path,
+    folder: Path,
+    *,
+    against: Path | None = None,
+    costs: Sequence[tuple[str, ModelCost]] = (),
+    kernel_types: Sequence[str] = (),
+) -> WrittenSite:
+    """Writes the site of a database into a folder.
+
+    Args:
+        against: a database to compare with.
+        costs: costs of models, each with the question that it answers.
+        kernel_types: the kernel types to show; all if empty.
+
+    Raises:
+        OpAtlasError: Bokeh is not installed, a database or a kernel type is missing, or a file cannot be written.
+    """
+    scripts = list(_bokeh())
+    database = OpenDatabase(place, compositions=True, noisy=True)
+    beside = database.messages
+    sources = [database, *([beside] if beside is not None and beside is not database else [])]
+    _expect(kernel_types, sources)
+    problems: list[str] = []
+    overviews = [read_overview(Database(each.path)) for source in sources for each in source.implementations.values()]
+    problems += [problem for each in overviews for problem in each.problems]
+    types: list[dict[str, Any]] = []
+    for source in sources:
+        for kernel_type in source.kernel_types():
+            if kernel_types and kernel_type not in kernel_types:
+                continue
+            try:
+                table = row_table(source, kernel_type)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            file = f"rows{len(types):04}"
+            _write_data(folder, file, columns_of(table))
+            timed = table["duration_us"].dropna()
+            types.append(
+                {
+                    "name": kernel_type,
+                    "file": file,
+                    "rows": len(table),
+                    "timed": len(timed),
+                    "collective": kernel_type.startswith("hcom_"),
+                    "median_us": float(timed.median()) if len(timed) else None,
+                    "status": table["status"].value_counts().to_dict(),
+                    "quality": table.loc[table["quality"] != "", "quality"].value_counts().to_dict(),
+                    "dtypes": sorted(set(table["dtype"].dropna().astype(str))) if "dtype" in table else [],
+                    "implementations": list(dict.fromkeys(table["implementation"])),
+                }
+            )
+    comparisons: dict[str, DatabaseComparison] = {}
+    if len(database.implementations) > 1:
+        comparisons["implementations"] = compare_databases(
+            list(database.implementations.values()), kernel_types=kernel_types
+        )
+    if against is not None:
+        comparisons["databases"] = compare_databases(
+            named_databases([database.path, against]), kernel_types=kernel_types
+        )
+    for file, comparison in comparisons.items():
+        problems += comparison.problems
+        _write_data(folder, file, comparison_page(comparison))
+    overview = {
+        "databases": overview_page(overviews),
+        "types": types,
+        "pages": list(comparisons),
+        "models": [model_page(cost, question) for question, cost in costs],
+        "problems": list(dict.fromkeys(problems)),
+        "version": _version(),
+    }
+    _write_data(folder, "overview", overview)
+    for name, content in (*_assets(), *scripts):
+        write_bytes(folder / name, content)
+    rows = sum(int(each["rows"]) for each in types)
+    return WrittenSite(folder / "index.html", len(types), rows, list(dict.fromkeys(problems)))
+
+
+def _expect(kernel_types: Sequence[str], sources: Sequence[OpenDatabase]) -> None:
+    known = [name for source in sources for name in source.kernel_types()]
+    for name in kernel_types:
+        if name not in known:
+            raise OpAtlasError(
+                f"--ops {name}: {sources[0].path} has no such kernel type{suggest(name, known)}: "
+                f"`opatlas show DB` lists them"
+            )
+
+
+def _write_data(folder: Path, name: str, content: object) -> None:
+    """Writes data as a script: a page that was opened from a file may load scripts, and nothing else."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    write_text(folder / "data" / f"{name}.js", f"opatlas.receive({json.dumps(name)},{json.dumps(text)});\n")
+
+
+def _assets() -> Iterator[tuple[str, bytes]]:
+    for file in resources.files(__package__).joinpath("assets").iterdir():
+        if file.is_file():
+            yield file.name, file.read_bytes()
+
+
+def _bokeh() -> Iterator[tuple[str, bytes]]:
+    """Yields the scripts of Bokeh by name. Raises OpAtlasError."""
+    try:
+        scripts = resources.files("bokeh").joinpath("server", "static", "js")
+    except ModuleNotFoundError:
+        raise OpAtlasError("the plots of the site are Bokeh's: pip install 'opatlas[report]'") from None
+    for name in _BOKEH_FILES:
+        yield name, scripts.joinpath(name).read_bytes()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("opatlas")
+    except metadata.PackageNotFoundError:
+        return ""
