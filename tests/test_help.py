@@ -15,12 +15,12 @@ from warm_python import warm_python
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 106
+MOST_OPTIONS = 110
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {
     "--format": "of a weight's layout, a plot's file, or a comparison",
-    "--ops": "which kernel types to run, to plot, or to compare",
-    "--output": "a table, a comparison, a plot, or a folder of plots",
+    "--ops": "which kernel types to run, to plot, to compare, or to show",
+    "--output": "a table, a comparison, a plot, or a folder of plots or of a site",
     "--weights": "their dtype, or their shapes",
 }
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--against", metavar="DB", help="database to compare with, row by row (default: no such page)")
     parser.add_argument(
-        "--model",
+        "--step",
         action="append",
         default=[],
         type=_question,
