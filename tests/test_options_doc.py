@@ -37,6 +37,7 @@ COMMANDS = {
     "Model": "model",
     "Plot": "plot",
     "Query": "query",
+    "Report": "report",
 }
 #: Sections whose rows have their options in `pytest --help`.
 OF_PYTEST = ("Replay", "Theory rows", "Communication", "Nodes", OWN)

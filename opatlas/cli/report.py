@@ -25,7 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, type=Path, metavar="DIR", help="folder of the site, made where it does not exist"
     )
-    parser.add_argument("--against", metavar="DB", help="database to compare with, row by row (default: no such page)")
+    parser.add_argument(
+        "--against",
+        default="",
+        metavar="OTHER",
+        help="DB or DB@STATE: page that compares the rows with those of another database, or of a git revision, a run "
+        "or `captures` of one, as `opatlas compare` does (default: no such page)",
+    )
     parser.add_argument(
         "--step",
         action="append",
@@ -43,9 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the site, and returns the exit status that the help explains. Raises OpAtlasError."""
     place = database_folder(arguments.database)
-    against = None if arguments.against is None else database_folder(arguments.against)
+    against: str = arguments.against
+    if against and "@" not in against:
+        against = str(database_folder(against))
     costs: list[tuple[str, ModelCost]] = [
-        (text, model_cost(place, model, **settings)) for text, model, settings in arguments.model
+        (text, model_cost(place, model, **settings)) for text, model, settings in arguments.step
     ]
     site = write_site(place, arguments.output, against=against, costs=costs, kernel_types=arguments.ops)
     show(f"{site.start}: {pluralize(site.rows, 'row')} of {pluralize(site.kernel_types, 'kernel type')}")

@@ -54,11 +54,11 @@ def comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
         "speed_up": number_column([pair.speed_up if pair else None for _, _, pair in lines]),
     }
     return {
-        "baseline": {"label": comparison.baseline.label, "path": str(comparison.baseline.path)},
+        "baseline": {"label": comparison.baseline.label, "path": comparison.baseline.place},
         "rivals": [
             {
                 "label": rival.label,
-                "path": str(rival.path),
+                "path": rival.place,
                 "all": _figures(comparison.total(rival.name)),
                 "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
             }

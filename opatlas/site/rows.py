@@ -27,8 +27,10 @@ from opatlas.site.columns import number_column, word_column
 from opatlas.store.database import Database
 
 #: Columns of words, in the order of the table.
-_WORDS = ("id", "input_shapes", "output_shapes", "dtype", "format", "implementation", "status", "reason", "quality")
-_WORDS = (*_WORDS, "cache", "instrument", "run_id")
+_WORDS: tuple[str, ...] = (
+    *("id", "input_shapes", "output_shapes", "dtype", "format", "implementation"),
+    *("status", "reason", "quality", "cache", "instrument", "run_id"),
+)
 _CELLS = {
     "input_shapes": INPUT_SHAPES,
     "output_shapes": OUTPUT_SHAPES,
@@ -86,7 +88,8 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> p
                 table["message_bytes"], table["num_devices"], table["duration_us"], strict=True
             )
         ]
-    return table.drop(columns="stand_in")
+    shown: pd.DataFrame = table.drop(columns="stand_in")
+    return shown
 
 
 def _dtype(word: object) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.checks.overview import read_overview
-from opatlas.compare.comparison import DatabaseComparison, compare_databases
-from opatlas.compare.databases import named_databases
+from opatlas.compare.comparison import compare_databases
+from opatlas.compare.databases import ComparedDatabase
+from opatlas.compare.states import compared_states
 from opatlas.errors import OpAtlasError
 from opatlas.query.database import OpenDatabase
 from opatlas.query.model_cost import ModelCost
@@ -44,14 +45,14 @@ def write_site(
     place: Path,
     folder: Path,
     *,
-    against: Path | None = None,
+    against: str = "",
     costs: Sequence[tuple[str, ModelCost]] = (),
     kernel_types: Sequence[str] = (),
 ) -> WrittenSite:
     """Writes the site of a database into a folder.
 
     Args:
-        against: a database to compare with.
+        against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
         costs: costs of models, each with the question that it answers.
         kernel_types: the kernel types to show; all if empty.
 
@@ -93,22 +94,26 @@ def write_site(
                     "implementations": list(dict.fromkeys(table["implementation"])),
                 }
             )
-    comparisons: dict[str, DatabaseComparison] = {}
-    if len(database.implementations) > 1:
-        comparisons["implementations"] = compare_databases(
-            list(database.implementations.values()), kernel_types=kernel_types
-        )
-    if against is not None:
-        comparisons["databases"] = compare_databases(
-            named_databases([database.path, against]), kernel_types=kernel_types
-        )
-    for file, comparison in comparisons.items():
-        problems += comparison.problems
-        _write_data(folder, file, comparison_page(comparison))
+    comparisons: list[str] = []
+
+    def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
+        known = {kernel_type for each in databases for kernel_type in each.calls.kernel_types()}
+        chosen = [each for each in kernel_types if each in known]
+        if len(databases) < 2 or (kernel_types and not chosen):
+            return
+        comparison = compare_databases(databases, baseline=baseline, kernel_types=chosen)
+        comparisons.append(name)
+        problems.extend(comparison.problems)
+        _write_data(folder, name, comparison_page(comparison))
+
+    compare("implementations", list(database.implementations.values()))
+    if against:
+        with compared_states([against, str(database.path)]) as databases:
+            compare("databases", databases, databases[0].name)
     overview = {
         "databases": overview_page(overviews),
         "types": types,
-        "pages": list(comparisons),
+        "pages": comparisons,
         "models": [model_page(cost, question) for question, cost in costs],
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),
@@ -145,7 +150,7 @@ def _assets() -> Iterator[tuple[str, bytes]]:
 def _bokeh() -> Iterator[tuple[str, bytes]]:
     """Yields the scripts of Bokeh by name. Raises OpAtlasError."""
     try:
-        scripts = resources.files("bokeh").joinpath("server", "static", "js")
+        scripts = resources.files("bokeh") / "server" / "static" / "js"
     except ModuleNotFoundError:
         raise OpAtlasError("the plots of the site are Bokeh's: pip install 'opatlas[report]'") from None
     for name in _BOKEH_FILES:
