@@ -41,16 +41,16 @@ fuzz: $(VENV)/.installed-for-tests
 GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe quantized attention norm indexing elementwise topk movement scatter layout \
                activation comparison reduction)
 LIBRARY_FILES := $(patsubst %,bench/test_%.py,attention norm activation rope cache moe)
-GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only --repeat-count 10 $(ARGS)
+GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only $(ARGS)
 gpu-database: $(VENV)/.installed
 	@test -n "$(DB)" || { echo "Name the folder: make $@ DB=FOLDER" >&2; exit 1; }
 	$(BIN)/python -m opatlas.shapes.gpu_database $(DB)
 	-$(GPU_SESSION) $(GPU_FILES) --database-path $(DB)/torch
 	-$(GPU_SESSION) $(LIBRARY_FILES) --database-path $(DB)/libraries --implementation flashinfer,liger
 	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation flag_gems \
-	    --ops QuantBatchMatmulV3,GroupedMatmul,DynamicBlockQuant
+	    --ops DynamicQuant,DynamicBlockQuant,AddRmsNormBias,QuantBatchMatmulV3,GroupedMatmul
 	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation torch_compile \
-	    --ops DynamicQuant,AddRmsNormBias,AddRmsNormDynamicQuant,AscendQuantV2,MaskedFill,PadV3
+	    --ops AddRmsNormDynamicQuant,AscendQuantV2,MaskedFill,PadV3
 
 # Of each branch, in whichever process: what a session that is killed has run is not counted.
 coverage: $(VENV)/.installed-for-tests

@@ -9,7 +9,7 @@ operators are not in the first. `make gpu-database` also measures the rows.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -99,11 +99,20 @@ def _samples(*kernel_types: str) -> list[DatabasePart]:
     ]
 
 
+def _of_weights(wanted: Callable[[str], bool]) -> Targets:
+    """Returns the models with some of their weights, by role."""
+    models = (replace(each, weights=tuple(w for w in each.weights if wanted(w.role))) for each in MODELS.models)
+    return replace(MODELS, models=tuple(models))
+
+
+#: Tokens whose logits are computed: the last of each sequence, never those of a whole prefill.
+_SAMPLED = {"m": (1, 2, 4, 8, 16, 32, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 1024, 2048)}
 #: Decoding steps: sequences, one query of each, and keys.
 _DECODING = {"s": (1, 8, 32, 64, 128, 256), "t": (1,), "k": (1024, 4096, 8192, 16384)}
 #: One operator of torch on a GPU. MatMulV3 and MatMulCommon would be the same rows as MatMulV2: other names of Ascend.
 TORCH = (
-    DatabasePart("MatMulV2", edges=True, limit=_SHORT),
+    DatabasePart("MatMulV2", edges=True, limit=_SHORT, targets=_of_weights(lambda role: role != "lm_head")),
+    DatabasePart("MatMulV2", sizes=0, grids=_SAMPLED, targets=_of_weights(lambda role: role == "lm_head")),
     DatabasePart("GroupedMatmul", "grouped_gate_up"),
     DatabasePart("GroupedMatmul", "grouped_down"),
     DatabasePart("QuantBatchMatmulV3", "quant_matmul_per_token", dtype="FLOAT8_E4M3FN", limit=_SHORT),
@@ -149,18 +158,19 @@ LIBRARIES = (
     DatabasePart("_triton_rope", sizes=8, rows=64),
     DatabasePart("RotaryPositionEmbedding", sizes=8, rows=64),
 )
-#: FlagGems tunes a kernel for each shape, and torch.compile compiles one.
+#: FlagGems, which tunes some kernels for each shape, and torch.compile, which compiles one for each.
 COMPILED = (
-    DatabasePart("DynamicQuant", sizes=8, rows=24, dtype="FLOAT8_E4M3FN"),
+    DatabasePart("DynamicQuant", sizes=8, dtype="FLOAT8_E4M3FN"),
+    DatabasePart("DynamicBlockQuant", sizes=8, dtype="FLOAT8_E4M3FN", targets=_OF_BLOCKS),
+    DatabasePart("AddRmsNormBias", "add_rms_norm_bias", sizes=8),
     DatabasePart("QuantBatchMatmulV3", "quant_matmul_per_token", sizes=8, rows=24, dtype="INT8", targets=_TWO),
     DatabasePart("GroupedMatmul", "grouped_gate_up_quantized", sizes=8, rows=12, dtype="INT8", targets=_TWO),
     DatabasePart("GroupedMatmul", "grouped_down_quantized", sizes=8, rows=12, dtype="INT8", targets=_TWO),
     DatabasePart("GroupedMatmul", "grouped_gate_up_blocks", sizes=8, rows=8, targets=_OF_BLOCKS),
     DatabasePart("GroupedMatmul", "grouped_down_blocks", sizes=8, rows=8, targets=_OF_BLOCKS),
-    DatabasePart("DynamicBlockQuant", sizes=8, rows=16, dtype="FLOAT8_E4M3FN", targets=_OF_BLOCKS),
     *(
         DatabasePart(name, sizes=8, rows=12, targets=_TWO)
-        for name in ("AddRmsNormBias", "AddRmsNormDynamicQuant", "AscendQuantV2", "MaskedFill", "PadV3")
+        for name in ("AddRmsNormDynamicQuant", "AscendQuantV2", "MaskedFill", "PadV3")
     ),
 )
 #: The folders of the command, each with its rows.

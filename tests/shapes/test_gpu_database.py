@@ -35,8 +35,8 @@ def test_a_gpu_measures_them_in_minutes(folder: Path) -> None:
     counts = {name: rows_of(Database(folder / name)).total() for name in FOLDERS}
     assert 8000 < counts["torch"] < 10000
     assert counts["libraries"] < 1500
-    # Each of these is compiled for a second or more.
-    assert counts["compiled"] < 200
+    # Some of these are compiled for seconds.
+    assert counts["compiled"] < 500
 
 
 def test_rows_have_no_duration_and_no_format_of_npus(folder: Path) -> None:
