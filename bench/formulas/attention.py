@@ -1,4 +1,4 @@
-"""Attention formulas: one query token and head at a time, over the keys that it sees.
+"""Attention formulas: for query tokens and heads, over the keys that each sees.
 
 softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017). The arguments are described in the documentation of
 npu_fused_infer_attention_score and npu_ring_mla (torch_npu).
@@ -7,12 +7,15 @@ npu_fused_infer_attention_score and npu_ring_mla (torch_npu).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from opatlas.engine.formula import Draw, Part, each, parts, per_element, to_float64
+
+#: Most inputs that are read at once, and converted to float64: 64 MiB.
+_MOST_READ = 1 << 23
 
 
 def attention_of(
@@ -27,6 +30,39 @@ def attention_of(
     powers = (scores - highest).exp()
     total = powers.sum()
     return powers @ values.double() / total, highest + total.log()
+
+
+def attention_of_each(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what `attention_of` does for P queries, of which each sees its first `seen` keys.
+
+    Shapes: (P, D), (P, T, D), (P, T, Dv) and (P,); results (P, Dv) and (P,).
+    """
+    scores = torch.bmm(keys.double(), q.double().unsqueeze(-1)).squeeze(-1) * scale
+    scores = scores.masked_fill(torch.arange(keys.shape[1], device=q.device) >= seen.unsqueeze(-1), -torch.inf)
+    highest = scores.amax(dim=-1, keepdim=True)
+    powers = (scores - highest).exp()
+    total = powers.sum(dim=-1, keepdim=True)
+    out = torch.bmm(powers.unsqueeze(1), values.double()).squeeze(1) / total
+    return out, (highest + total.log()).squeeze(-1)
+
+
+def batches(seen: Sequence[int], width: int) -> Iterator[tuple[slice, int]]:
+    """Yields consecutive parts, as many as read `_MOST_READ` numbers, and the most keys that one of them sees.
+
+    Args:
+        seen: number of keys that each part sees.
+        width: number of inputs for each key.
+    """
+    start = 0
+    while start < len(seen):
+        end, longest = start + 1, seen[start]
+        while end < len(seen) and (end + 1 - start) * max(longest, seen[end]) * width <= _MOST_READ:
+            longest = max(longest, seen[end])
+            end += 1
+        yield slice(start, end), longest
+        start = end
 
 
 @parts()
@@ -67,43 +103,47 @@ def fused_infer_attention_score(
         start = actual_seq_lengths[number - 1] if number else 0
         return number, token - start, actual_seq_lengths[number] - start
 
-    def read_tokens(cache: torch.Tensor, number: int, head: int, seen: int) -> torch.Tensor:
-        """Returns the first `seen` vectors of a sequence, (seen, D)."""
-        if block_table is None:
-            start = actual_seq_lengths_kv[number - 1] if number else 0
-            return cache[start : start + seen, head]
-        j = torch.arange(seen, device=cache.device)
-        block, offset = block_table[number][j // block_size].long(), j % block_size
-        if cache.dim() == 4:
-            return cache[block, head, offset]
-        width = cache.shape[-1] // num_key_value_heads
-        return cache[block, offset][:, head * width : (head + 1) * width]
+    def first_key(number: int) -> int:
+        """Returns the place of the first key of a sequence, where keys do not lie in pages."""
+        return actual_seq_lengths_kv[number - 1] if number and block_table is None else 0
+
+    def read(cache: torch.Tensor, own: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
+        if len(own) == 2 or cache.dim() == 4:
+            return cache[own]
+        block, head, offset = own
+        return cache.unflatten(-1, (num_key_value_heads, -1))[block, offset, head]
 
     longest = max(actual_seq_lengths_kv)
-    rows, outs, sums = [], [], []
     width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
+    rows = []
     for row in draw(tokens * num_heads, elements=width, terms=longest * 2 * width):
         token, n = divmod(row, num_heads)
         number, i, queries = sequence(token)
-        kv = actual_seq_lengths_kv[number]
-        if block_table is None and number:
-            kv -= actual_seq_lengths_kv[number - 1]
+        kv = actual_seq_lengths_kv[number] - first_key(number)
         seen = kv - queries + i + 1 if sparse_mode == 3 else kv
-        head = n // (num_heads // num_key_value_heads)
+        rows.append((token, n, number, i, n // (num_heads // num_key_value_heads), first_key(number), seen))
+    outs, sums = [], []
+    for batch, most in batches([row[-1] for row in rows], 2 * query.shape[-1]):
+        token, n, number, i, head, first, seen = index_of(rows[batch], query.device)
+        # What lies behind the keys that a query sees is not read.
+        j = torch.arange(most, device=query.device).minimum(seen.unsqueeze(-1) - 1)
+        own: tuple[torch.Tensor, ...] = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
+        if block_table is not None:
+            own = (block_table[number.unsqueeze(-1), j // block_size].long(), head.unsqueeze(-1), j % block_size)
         at = (token, n) if tnd else (number, n, i)
-        q, keys = query[at], read_tokens(key, number, head, seen)
+        q, keys = query[at], read(key, own)
         if query_rope is not None and key_rope is not None:
-            q = torch.cat([q, query_rope[at]])
-            keys = torch.cat([keys, read_tokens(key_rope, number, head, seen)], dim=-1)
-        out, lse = attention_of(q, keys, read_tokens(value, number, head, seen), scale)
-        rows.append((token, n) if tnd else (n, number, i))
+            q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, read(key_rope, own)], dim=-1)
+        out, lse = attention_of_each(q, keys, read(value, own), seen, scale)
         outs.append(out)
         sums.append(lse)
-    where = index_of(rows, query.device)
-    found = Part(where, torch.stack(outs))
+    token, n, number, i, *_ = index_of(rows, query.device)
+    where = (token, n) if tnd else (n, number, i)
+    found = Part(where, torch.cat(outs))
     if not softmax_lse_flag:
         return (found,)
-    return found, Part(where if tnd else (where[1], where[0], where[2]), torch.stack(sums)[:, None])
+    return found, Part(where if tnd else (where[1], where[0], where[2]), torch.cat(sums)[:, None])
 
 
 @parts()
@@ -136,29 +176,33 @@ def ring_mla(
     for queries, kv in zip(lengths[0], lengths[-1], strict=True):
         spans += [(start, start + (kv - queries + i + 1 if causal else kv)) for i in range(queries)]
         start += kv
-    rows, outs, sums = [], [], []
+    rows = []
     for row in draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1]):
         token, n = divmod(row, head_num)
-        head = n // (head_num // kv_head_num)
-        own = slice(*spans[token])
-        q = torch.cat([q_nope[token, n], q_rope[token, n]])
-        keys = torch.cat([k_nope[own, head], k_rope[own, head]], dim=-1)
-        out, lse = attention_of(q, keys, value[own, head], qk_scale)
+        begin, end = spans[token]
+        rows.append((token, n, n // (head_num // kv_head_num), begin, end - begin))
+    outs, sums = [], []
+    for batch, most in batches([row[-1] for row in rows], q_nope.shape[-1] + q_rope.shape[-1] + value.shape[-1]):
+        tokens, n, head, first, seen = index_of(rows[batch], q_nope.device)
+        j = torch.arange(most, device=q_nope.device).minimum(seen.unsqueeze(-1) - 1)
+        own = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
+        q = torch.cat([q_nope[tokens, n], q_rope[tokens, n]], dim=-1)
+        keys = torch.cat([k_nope[own], k_rope[own]], dim=-1)
+        out, lse = attention_of_each(q, keys, value[own], seen, qk_scale)
         if pre_out is not None and prev_lse is not None:
-            before = prev_lse[n, token].double()
+            before = prev_lse[n, tokens].double()
             both = (lse.exp() + before.exp()).log()
-            out = (lse - both).exp() * out + (before - both).exp() * pre_out[token, n].double()
+            out = (lse - both).exp()[:, None] * out + (before - both).exp()[:, None] * pre_out[tokens, n].double()
             lse = both
-        rows.append((token, n))
         outs.append(out)
         sums.append(lse)
-    tokens, heads = index_of(rows, q_nope.device)
-    return Part((tokens, heads), torch.stack(outs)), Part((heads, tokens), torch.stack(sums))
+    tokens, heads, *_ = index_of(rows, q_nope.device)
+    return Part((tokens, heads), torch.cat(outs)), Part((heads, tokens), torch.cat(sums))
 
 
 def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Returns elements of a tensor as an index tensor for each axis."""
-    return tuple(torch.tensor(axis, device=device) for axis in zip(*rows, strict=True))
+    return torch.tensor(rows, device=device).unbind(-1)
 
 
 @per_element()
