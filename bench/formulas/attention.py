@@ -103,26 +103,25 @@ def fused_infer_attention_score(
         start = actual_seq_lengths[number - 1] if number else 0
         return number, token - start, actual_seq_lengths[number] - start
 
-    def first_key(number: int) -> int:
-        """Returns the place of the first key of a sequence, where keys do not lie in pages."""
-        return actual_seq_lengths_kv[number - 1] if number and block_table is None else 0
+    def place_of(row: int) -> tuple[int, ...]:
+        """Returns token, head, sequence, position in the sequence, key head, first key, and number of keys seen."""
+        token, n = divmod(row, num_heads)
+        number, i, queries = sequence(token)
+        first = actual_seq_lengths_kv[number - 1] if number and block_table is None else 0
+        kv = actual_seq_lengths_kv[number] - first
+        seen = kv - queries + i + 1 if sparse_mode == 3 else kv
+        return token, n, number, i, n // (num_heads // num_key_value_heads), first, seen
 
     def read(cache: torch.Tensor, own: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
-        if len(own) == 2 or cache.dim() == 4:
-            return cache[own]
-        block, head, offset = own
-        return cache.unflatten(-1, (num_key_value_heads, -1))[block, offset, head]
+        if block_table is not None and cache.dim() == 3:
+            block, head, offset = own
+            own, cache = (block, offset, head), cache.unflatten(-1, (num_key_value_heads, -1))
+        return cache[own]
 
     longest = max(actual_seq_lengths_kv)
     width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
-    rows = []
-    for row in draw(tokens * num_heads, elements=width, terms=longest * 2 * width):
-        token, n = divmod(row, num_heads)
-        number, i, queries = sequence(token)
-        kv = actual_seq_lengths_kv[number] - first_key(number)
-        seen = kv - queries + i + 1 if sparse_mode == 3 else kv
-        rows.append((token, n, number, i, n // (num_heads // num_key_value_heads), first_key(number), seen))
+    rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=longest * 2 * width)))
     outs, sums = [], []
     for batch, most in batches([row[-1] for row in rows], 2 * query.shape[-1]):
         token, n, number, i, head, first, seen = index_of(rows[batch], query.device)
@@ -138,8 +137,8 @@ def fused_infer_attention_score(
         out, lse = attention_of_each(q, keys, read(value, own), seen, scale)
         outs.append(out)
         sums.append(lse)
-    token, n, number, i, *_ = index_of(rows, query.device)
-    where = (token, n) if tnd else (n, number, i)
+    token, n, number, i = index_of([row[:4] for row in rows], query.device)
+    where: tuple[torch.Tensor, ...] = (token, n) if tnd else (n, number, i)
     found = Part(where, torch.cat(outs))
     if not softmax_lse_flag:
         return (found,)
@@ -176,11 +175,15 @@ def ring_mla(
     for queries, kv in zip(lengths[0], lengths[-1], strict=True):
         spans += [(start, start + (kv - queries + i + 1 if causal else kv)) for i in range(queries)]
         start += kv
-    rows = []
-    for row in draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1]):
+
+    def place_of(row: int) -> tuple[int, ...]:
+        """Returns token, head, key head, first key, and number of keys seen."""
         token, n = divmod(row, head_num)
-        begin, end = spans[token]
-        rows.append((token, n, n // (head_num // kv_head_num), begin, end - begin))
+        first, end = spans[token]
+        return token, n, n // (head_num // kv_head_num), first, end - first
+
+    numbers = draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1])
+    rows = list(map(place_of, numbers))
     outs, sums = [], []
     for batch, most in batches([row[-1] for row in rows], q_nope.shape[-1] + q_rope.shape[-1] + value.shape[-1]):
         tokens, n, head, first, seen = index_of(rows[batch], q_nope.device)
@@ -196,13 +199,14 @@ def ring_mla(
             lse = both
         outs.append(out)
         sums.append(lse)
-    tokens, heads, *_ = index_of(rows, q_nope.device)
+    tokens, heads = index_of([row[:2] for row in rows], q_nope.device)
     return Part((tokens, heads), torch.cat(outs)), Part((heads, tokens), torch.cat(sums))
 
 
 def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Returns elements of a tensor as an index tensor for each axis."""
-    return torch.tensor(rows, device=device).unbind(-1)
+    axes: tuple[torch.Tensor, ...] = torch.tensor(rows, device=device).unbind(-1)
+    return axes
 
 
 @per_element()
