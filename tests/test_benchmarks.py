@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
         ("bench_many_types", "--types=5", "--rounds=1"),
         ("bench_replay", "--rows=20"),
         ("bench_gpu_session", "--device=cpu", "--rows=5", "--most-mb=0.1"),
-        ("bench_stop_rule", "--device=cpu", "--rows=5", "--most-us=5"),
     ],
     ids=lambda arguments: arguments[0],
 )
