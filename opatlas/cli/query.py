@@ -1,6 +1,7 @@
 """Asks a database for the duration of a call: measured where the row is stored, else predicted, with a 90 % interval.
 
 DB is a folder or the name of a device. SHAPE is the shape of an input, such as 48,18432; inputs follow in their order.
+For a collective, TYPE is its name (all_reduce), and two numbers follow: the bytes of the message, and the devices.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 import pandas as pd
 
 from opatlas.errors import UsageError
+from opatlas.model.communication import BY_NAME
 from opatlas.options import names
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.query.compositions import NOT_TOLD
@@ -22,7 +24,7 @@ from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, QueryResult
 from opatlas.store.csv_files import read_frame, write_rows, write_text
-from opatlas.text import pluralize, show, table_lines
+from opatlas.text import parse_whole, pluralize, show, table_lines
 
 #: The rows that the text names.
 _SHOWN = 3
@@ -33,8 +35,13 @@ _STDOUT = "-"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "exit status: 0 answered; 1 a question has no answer, or a file could not be read; 2 wrong usage"
     parser.add_argument("database", metavar="DB", help="folder of {KernelType}.csv files, or name of a device")
-    parser.add_argument("kernel_type", metavar="TYPE", help="kernel type, as the CSVs are called")
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="shapes of the inputs (required without --file)")
+    parser.add_argument("kernel_type", metavar="TYPE", help="kernel type, as the CSVs are called, or a collective")
+    parser.add_argument(
+        "shapes",
+        nargs="*",
+        metavar="SHAPE",
+        help="shapes of the inputs, or bytes and devices (required without --file)",
+    )
     parser.add_argument(
         "--dtypes",
         type=names,
@@ -81,9 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     database = open_database(arguments.database)
     if arguments.file is not None:
         return _answer_file(database, arguments)
-    answer = database.query(
-        arguments.kernel_type, arguments.shapes, dtypes=list(arguments.dtypes), implementation=arguments.implementation
-    )
+    answer = _message(database, arguments) if arguments.kernel_type in BY_NAME else _call(database, arguments)
     on_terminal = arguments.json is not None and str(arguments.json) == _STDOUT
     if arguments.json is not None:
         text = msgspec.json.format(msgspec.json.encode(_plain(answer))).decode() + "\n"
@@ -94,6 +99,21 @@ def run(arguments: argparse.Namespace) -> int:
     if not on_terminal:
         show("\n".join(_lines(answer)))
     return 0
+
+
+def _call(database: OpenDatabase, arguments: argparse.Namespace) -> QueryResult:
+    return database.query(
+        arguments.kernel_type, arguments.shapes, dtypes=list(arguments.dtypes), implementation=arguments.implementation
+    )
+
+
+def _message(database: OpenDatabase, arguments: argparse.Namespace) -> QueryResult:
+    numbers = [parse_whole(word) or 0 for word in arguments.shapes]
+    if len(numbers) != 2 or min(numbers) < 1 or arguments.implementation:
+        raise UsageError(f"write {arguments.kernel_type} BYTES DEVICES, such as 1048576 2, without --implementation")
+    size, devices = numbers
+    named = {"dtype": arguments.dtypes[0]} if arguments.dtypes else {}
+    return database.collective(arguments.kernel_type, bytes=size, devices=devices, **named)
 
 
 def _plain(answer: QueryResult) -> dict[str, object]:

@@ -16,7 +16,7 @@ import pandas as pd
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_NAME, Collective, is_communication
-from opatlas.model.location import implementation_of, list_databases, parse_path
+from opatlas.model.location import ROOT, implementation_of, list_databases, parse_path
 from opatlas.model.schema import (
     DTYPE,
     INPUT_DTYPES,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 FASTEST = "fastest"
 #: The kernel types of `OpenDatabase.matmul`, in the order in which they are looked for.
 _PRODUCT_TYPES = (*MATMUL_FAMILY, "MatMul")
+_ATTENTION = "FusedInferAttentionScore"
 #: AI cores of a 910B, whose manifests do not tell them.
 _CORES_IF_UNKNOWN = 24
 #: What tells rows with the same shapes apart, and what of `query` states it.
@@ -99,18 +100,31 @@ def open(  # noqa: A001
 
 
 def database_folder(place: Path | str) -> Path:
-    """Returns the folder that is named, or the newest default database of the device. Raises OpAtlasError."""
-    if isinstance(place, Path) or Path(place).is_dir():
-        return Path(place)
+    """Returns the folder of a database: the one that is named, or the newest default database of a device.
+
+    A device is named by its name, or by the folder that has its databases. Raises OpAtlasError.
+    """
+    folder = Path(place)
+    if isinstance(place, Path) or folder.is_dir():
+        below = (
+            [] if next(folder.glob("[!.]*.csv"), None) else [path for path in folder.glob("*/*") if _is_default(path)]
+        )
+        return max(below, key=_newness, default=folder)
     devices: dict[str, list[Path]] = {}
-    for path in list_databases():
-        parsed = parse_path(path)
-        if parsed is not None and not implementation_of(path)[0] and next(path.glob("[!.h]*.csv"), None):
-            devices.setdefault(parsed[0], []).append(path)
+    for path in filter(_is_default, list_databases()):
+        devices.setdefault(path.parts[-3], []).append(path)
     if place not in devices:
-        meant = suggest(place, devices) or f" ({', '.join(devices)})"
-        raise OpAtlasError(f"{place}: neither a folder nor a device with a database{meant}: name one of them")
+        meant = suggest(place, devices) or (f" ({', '.join(devices)})" if devices else f": there are none below {ROOT}")
+        raise OpAtlasError(
+            f"{place}: neither a folder nor a device with a database{meant}: name a folder, such as that of a device "
+            f"in database/data of a checkout of OpAtlas"
+        )
     return max(devices[place], key=_newness)
+
+
+def _is_default(path: Path) -> bool:
+    """Whether a folder is a compute database of a device, and not that of another implementation."""
+    return parse_path(path) is not None and not implementation_of(path)[0] and bool(next(path.glob("[!.h]*.csv"), None))
 
 
 def _newness(path: Path) -> tuple[object, ...]:
@@ -220,6 +234,36 @@ class OpenDatabase:
             output_shapes=[(m, n)],
             implementation=implementation,
         )
+
+    def attention(
+        self,
+        *,
+        sequences: int,
+        keys: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        queries: int = 1,
+        dtype: str = "BF16",
+        implementation: str | Sequence[str] = FASTEST,
+    ) -> QueryResult:
+        """Returns the duration of attention of sequences of one length (FusedInferAttentionScore), causal for prompts.
+
+        Args:
+            sequences: the number of sequences.
+            keys: of each sequence, the whole context. They lie in pages, unless the queries are a whole prompt.
+            heads, kv_heads: of the queries, and of the keys; those of one device.
+            queries: of each sequence; as many as keys for a whole prompt.
+
+        Raises:
+            NoAnswer, OpAtlasError: as `query` does.
+        """
+        from opatlas.theory.model_calls import call_cells
+
+        pattern = "packed_attention" if queries == keys > 1 else "paged_attention"
+        sizes = {"s": sequences, "t": queries, "k": keys, "q": heads, "kv": kv_heads, "d": head_size}
+        cells = call_cells(_ATTENTION, pattern, sizes, dtype=dtype)
+        return self.query_row(_ATTENTION, cells, implementation=implementation)
 
     def query_row(
         self, kernel_type: str, cells: Mapping[str, str], *, implementation: str | Sequence[str] = FASTEST

@@ -217,10 +217,15 @@ def _attention(database: OpenDatabase, kernel_type: str, info: Any) -> QueryResu
     if not heads or not kv_heads or tokens % len(lengths):
         raise NoAnswer(f"{kernel_type}: {query.shape} are not queries of {len(lengths)} sequences of one length")
     queries, keys = tokens // len(lengths), round(sum(lengths) / len(lengths))
-    # A whole prompt has its keys beside the queries, and not in pages.
-    pattern = "packed_attention" if queries == keys > 1 else "paged_attention"
-    sizes = {"s": len(lengths), "t": queries, "k": keys, "q": heads, "kv": kv_heads, "d": head_size}
-    return database.query_row(kernel_type, call_cells(kernel_type, pattern, sizes, dtype=query.dtype))
+    return database.attention(
+        sequences=len(lengths),
+        keys=keys,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        queries=queries,
+        dtype=query.dtype,
+    )
 
 
 def _values(tensor: Any) -> list[int]:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import opatlas
+from opatlas.theory.model_calls import call_cells
 from tests.query.tables import RUN, product_rows, write_table
 
 Size = tuple[int, int, int]
@@ -160,3 +161,19 @@ def test_the_rows_have_typed_columns(database: opatlas.OpenDatabase) -> None:
     assert set(frame[["m", "n", "k"]].itertuples(index=False, name=None)) >= {(16, 512, 1024), (1, 4096, 4096)}
     assert (frame["tflops"] > 0).all()
     assert set(frame["dtype"]) == {"BF16"}
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 4096), (4096, 4096), (128, 4096)])
+def test_attention_is_known_by_its_sizes(tmp_path: Path, queries: int, keys: int) -> None:
+    sizes = {"s": 4, "t": queries, "k": keys, "q": 32, "kv": 4, "d": 128}
+    pattern = "packed_attention" if queries == keys else "paged_attention"
+    cells = call_cells("FusedInferAttentionScore", pattern, sizes, dtype="BF16")
+    write_table(tmp_path, "FusedInferAttentionScore", pd.DataFrame([{**cells, "Average Duration(us)": "99"}]))
+    database = opatlas.open(tmp_path)
+    asked = {"sequences": 4, "keys": keys, "heads": 32, "kv_heads": 4, "head_size": 128}
+    answer = database.attention(**asked, queries=queries)
+    assert (answer.duration_us, answer.how) == (99, opatlas.How.MEASURED)
+    frame = database.frame("FusedInferAttentionScore")
+    assert frame[["sequences", "queries", "keys", "heads"]].iloc[0].tolist() == [4, 4 * queries, 4 * keys, 32]
+    with pytest.raises(opatlas.OpAtlasError):
+        database.attention(**asked, dtype="FLOAT")

@@ -57,6 +57,15 @@ def test_a_line_without_an_answer_has_status_1(folder: Path, tmp_path: Path) -> 
     assert main(["query", str(folder), "MatMulV2", "--file", str(questions)]) == 1
 
 
+def test_a_collective_is_asked_by_bytes_and_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = {"message_bytes": "4096", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
+    write_table(tmp_path, "hcom_allReduce_", pd.DataFrame([{**message, "Duration(us)": "7.5", "Status": "measured"}]))
+    assert main(["query", str(tmp_path), "all_reduce", "4096", "2"]) == 0
+    assert "7.5 us" in capsys.readouterr().out
+    for wrong in (["4096"], ["4096", "x"], ["4096", "2", "1"], ["4096", "2", "--implementation", "torch"]):
+        assert main(["query", str(tmp_path), "all_reduce", *wrong]) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "status"),
     [

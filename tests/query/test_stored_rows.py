@@ -207,3 +207,11 @@ def test_the_spread_between_machines_is_the_floor_of_an_interval(
         assert (line["machines"], line["machine_spread"]) == (int(machines), float(spread) / 100)
     here = opatlas.open(tmp_path, same_machine=True).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
     assert here.interval_us == pytest.approx((97.9, 102.1))
+
+
+def test_the_folder_of_a_device_stands_for_its_newest_database(tmp_path: Path) -> None:
+    device = tmp_path / "data" / "NVIDIA_H200"
+    for version, us in (("torch2.9.0_cuda13.0", 9.0), ("torch2.11.0_cuda13.0", 12.5)):
+        write_table(device / "torch" / version, "MatMulV2", product_rows([(16, 512, 1024)], us=[us]))
+    assert opatlas.open(device).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+    assert opatlas.open(str(device)).path.name == "torch2.11.0_cuda13.0"
