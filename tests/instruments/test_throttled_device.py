@@ -61,6 +61,19 @@ def test_where_it_comes_back_samples_are_kept_and_say_so():
     assert len(pauses) == 1
 
 
+def test_a_long_row_that_throttles_the_device_is_taken_again_at_once():
+    class Long(Steady):
+        def sample(self, call, before_each, rule):
+            super().sample(call, before_each, rule)
+            return Samples((200_000.0 + self.taken,))
+
+    samples, pauses = sample([(), HOT, HOT], instrument=Long())
+    assert samples.durations_us == (200_002.0,)
+    assert HOT[0] in samples.throttled
+    assert samples.notes
+    assert pauses == []
+
+
 def test_where_it_does_not_end_the_samples_are_taken_once_after_half_a_second():
     samples, pauses = sample(itertools.repeat(HOT))
     assert samples.durations_us == (1.0,)
