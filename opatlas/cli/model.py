@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,8 @@ from opatlas.text import shorten, show
 from opatlas.theory.models import TargetError
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 16, 9
+#: The name of the terminal as a file.
+_STDOUT = "-"
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
 _MARKS = {True: "*", None: "?", False: ""}
 #: Marks what rows of other dtypes tell.
@@ -63,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: %(default)s)",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the parts and the sum, as JSON (default: not written)"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write the parts and the sum; - for the terminal, and nothing else there (default: not written)",
     )
 
 
@@ -85,7 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
         # Theory rows name it by the option of their command.
         raise UsageError(f"{error.value}: {error.problem}") from None
     if arguments.json is not None:
-        write_text(arguments.json, json.dumps(_as_json(cost), indent=2) + "\n")
+        text = json.dumps(_as_json(cost), indent=2) + "\n"
+        if str(arguments.json) == _STDOUT:
+            sys.stdout.write(text)
+            return 0
+        write_text(arguments.json, text)
     show("\n".join(_lines(cost)))
     return 0
 

@@ -16,6 +16,7 @@ from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, NoAnswer
+from opatlas.query.stored_rows import StoredRows
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.sources import resolve_model
 
@@ -146,7 +147,8 @@ def model_cost(
     """Returns what a step of a model costs on one device, if no two kernels run at once.
 
     Rows whose duration is that of a composition of operators answer only where no others do. Collectives come from the
-    newest communication database of the device, in the topology tier of the most rows with as many devices.
+    newest communication database of the device, in the topology tier of the most rows with as many devices. Weights are
+    in ND or in FRACTAL_NZ, as the rows have them.
 
     Args:
         place, same_machine: as for `opatlas.open`.
@@ -157,17 +159,22 @@ def model_cost(
         OpAtlasError: there is no such database or model, or the model cannot be divided so.
     """
     facts = resolve_model(model)
-    calls = model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype)
+    in_nd, in_nz = (
+        model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
+        for nz in (False, True)
+    )
     database = open_database(place, same_machine=same_machine)
     composed = OpenDatabase(database.path, same_machine=same_machine, compositions=True)
-    return ModelCost(facts.name, database.path, [_part_cost(call, database, composed) for call in calls])
+    parts = [_part_cost(layouts, database, composed) for layouts in zip(in_nd, in_nz, strict=True)]
+    return ModelCost(facts.name, database.path, parts)
 
 
-def _part_cost(call: ModelCall, database: OpenDatabase, composed: OpenDatabase) -> PartCost:
-    found = _answer(call, database) or _answer(call, composed)
+def _part_cost(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase, composed: OpenDatabase) -> PartCost:
+    """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
+    found = _answer(layouts, database) or _answer(layouts, composed)
     if found is not None:
         return found
-    known = composed.kernel_types()
+    call, known = layouts[0], composed.kernel_types()
     names = [name for name in (call.kernel_type, *call.twins) if name in known]
     reason = "no row tells it" if names or call.kernel_type in BY_KERNEL_TYPE else "no rows of this kernel type"
     return replace(_unknown(call), reason=reason)
@@ -189,10 +196,27 @@ def _unknown(call: ModelCall) -> PartCost:
     )
 
 
-def _answer(call: ModelCall, database: OpenDatabase) -> PartCost | None:
-    """Returns the cost of a call by the rows of a database, a stored row before others; None if no row tells."""
-    found = list((_message_answers if call.kernel_type in BY_KERNEL_TYPE else _kernel_answers)(call, database))
+def _answer(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase) -> PartCost | None:
+    """Returns the cost of a call by the rows of a database; None if no row tells.
+
+    A stored row comes before others, and after it the layout that most rows have.
+    """
+    call, in_nz = layouts
+    if call.kernel_type in BY_KERNEL_TYPE:
+        return next(_message_answers(call, database), None)
+    found = list(_kernel_answers(call, database))
+    if in_nz.cells != call.cells and any(rows.share_in_nz for rows in _tables(call, database)):
+        stored = list(_kernel_answers(in_nz, database))
+        mostly = any(rows.share_in_nz > 0.5 for rows in _tables(call, database))
+        found = stored + found if mostly else found + stored
     return min(found, key=lambda part: part.how != How.MEASURED.value, default=None)
+
+
+def _tables(call: ModelCall, database: OpenDatabase) -> Iterator[StoredRows]:
+    known = database.kernel_types()
+    for kernel_type in (call.kernel_type, *call.twins):
+        if kernel_type in known:
+            yield from (database.stored_rows(kernel_type, name) for name in database.implementations)
 
 
 def _message_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCost]:

@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import INPUT_FORMATS
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.slots import known_dtype
 from opatlas.query.database import OpenDatabase
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.store.op_mapping import MappedOperator, default_mapping, read_mapping
 from opatlas.theory.model_calls import call_cells
-from opatlas.theory.patterns import NZ
 
 _INTERFACE = "tensor_cast.performance_model.profiling_database.data_source"
 #: Modes of op_mapping.yaml that are answered here.
@@ -196,13 +194,11 @@ def _products(
         cells = call_cells(kernel_type, _PRODUCTS[kernel_type], {"m": m, "n": n, "k": k}, dtype=x.dtype, nz=nz)
         return database.query_row(kernel_type, cells)
 
-    name = next(iter(database.implementations))
-    formats = database.stored_rows(kernel_type, name).cells(INPUT_FORMATS)
-    in_nz = sum(NZ in cell for cell in formats)
+    share = database.stored_rows(kernel_type, next(iter(database.implementations))).share_in_nz
     plain = [lambda: database.matmul(m=m, n=n, k=k, dtype=x.dtype, kernel_type=kernel_type), lambda: catalog_row(False)]
-    stored = [lambda: catalog_row(True)] if in_nz else []
+    stored = [lambda: catalog_row(True)] if share else []
     # matmul has no answer where rows have further operands, as most of quantized products have.
-    yield from [*stored, *plain] if 2 * in_nz > len(formats) else [*plain[:1], *stored, *plain[1:]]
+    yield from [*stored, *plain] if share > 0.5 else [*plain[:1], *stored, *plain[1:]]
 
 
 def _attention(database: OpenDatabase, kernel_type: str, info: Any) -> QueryResult:

@@ -16,6 +16,7 @@ from opatlas.model.row_kind import row_kind
 from opatlas.model.schema import (
     EP_SIZE,
     INPUT_DTYPES,
+    INPUT_FORMATS,
     INPUT_SHAPES,
     INSTRUMENT,
     LENGTHS_IN_SIGNATURE,
@@ -46,6 +47,7 @@ from opatlas.text import parse_real, parse_whole
 #: Columns besides those of the tensors that belong to the signature of some kernel types.
 EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
 _UNSEEN = -2
+_NZ = "FRACTAL_NZ"
 #: Samples of other columns describe the duration of these.
 _SPREAD = {PROFILING_AVERAGE: (PROFILING_STD, PROFILING_SAMPLES)}
 
@@ -96,6 +98,11 @@ class StoredRows:
     def any_composed(self) -> bool | None:
         """Whether some duration is that of a composition; None if none is known to be, and some row does not tell."""
         return True if True in self.composed else None if None in self.composed else False
+
+    @cached_property
+    def share_in_nz(self) -> float:
+        """The share of the rows with a tensor in FRACTAL_NZ, as weights are stored on NPUs."""
+        return sum(_NZ in cell for cell in self.cells(INPUT_FORMATS)) / max(len(self), 1)
 
     @cached_property
     def by_signature(self) -> Mapping[str, int]:

@@ -51,6 +51,19 @@ def test_stored_rows_are_counted_for_each_layer(tmp_path: Path) -> None:
     assert low < found.us < high
 
 
+def test_weights_have_the_layout_of_the_rows(tmp_path: Path) -> None:
+    calls = model_calls(
+        resolve_model(MODEL), tp=2, batch=64, context=4096, phase="decode", dtype="INT8", nz_weights=True
+    )
+    rows = [call.cells for call in calls if call.kernel_type == "QuantBatchMatmulV3"]
+    table = pd.DataFrame(rows).assign(**{"Average Duration(us)": str(US)})
+    write_table(tmp_path / "db", "QuantBatchMatmulV3", table)
+    found = opatlas.model_cost(tmp_path / "db", MODEL, tp=2, batch=64, context=4096, dtype="INT8")
+    products = [part for part in found.parts if part.kernel_type == "QuantBatchMatmulV3"]
+    assert [(part.how, part.us_per_call) for part in products] == [("measured", US)] * len(ROLES)
+    assert all("FRACTAL_NZ" in part.signature for part in products)
+
+
 def test_errors_of_one_kernel_type_add_up(tmp_path: Path) -> None:
     found = cost(database(tmp_path / "db"))
     products = [part for part in found.parts if part.interval_us is not None]
@@ -123,6 +136,9 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     assert all(len(line) <= 80 for line in table.splitlines() if place not in line)
     assert main([*asked, "--json", str(tmp_path / "cost.json"), place]) == 0
     found = json.loads((tmp_path / "cost.json").read_text())
+    capsys.readouterr()
+    assert main([*asked, "--json", "-", place]) == 0
+    assert json.loads(capsys.readouterr().out) == found
     assert found["us"] == pytest.approx(sum(part["us"] or 0 for part in found["parts"]))
     assert "attention" in found["missing"]
     for part in found["parts"]:
