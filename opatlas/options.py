@@ -74,6 +74,14 @@ def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     return read
 
 
+def percent(text: str) -> float:
+    """Reads a percentage from 0 on, with or without its sign."""
+    number = parse_real(text.strip().removesuffix("%").rstrip())
+    if number is None or not (math.isfinite(number) and number >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a percentage from 0 on, such as 5%")
+    return number
+
+
 #: Reads a number above 0, such as seconds.
 positive = real("a number above 0", lambda number: number > 0)
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "Plot": "plot",
     "Query": "query",
     "Report": "report",
+    "Regressions": "regressions",
 }
 #: Sections whose rows have their options in `pytest --help`.
 OF_PYTEST = ("Replay", "Theory rows", "Communication", "Nodes", OWN)

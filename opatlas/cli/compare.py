@@ -22,10 +22,10 @@ from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import UsageError, usage_errors
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
-from opatlas.options import names, positive
+from opatlas.options import names, percent, positive
 from opatlas.report.row_summary import microseconds_text
 from opatlas.store.csv_files import write_text
-from opatlas.text import parse_real, pluralize, print_problems, printable_lines, show, wrap_for_stderr
+from opatlas.text import pluralize, print_problems, printable_lines, show, wrap_for_stderr
 
 _FORMATS = {
     "text": lambda comparison: "\n".join(text_lines(comparison)) + "\n",
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-slower",
-        type=_percent,
+        type=percent,
         metavar="PERCENT",
         help="exit with 1 if a rival is slower in a row by more than this, such as 5%%, and by more than chance "
         "explains; or if no row compares (default: it is not tested)",
@@ -140,25 +140,18 @@ def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDat
     return nullcontext(implementations_of(base))
 
 
-def _percent(text: str) -> float:
-    number = parse_real(text.strip().removesuffix("%").rstrip())
-    if number is None or not 0 <= number < 1000:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a percentage from 0 on, such as 5%")
-    return number
-
-
-def _slower(comparison: DatabaseComparison, percent: float) -> Iterator[str]:
-    """Yields a line for each rival that is slower in a row by more than `percent`, or has no row that compares."""
+def _slower(comparison: DatabaseComparison, least: float) -> Iterator[str]:
+    """Yields a line for each rival that is `least` percent slower in a row, or has no row that compares."""
     for rival in comparison.rivals:
-        found = comparison.slower_rows(rival.name, percent)
+        found = comparison.slower_rows(rival.name, least)
         if found:
             row, pair = found[0]
             yield (
-                f"--fail-slower {percent:g}%: {rival.label} is slower in {pluralize(len(found), 'row')}, most in "
+                f"--fail-slower {least:g}%: {rival.label} is slower in {pluralize(len(found), 'row')}, most in "
                 f"{row.case_id}: {microseconds_text(pair.baseline_us)} against {microseconds_text(pair.rival_us)}"
             )
         elif not any(row.pairs[rival.name].is_comparable for row in comparison.rows if rival.name in row.pairs):
-            yield f"--fail-slower {percent:g}%: {rival.label} has no row that compares"
+            yield f"--fail-slower {least:g}%: {rival.label} has no row that compares"
 
 
 def _below(comparison: DatabaseComparison, least: float) -> Sequence[str]:

@@ -57,6 +57,7 @@ COMMANDS = {
     "history": Command(
         "show the durations of rows in each run, or restore rows from the history", "opatlas.cli.history"
     ),
+    "regressions": Command("find rows that became slower or faster from some run on", "opatlas.cli.regressions"),
     "compare": Command("compare implementations, or databases, row by row", "opatlas.cli.compare"),
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
     "fit": Command("fit the models that predict durations ahead of the first question", "opatlas.cli.fit"),

@@ -6,6 +6,8 @@ calls.py            what one database has of a row
 verdict.py          two calls of a row against each other
 comparison.py       the rows of all databases side by side, and the figures of each rival
 step.py             the calls of a model's step, by which durations are weighted
+steps.py            steps and drifts of a series
+regressions.py      steps of all rows over the runs of a database
 text.py             the comparison for a terminal and as Markdown
 export.py           the comparison as JSON and CSV
 """

@@ -43,6 +43,8 @@ from opatlas.text import parse_real, parse_whole
 MISSING = "missing"
 #: A call with a longer span, as a multiple of the sum of its kernels, waits for the host.
 _HOST_BOUND = 1.2
+#: Samples with a larger relative standard deviation describe no duration.
+_MOST_NOISE = 0.20
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,12 @@ class ComparedCall:
         return noise**2 / (self.samples or 1)
 
     @property
-    def unsteady(self) -> str:
-        """Why the duration describes no single state of the device: bimodal, throttled; else ""."""
+    def why_ambiguous(self) -> str:
+        """Why the samples describe no single duration: bimodal, throttled, or much noise; else ""."""
         quality = Quality.from_cell(self.quality)
-        return quality.value if quality in (Quality.BIMODAL, Quality.THROTTLED) else ""
+        if quality in (Quality.BIMODAL, Quality.THROTTLED):
+            return quality.value
+        return f"noise of {self.noise:.0%}" if self.noise is not None and self.noise > _MOST_NOISE else ""
 
 
 #: A row that a database does not have.

@@ -10,10 +10,8 @@ from opatlas.compare.calls import ComparedCall
 
 #: Smaller differences of logarithms count as none.
 LEAST_DIFFERENCE = 0.05
-#: A difference within this many standard errors counts as none.
+#: A difference within this many standard errors may be chance.
 _STANDARD_ERRORS = 3.0
-#: Samples with a larger relative standard deviation describe no duration.
-_MOST_NOISE = 0.20
 
 
 class PairVerdict(str, Enum):
@@ -82,9 +80,8 @@ def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tup
     if difference := _other_conditions(baseline, rival):
         return PairVerdict.NOT_COMPARABLE, difference
     for who, call in (("the baseline", baseline), ("the rival", rival)):
-        noisy = f"noise of {call.noise:.0%}" if call.noise is not None and call.noise > _MOST_NOISE else ""
-        if why := call.unsteady or noisy:
-            return PairVerdict.AMBIGUOUS, f"{who}: {why}"
+        if call.why_ambiguous:
+            return PairVerdict.AMBIGUOUS, f"{who}: {call.why_ambiguous}"
     faster = math.log(pair.speed_up)
     if abs(faster) < LEAST_DIFFERENCE:
         return PairVerdict.SAME, ""

@@ -1,0 +1,74 @@
+"""How often `opatlas regressions` lists rows without a step, and how often it finds planted ones, by simulation.
+
+`python -m tests.support.false_steps` prints the tables of docs/history.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.compare.steps import Steps, find_steps, largest_probability, probability_of_no_change, spread_between_runs
+
+#: As in `opatlas regressions`.
+_FALSE_SHARE, _LEAST_SIZE = 0.01, 0.05
+_ROWS, _DATABASES = 1000, 5
+_PLANTED = 50
+Values = npt.NDArray[np.float64]
+
+
+def listed(values: Values) -> list[bool]:
+    """Returns for each row whether a step or drift is listed; `values` are logarithms by row and run."""
+    spread = spread_between_runs(gap.tolist() for gap in np.diff(values, axis=1).T)
+    rows = values.tolist()
+    most_p = largest_probability((probability_of_no_change(row, spread) for row in rows), _FALSE_SHARE)
+    return [find_steps(row, spread, most_p, _LEAST_SIZE) != Steps() for row in rows]
+
+
+def draw(kind: str, deviation: float, rows: int, runs: int, seed: int) -> Values:
+    """Returns rows without steps.
+
+    Args:
+        kind: "normal"; "rows differ": deviations with a log-normal factor of 0.8; "outliers": Student's t of 3 degrees
+            of freedom; "wander": each run has half of the error of the run before.
+        deviation: the standard deviation of a run.
+    """
+    drawn = np.random.default_rng(seed)
+    if kind == "outliers":
+        return drawn.standard_t(3, (rows, runs)) / np.sqrt(3) * deviation
+    errors = drawn.normal(0, deviation, (rows, runs))
+    if kind == "rows differ":
+        return errors * np.exp(drawn.normal(0, 0.8, (rows, 1)))
+    if kind == "wander":
+        for run in range(1, runs):
+            errors[:, run] = 0.5 * errors[:, run - 1] + np.sqrt(0.75) * errors[:, run]
+    return errors
+
+
+def main() -> None:
+    """Prints both tables in Markdown."""
+    counts = (3, 5, 10, 20, 40)
+    print("| errors | " + " | ".join(f"{runs} runs" for runs in counts) + " |")
+    print("| --- |" + " --- |" * len(counts))
+    for kind in ("normal", "rows differ", "outliers", "wander"):
+        for deviation in (0.01, 0.03, 0.1):
+            cells = []
+            for runs in counts:
+                found = [sum(listed(draw(kind, deviation, _ROWS, runs, seed))) for seed in range(_DATABASES)]
+                cells.append(f"{sum(found) / _DATABASES:.1f}")
+            print(f"| {kind}, {deviation:.0%} | " + " | ".join(cells) + " |")
+    plans = ((5, 1), (5, 2), (10, 1), (10, 5), (20, 1), (20, 10))
+    print("\n| step | " + " | ".join(f"{after} of {runs} runs" for runs, after in plans) + " |")
+    print("| --- |" + " --- |" * len(plans))
+    for deviation in (0.01, 0.02, 0.05):
+        for size in (0.1, 0.2, 0.4):
+            cells = []
+            for runs, after in plans:
+                values = draw("normal", deviation, _ROWS, runs, 1)
+                values[:_PLANTED, runs - after :] += np.log1p(size)
+                cells.append(f"{sum(listed(values)[:_PLANTED]) / _PLANTED:.0%}")
+            print(f"| {size:+.0%}, errors of {deviation:.0%} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
