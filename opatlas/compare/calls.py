@@ -123,7 +123,7 @@ class ComparedCall:
         """Why the samples describe no single duration: bimodal, throttled, or much noise; else ""."""
         quality = Quality.from_cell(self.quality)
         if quality in (Quality.BIMODAL, Quality.THROTTLED):
-            return quality.value
+            return str(quality)
         return f"noise of {self.noise:.0%}" if self.noise is not None and self.noise > _MOST_NOISE else ""
 
 
