@@ -192,19 +192,25 @@ def dynamic_quant(
     x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, dst_type: torch.dtype = torch.int8
 ) -> Prepared:
     """Quantizes each row as one group, to FP8."""
-    expect_dtype(_REAL, x=x)
     expect(smooth_scales is None, "smooth scales", "quantization without them")
-    expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dst_type)
-    return Prepared(
-        lambda: flag_gems.per_token_group_quant_fp8(x, x.shape[-1], dtype=dst_type),
-        results=lambda found: (found[0], found[1].squeeze(-1)),
-    )
+    return _quantize_groups(x, x.shape[-1], dst_type, x.shape[:-1])
 
 
 @implements("DynamicBlockQuant")
-def dynamic_block_quant(x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int) -> Any:
-    expect_dtype(_REAL, x=x)
-    expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dst_type)
+def dynamic_block_quant(
+    x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
+) -> Prepared:
     expect(row_block_size == 1, f"blocks of {row_block_size} rows", "blocks of one row")
     expect(x.shape[-1] % col_block_size == 0, f"rows of {x.shape[-1]}", f"multiples of {col_block_size}")
-    return flag_gems.per_token_group_quant_fp8(x, col_block_size, dtype=dst_type)
+    return _quantize_groups(x, col_block_size, dst_type, (*x.shape[:-1], x.shape[-1] // col_block_size))
+
+
+def _quantize_groups(x: torch.Tensor, size: int, dtype: torch.dtype, scales: Sequence[int]) -> Prepared:
+    """Quantizes groups of `size` columns. The kernel takes x of two axes for any x, and reads the rows of no other."""
+    expect_dtype(_REAL, x=x)
+    expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dtype)
+    rows = x.flatten(0, -2)
+    return Prepared(
+        lambda: flag_gems.per_token_group_quant_fp8(rows, size, dtype=dtype),
+        results=lambda found: (found[0].view(x.shape), found[1].view(*scales)),
+    )
