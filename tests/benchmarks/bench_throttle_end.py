@@ -66,8 +66,15 @@ def main() -> int:
         ended = time.perf_counter()
         while (after := time.perf_counter() - ended) < _WATCH_S:
             state = nvml.state()
-            flagged, clock = state.get("throttled_by") != "nothing", float(state.get("sm_clock_mhz", 0))
-            found.append((after, flagged, clock, {name: duration_us(call) for name, call in kernels.items()}))
+            flagged = state.get("throttled_by") != "nothing"
+            found.append(
+                (
+                    after,
+                    flagged,
+                    float(state.get("sm_clock_mhz", 0)),
+                    {name: duration_us(call) for name, call in kernels.items()},
+                )
+            )
             time.sleep(0.002)
     last = [each for each in found if each[0] > _WATCH_S - 0.2]
     settled = {name: median(each[3][name] for each in last) for name in kernels}
@@ -80,9 +87,8 @@ def main() -> int:
         if of_bin:
             ratios = "  ".join(f"{median(each[3][name] for each in of_bin) / us:.3f}" for name, us in settled.items())
             share = sum(each[1] for each in of_bin) / len(of_bin)
-            print(
-                f"  {start:.2f}-{stop:.2f}  {len(of_bin):4}  {share:4.0%}  {median(each[2] for each in of_bin):6.0f}  {ratios}"
-            )
+            clock = median(each[2] for each in of_bin)
+            print(f"  {start:.2f}-{stop:.2f}  {len(of_bin):4}  {share:4.0%}  {clock:6.0f}  {ratios}")
     return 0
 
 
