@@ -100,8 +100,8 @@ def read_overview(database: Database) -> Overview:
     tables = []
     messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
     for kernel_type in (*database.kernel_types(), *messages):
-        path = database.csv_path(kernel_type)
         try:
+            path = database.csv_path(kernel_type)
             tables.append(_table_overview(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
         except OpAtlasError as error:
             problems.append(str(error))

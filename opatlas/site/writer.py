@@ -14,6 +14,7 @@ from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.states import compared_states
 from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
 from opatlas.query.database import OpenDatabase
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.pages import comparison_page, model_page, overview_page
@@ -22,6 +23,8 @@ from opatlas.store.csv_files import write_bytes, write_text
 from opatlas.store.database import Database
 from opatlas.text import suggest
 
+#: What the files of rows are called, before their numbers.
+_ROWS = "rows"
 _BOKEH_FILES = ("bokeh.min.js", "bokeh-api.min.js")
 
 
@@ -57,9 +60,11 @@ def write_site(
         kernel_types: the kernel types to show; all if empty.
 
     Raises:
-        OpAtlasError: Bokeh is not installed, a database or a kernel type is missing, or a file cannot be written.
+        OpAtlasError: Bokeh is not installed, a database or a kernel type is missing, the folder holds other files, or a
+            file cannot be written.
     """
     scripts = list(_bokeh())
+    _expect_own(folder)
     database = OpenDatabase(place, compositions=True, noisy=True)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
@@ -77,7 +82,7 @@ def write_site(
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
-            file = f"rows{len(types):04}"
+            file = f"{_ROWS}{len(types):04}"
             _write_data(folder, file, columns_of(table))
             timed = table["duration_us"].dropna()
             types.append(
@@ -123,6 +128,15 @@ def write_site(
         write_bytes(folder / name, content)
     rows = sum(int(each["rows"]) for each in types)
     return WrittenSite(folder / "index.html", len(types), rows, list(dict.fromkeys(problems)))
+
+
+def _expect_own(folder: Path) -> None:
+    """Removes the rows of an earlier site. Raises OpAtlasError if a folder has files, and is no site."""
+    expect_folder(folder, "name another one", may_be_made=True)
+    if folder.is_dir() and next(folder.iterdir(), None) and not (folder / "data" / "overview.js").is_file():
+        raise OpAtlasError(f"{folder}: holds files that are no site of `opatlas report`: name a new or an empty folder")
+    for path in (folder / "data").glob(f"{_ROWS}*.js"):
+        path.unlink()
 
 
 def _expect(kernel_types: Sequence[str], sources: Sequence[OpenDatabase]) -> None:

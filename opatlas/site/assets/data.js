@@ -38,7 +38,7 @@
   opatlas.element = (tag, properties = {}, ...children) => {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(properties)) {
-      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      if (name.startsWith("on")) value && element.addEventListener(name.slice(2), value);
       else if (value !== undefined && value !== false && value !== null) element.setAttribute(name, value);
     }
     element.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));

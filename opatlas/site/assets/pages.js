@@ -34,7 +34,8 @@
   };
 
   const typeLink = (name) => "#/type/" + encodeURIComponent(name);
-  const rowLink = (type, id) => `${typeLink(type)}?row=${encodeURIComponent(id)}`;
+  /* Of several implementations with the row, by: the one that is meant. */
+  const rowLink = (type, id, by = "") => `${typeLink(type)}?row=${encodeURIComponent(id)}${by && "&by=" + encodeURIComponent(by)}`;
 
   let tables = [];
   addEventListener("beforeprint", () => tables.forEach((table) => table.forPaper(true)));
@@ -168,21 +169,30 @@
     const columns = new opatlas.Columns(await opatlas.load(type.file));
     const sizes = Object.keys(SIZES).filter((each) => columns.has(each));
     const shown = [...ROW_COLUMNS.slice(0, 5), ...sizes.map((each) => ({ name: each, title: SIZES[each] })), ...ROW_COLUMNS.slice(5)];
-    shown[0] = { ...shown[0], link: (row) => rowLink(name, columns.get("id", row)) };
+    const several = type.implementations.length > 1;
+    const by = (row) => several ? columns.get("implementation", row) : "";
+    shown[0] = { ...shown[0], link: (row) => rowLink(name, columns.get("id", row), by(row)), press: (row) => open(row) };
     const detail = h("div"), plots = h("div");
     let table;
-    const open = (row) => { state.set("row", columns.get("id", row)); keep(state); choose(row); };
+    const open = (row) => {
+      state.set("row", columns.get("id", row));
+      if (several) state.set("by", by(row));
+      keep(state);
+      choose(row);
+      detail.scrollIntoView({ block: "nearest" });
+    };
     const choose = (row) => {
       table.choose(row);
-      detail.replaceChildren(rowDetails(columns, row, name, () => { state.delete("row"); keep(state); table.choose(-1); detail.replaceChildren(); }));
+      detail.replaceChildren(rowDetails(columns, row, rowLink(name, columns.get("id", row), by(row)), () => { state.delete("row"); state.delete("by"); keep(state); table.choose(-1); detail.replaceChildren(); }));
     };
     table = new opatlas.Table({ columns, shown, filters: FILTERS, searched: ["id", "input_shapes", "output_shapes"], state,
-      changed: (rows) => { keep(state); draw(rows); } });
+      changed: (rows, others) => { keep(state); if (others) draw(rows); } });
     tables = [table];
     const wanted = state.get("row");
     if (wanted) {
       let row = 0;
-      while (row < columns.length && columns.get("id", row) !== wanted) row++;
+      const one = state.get("by");
+      while (row < columns.length && (columns.get("id", row) !== wanted || (one && columns.get("implementation", row) !== one))) row++;
       if (row < columns.length) choose(row); else detail.replaceChildren(h("p", { class: "problem" }, `${t("no row has this name")}: ${wanted}`));
     }
     const draw = plotsOf(plots, columns, type, overview, state, open);
@@ -195,14 +205,14 @@
     ];
   }
 
-  function rowDetails(columns, row, type, close) {
+  function rowDetails(columns, row, link, close) {
     const id = columns.get("id", row), names = [...ROW_COLUMNS.slice(1), ...Object.entries(SIZES).map(([name, title]) => ({ name, title })),
       ...Object.entries(DETAILS).map(([name, title]) => ({ name, title, unit: name.endsWith("_us") ? "µs" : "" }))];
     const cell = (each) => {
       const value = columns.get(each.name, row);
       return columns.isNumber(each.name) ? number(value) + (each.unit && value !== null ? " " + each.unit : "") : t(value);
     };
-    return h("section", { class: "row", "aria-label": t("row") }, h("h2", {}, h("a", { href: rowLink(type, id) }, id)),
+    return h("section", { class: "row", "aria-label": t("row") }, h("h2", {}, h("a", { href: link }, id)),
       facts(names.filter((each) => columns.has(each.name)).map((each) => [each.title, cell(each)])),
       h("p", {}, h("button", { type: "button", onclick: close }, t("close"))));
   }
@@ -329,7 +339,7 @@
       colour: tones.get(columns.get("verdict", row)), row })));
     const table = new opatlas.Table({ columns, shown, searched: ["id", "kernel_type", "reason"], state,
       filters: ["rival", "kernel_type", "verdict", "baseline_status", "status"].map((each) => ({ name: each, title: shown.find((own) => own.name === each).title })),
-      changed: (rows) => { keep(state); draw(rows); } });
+      changed: (rows, others) => { keep(state); if (others) draw(rows); } });
     tables = [table];
     setTimeout(() => draw(table.rows), 0);
     return [

@@ -53,11 +53,14 @@
         ? `${number(shown.length)} ${t("points of")} ${number(kept.length)}; ${t("the filters show the others")}`
         : `${number(kept.length)} ${t("points")}; ${t("each point is a row; a click opens it")}`;
       this.box.style.display = kept.length ? "" : "none";
+      if (!kept.length) return;
       const data = { x: shown.map((p) => p.x), y: shown.map((p) => p.y), colour: shown.map((p) => p.colour), row: shown.map((p) => p.row) };
       this.tips.forEach(([, tell], i) => { data["tip" + i] = shown.map((p) => tell(p.row)); });
-      this.shown = shown.length;
-      if (this.source) { this.source.data = data; return; }
-      if (!kept.length) return;
+      if (this.source) {
+        this.source.data = data;
+        this.box.dataset.drawn = String(shown.length);
+        return;
+      }
       const wanted = this.wanted = {};
       await ready();
       if (this.wanted !== wanted || !this.box.isConnected) return;

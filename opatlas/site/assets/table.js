@@ -8,17 +8,17 @@
   opatlas.Table = class {
     /**
      * columns: opatlas.Columns.
-     * shown: [{name, title, unit, long, link(row), tone}] in their order.
+     * shown: [{name, title, unit, long, link(row), press(row), tone}] in their order; press: instead of following the link.
      * filters: names of columns of words with a choice each.
      * state: the filters, sorting and chosen row as URLSearchParams, which this table changes.
-     * changed(rows, state): called with the positions of the rows that match, in their order.
+     * changed(rows, others): called with the positions of the rows that match, and whether they are others than before.
      */
     constructor({ columns, shown, filters, searched, state, changed }) {
       Object.assign(this, { columns, state, changed, searched });
       this.shown = shown.filter((each) => columns.has(each.name));
       this.filters = filters.filter((each) => columns.has(each.name))
         .map((each) => ({ ...each, counts: columns.counts(each.name) }))
-        .filter((each) => each.counts.length > 1 || state.has(each.name));
+        .filter(({ name, counts }) => state.has(name) || counts.length > 1 || (counts.length === 1 && counts[0][1] < columns.length));
       this.page = 0;
       this.size = PAGE;
       this.chosen = -1;
@@ -26,7 +26,7 @@
       this.status = h("span", { role: "status", "aria-live": "polite" });
       this.element = h("section", { class: "table", "aria-label": t("table") },
         this.makeControls(), h("div", { class: "scroll" }, h("table", {}, this.makeHead(), this.body)), this.makePager());
-      this.apply(false);
+      this.apply();
     }
 
     makeControls() {
@@ -50,6 +50,7 @@
       for (const input of this.inputs) input.value = "";
       for (const name of ["q", ...this.filters.map((each) => each.name)]) this.state.delete(name);
       this.apply();
+      this.changed(this.rows, true);
     }
 
     makeHead() {
@@ -75,6 +76,7 @@
     set(name, value) {
       if (value) this.state.set(name, value); else this.state.delete(name);
       this.apply();
+      this.changed(this.rows, name !== "sort");
     }
 
     sortBy(name) {
@@ -83,7 +85,7 @@
       this.set("sort", now === name ? "-" + name : now === "-" + name ? "" : name);
     }
 
-    apply(announce = true) {
+    apply() {
       const { columns } = this, tests = this.tests(), kept = [];
       for (let row = 0; row < columns.length; row++) if (tests.every((test) => test(row))) kept.push(row);
       const sort = this.state.get("sort") || "", name = sort.replace(/^-/, ""), down = sort.startsWith("-");
@@ -106,7 +108,6 @@
       }
       this.page = 0;
       this.draw();
-      if (announce) this.changed(this.rows, this.state);
     }
 
     /** Returns functions that a row must pass. Words of the search are parts of names and shapes, or m>=128. */
@@ -156,9 +157,16 @@
         const link = each.link && text && each.link(row);
         const tone = each.tone ? " " + value : "";
         return h("td", { class: (isNumber ? "number" : each.long ? "long" : "") + tone, title: each.long ? text : null },
-          link ? h("a", { href: link }, text) : text);
+          link ? h("a", { href: link, onclick: each.press && ((event) => this.press(event, each, row)) }, text) : text);
       });
       return h("tr", { class: row === this.chosen ? "chosen" : null }, ...cells);
+    }
+
+    press(event, column, row) {
+      // With these keys a browser opens the link elsewhere.
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      column.press(row);
     }
 
     /** Shows all rows for paper, as far as a printer may take them, and the page again. */
