@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from opatlas.model.errors import Unsupported
     from opatlas.model.location import default_path, list_databases
     from opatlas.model.versions import Versions
-    from opatlas.query.database import OpenDatabase, open  # noqa: A004
-    from opatlas.query.model_cost import ModelCost, PartCost, model_cost
+    from opatlas.query.database import OpenDatabase, model_cost, open  # noqa: A004
+    from opatlas.query.model_cost import ModelCost, PartCost
     from opatlas.query.next_rows import NextRow, NextRows
     from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
@@ -73,7 +73,7 @@ _MODULES = {
     "default_path": "model.location",
     "implements": "implementations.contract",
     "list_databases": "model.location",
-    "model_cost": "query.model_cost",
+    "model_cost": "query.database",
     "open": "query.database",
     "per_element": "engine.formula",
     "per_row": "engine.formula",

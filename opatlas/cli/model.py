@@ -17,7 +17,8 @@ from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import UsageError
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
-from opatlas.query.model_cost import ModelCost, PartCost, model_cost
+from opatlas.query.database import model_cost
+from opatlas.query.model_cost import ModelCost, PartCost
 from opatlas.store.csv_files import write_text
 from opatlas.text import shorten, show
 from opatlas.theory.models import TargetError

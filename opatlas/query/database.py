@@ -55,6 +55,7 @@ from opatlas.store.manifest import read_manifests
 from opatlas.text import parse_whole, suggest
 
 if TYPE_CHECKING:
+    from opatlas.query.model_cost import ModelCost
     from opatlas.query.next_rows import NextRows
     from opatlas.theory.model_calls import Phase
 
@@ -97,6 +98,34 @@ def open(  # noqa: A001
         OpAtlasError: there is no such folder or device, or the folder has no CSVs.
     """
     return OpenDatabase(database_folder(place), same_machine=same_machine, compositions=compositions, noisy=noisy)
+
+
+def model_cost(
+    place: Path | str,
+    model: str,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    batch: int,
+    context: int,
+    phase: Phase = "decode",
+    dtype: str = "BF16",
+    same_machine: bool = False,
+) -> ModelCost:
+    """Returns `OpenDatabase.model` of a database.
+
+    Args:
+        place, same_machine: as for `open`.
+
+    Raises:
+        OpAtlasError: there is no such database or model, or the model cannot be divided so.
+    """
+    from opatlas.theory.sources import resolve_model
+
+    # A wrong model is told before a wrong database.
+    resolve_model(model)
+    database = open(place, same_machine=same_machine)
+    return database.model(model, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype)
 
 
 def database_folder(place: Path | str) -> Path:
@@ -379,6 +408,48 @@ class OpenDatabase:
         tables = [typed_rows(self.stored_rows(kernel_type, name)) for name in names]
         table: pd.DataFrame = pd.concat(tables, ignore_index=True)
         return table
+
+    def model(
+        self,
+        model: str,
+        *,
+        tp: int = 1,
+        ep: int = 1,
+        batch: int,
+        context: int,
+        phase: Phase = "decode",
+        dtype: str = "BF16",
+    ) -> ModelCost:
+        """Returns what a step of a model costs on one device, if no two kernels run at once.
+
+        Rows whose duration is that of a composition of operators answer only where no others do. Collectives come from
+        the newest communication database of the device, in the topology tier of the most rows with as many devices.
+        Weights are in ND or in FRACTAL_NZ, as the rows have them.
+
+        Args:
+            model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
+            tp, ep, batch, context, phase, dtype: as for `opatlas.theory.model_calls.model_calls`.
+
+        Raises:
+            OpAtlasError: there is no such model, or it cannot be divided so.
+        """
+        from opatlas.query.model_cost import step_cost
+        from opatlas.theory.model_calls import model_calls
+        from opatlas.theory.sources import resolve_model
+
+        facts = resolve_model(model)
+        layouts = (
+            model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
+            for nz in (False, True)
+        )
+        return step_cost(self, self._with_compositions, facts.name, zip(*layouts, strict=True))
+
+    @cached_property
+    def _with_compositions(self) -> OpenDatabase:
+        if self._compositions:
+            return self
+        same_machine = self._floor == SAME_MACHINE_FLOOR
+        return OpenDatabase(self.path, same_machine=same_machine, compositions=True, noisy=self._noisy)
 
     def next_rows(
         self,

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.query.answers import COMPOSITION_WORDS
-from opatlas.query.database import OpenDatabase
-from opatlas.query.database import open as open_database
 from opatlas.query.result import How, NoAnswer
 from opatlas.query.stored_rows import StoredRows
-from opatlas.theory.model_calls import ModelCall, Phase, model_calls
-from opatlas.theory.sources import resolve_model
+from opatlas.theory.model_calls import ModelCall
+
+if TYPE_CHECKING:
+    from opatlas.query.database import OpenDatabase
 
 #: How a part is known whose duration nothing tells.
 MISSING = "missing"
@@ -132,41 +133,16 @@ class ModelCost:
         return {how.value: sum(part.us or 0.0 for part in self.parts if part.how == how.value) for how in How}
 
 
-def model_cost(
-    place: Path | str,
-    model: str,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    batch: int,
-    context: int,
-    phase: Phase = "decode",
-    dtype: str = "BF16",
-    same_machine: bool = False,
+def step_cost(
+    database: OpenDatabase, composed: OpenDatabase, model: str, calls: Iterable[tuple[ModelCall, ModelCall]]
 ) -> ModelCost:
-    """Returns what a step of a model costs on one device, if no two kernels run at once.
-
-    Rows whose duration is that of a composition of operators answer only where no others do. Collectives come from the
-    newest communication database of the device, in the topology tier of the most rows with as many devices. Weights are
-    in ND or in FRACTAL_NZ, as the rows have them.
+    """Returns what a step costs.
 
     Args:
-        place, same_machine: as for `opatlas.open`.
-        model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
-        tp, ep, batch, context, phase, dtype: as for `opatlas.theory.model_calls.model_calls`.
-
-    Raises:
-        OpAtlasError: there is no such database or model, or the model cannot be divided so.
+        composed: the database with compositions, whose rows answer where no others do.
+        calls: with weights in ND and in FRACTAL_NZ.
     """
-    facts = resolve_model(model)
-    in_nd, in_nz = (
-        model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
-        for nz in (False, True)
-    )
-    database = open_database(place, same_machine=same_machine)
-    composed = OpenDatabase(database.path, same_machine=same_machine, compositions=True)
-    parts = [_part_cost(layouts, database, composed) for layouts in zip(in_nd, in_nz, strict=True)]
-    return ModelCost(facts.name, database.path, parts)
+    return ModelCost(model, database.path, [_part_cost(layouts, database, composed) for layouts in calls])
 
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase, composed: OpenDatabase) -> PartCost:

@@ -333,7 +333,7 @@ class _ModelStep:
                 yield from self.all_reduce("shared_all_reduce", layers)
             yield self.call("experts_add", "Add", "binary", layers=layers, m=tokens, h=hidden)
         if not travels:
-            yield from self.all_reduce("ffn_all_reduce", layers)
+            yield from self.all_reduce("experts_all_reduce", layers)
 
     def head(self) -> Iterator[ModelCall]:
         """Yields the calls from the last layer to the next token of each sequence, the most probable one."""

@@ -115,8 +115,9 @@ def test_what_rows_of_other_dtypes_tell_is_summed_apart(tmp_path: Path) -> None:
 def test_what_ships_tells_a_step() -> None:
     # Both phases at once, since most of the time is that of fits.
     phases: tuple[Phase, ...] = ("prefill", "decode")
+    shipped = opatlas.open("NVIDIA_H200")
     for phase in phases:
-        found = opatlas.model_cost("NVIDIA_H200", MODEL, batch=64, context=1024, phase=phase)
+        found = shipped.model(MODEL, batch=64, context=1024, phase=phase)
         calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
         assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
         told = {part.part for part in found.parts} - {part.part for part in found.missing}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import chromium, missing
 
-from opatlas.query.model_cost import model_cost
+from opatlas.query.database import model_cost
 from opatlas.site.writer import write_site
 from tests.query.tables import product_rows, write_table
 from tests.report_site.small_databases import HOSTILE, SIZES, STEP, small_databases
