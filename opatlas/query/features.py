@@ -31,6 +31,8 @@ from opatlas.text import parse_whole
 Floats = npt.NDArray[np.float64]
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
 _TILES = ((64, 128), (128, 128), (128, 256))
+#: Elements that a group of threads takes: kernels write the last, partial one element by element.
+_BLOCKS = (512, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,11 @@ class RowFeatures:
     """What a row's duration depends on.
 
     Attributes:
-        work: amounts whose cost adds up or overlaps: bytes, operations, elements; at least 1 each.
+        work: amounts whose cost adds up or overlaps: bytes, operations, elements, steps; at least 1 each, those that
+            matter most first.
         sizes: the sizes as logarithms to base 2.
-        fills: how full tiles and waves are, of a product; else empty.
+        fills: how full tiles and waves are, of a product; of other kernels the last block, and whether axes move. Empty
+            for attention and messages.
         regime: rows of other slots, dtypes or formats are comparable to a part only.
         dims: all dimensions, slot by slot; as many in all rows of a regime.
     """
@@ -75,7 +79,9 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         done = 2.0 * product.batch * product.m * product.n * product.k
         logs = tuple(map(math.log2, (product.m, product.n, product.k, product.batch, done / moved)))
         dims = (product.m, product.n, product.k, product.batch)
-        return RowFeatures((moved, done), logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
+        # One after the other, a core adds up k products.
+        work = (moved, done, float(product.k))
+        return RowFeatures(work, logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
     attention = attention_sizes(kernel_type, inputs, cells)
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
@@ -99,7 +105,7 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
             f"{regime}|{layout}|{decode}",
             dims,
         )
-    return RowFeatures(*_generic(slots, outputs, moved), (), regime, dims)
+    return RowFeatures(*_generic(slots, outputs, moved), regime, dims)
 
 
 def row_slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slot, ...]:
@@ -131,17 +137,25 @@ def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
 
 def _generic(
     slots: Sequence[Slot], outputs: Sequence[Slot], moved: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    result = next((slot.shape for slot in outputs if slot.shape), None) or next(s.shape for s in slots if s.shape)
-    elements = [math.prod(slot.shape) for slot in slots if slot.shape]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    shapes = [slot.shape for slot in slots if slot.shape]
+    result = next((slot.shape for slot in outputs if slot.shape), shapes[0])
+    elements = [math.prod(shape) for shape in shapes]
     columns = max(result[-1], 1)
-    rows = max(math.prod(result) // columns, 1)
+    written = math.prod(result)
+    rows = max(written // columns, 1)
     first, largest = max(elements[0], 1), max(*elements, 1)
     # Of a broadcast the second operand, of a transposition the axis that moves.
     second = max(elements[1], 1) if len(elements) > 1 else 1
-    inner = max(next(slot.shape[-1] for slot in slots if slot.shape), 1)
+    inner = max(shapes[0][-1], 1)
     work = (max(moved, 1.0), float(rows), float(first))
-    return work, tuple(map(math.log2, (rows, columns, max(moved, 1.0), first, largest, second, inner)))
+    sizes = tuple(map(math.log2, (rows, columns, max(moved, 1.0), first, largest, second, inner)))
+    moves = elements[0] == written and _without_ones(shapes[0]) != _without_ones(result)
+    return work, sizes, (*(written % block / block for block in _BLOCKS), float(moves))
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _message(cells: Mapping[str, str]) -> RowFeatures | None:

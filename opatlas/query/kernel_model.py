@@ -1,5 +1,8 @@
 """The model of a kernel type in one implementation: a fitted roofline, times what the rows around a question say.
 
+Of large tables it is the mean of several such models that err differently: the covariance of one is fitted, which suits
+questions beside rows, and those of the others reach farther.
+
 The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
 that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -17,7 +20,7 @@ import numpy.typing as npt
 
 from opatlas.query.features import RowFeatures
 from opatlas.query.fitted_roofline import FittedRoofline, fit_roofline
-from opatlas.query.kriging import Covariance, Kriged, Mask, fit_covariance, krige, posterior
+from opatlas.query.kriging import Covariance, Kriged, Mask, find_jump, fit_covariance, krige, posterior
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.intp]
@@ -39,9 +42,13 @@ LEVEL = 0.9
 _MOST_JOINT = 1000
 #: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
 _BEYOND, _GAP = 0.5, 0.5
-#: Lengths of the default covariance: octaves, shares of a tile or wave, and of a regime.
-_OCTAVES, _SHARE, _REGIME = 3.0, 1.0, 0.7
+#: Lengths of the default covariances: octaves, shares of a tile or wave, and of a regime.
+_OCTAVES, _FAR_OCTAVES, _SHARE, _REGIME = 3.0, 4.5, 1.0, 0.7
+#: The kinds of work that every roofline of a large table has; one of them has all.
+_KINDS = 2
 _NOISE = 0.01
+#: The sizes at which durations of a small table may jump, and the distance of the two sides.
+_MOST_JUMPS, _JUMP = 3, 0.7
 
 
 class Asked(IntEnum):
@@ -71,11 +78,52 @@ class Predictions:
     distance: Floats
 
 
+@dataclass(frozen=True)
+class _Smoother:
+    """A fitted roofline, and kriging of what it is off by.
+
+    Attributes:
+        roofline: the mean.
+        covariance: of the logarithms of durations divided by the roofline.
+        kinds: the kinds of work that the roofline has, the first ones.
+        off: what the rows are off the roofline by.
+    """
+
+    roofline: FittedRoofline
+    covariance: Covariance
+    kinds: int
+    off: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def stored(cls, fit: Mapping[str, Floats], number: int, is_smooth: Mask) -> _Smoother:
+        """Returns the smoother whose `numbers` are in a fit."""
+        smooth, rough, noise, kinds = map(float, fit[f"parts{number}"])
+        covariance = Covariance(fit[f"lengths{number}"], smooth, rough, noise, is_smooth)
+        return cls(FittedRoofline(fit[f"roofline{number}"]), covariance, int(kinds))
+
+    def numbers(self, number: int) -> dict[str, Floats]:
+        """Returns all that was fitted."""
+        covariance = self.covariance
+        return {
+            f"roofline{number}": self.roofline.parameters,
+            f"lengths{number}": covariance.lengths,
+            f"parts{number}": np.array([covariance.smooth, covariance.rough, covariance.noise, self.kinds]),
+        }
+
+    def with_rows(self, work: Floats, log_us: Floats) -> _Smoother:
+        """Returns the smoother that knows the durations of rows."""
+        return replace(self, off=log_us - self.roofline.log_us(work[:, : self.kinds]))
+
+    def krige(self, work: Floats, rows: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
+        """Returns the logarithms of durations at points with some work."""
+        kriged = krige(self.covariance, rows, self.off, points, count, hidden)
+        return replace(kriged, mean=self.roofline.log_us(work[:, : self.kinds]) + kriged.mean)
+
+
 class KernelModel:
     """A model of the durations of a kernel type.
 
     Attributes:
-        roofline: its mean.
         errors: for each class of questions the median and the 90th percentile of the relative errors of rows that were
             predicted with others hidden; NaN where too few rows are left.
     """
@@ -87,24 +135,21 @@ class KernelModel:
         self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
         self._axes = {regime: _Axes(dims) for regime, dims in _dims_by_regime(features).items()}
         self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
+        self._jumps: list[tuple[int, float]] = [] if fit is None else [(int(a), float(b)) for a, b in fit["jumps"]]
         self._work, self._matrix = self._columns(features)
         self._tokens = np.array([self._tokens_of(row) for row in features])
         self._sites: dict[object, int] = {}
         self._site = np.array([self._sites.setdefault(self._site_of(row), len(self._sites)) for row in features])
         self._count = _NEAREST if len(features) >= _FEW_ROWS else _NEAREST_OF_FEW
         self._range = self._sized(self._matrix).min(axis=0), self._sized(self._matrix).max(axis=0)
-        log_us = np.log(duration_us)
+        self._log_us = np.log(duration_us)
+        self._smoothers: list[_Smoother] = []
         if fit is not None:
-            self.roofline = FittedRoofline(fit["roofline"])
-            self._residual = log_us - self.roofline.log_us(self._work)
-            smooth, rough, noise = map(float, fit["parts"])
-            self._covariance = Covariance(fit["lengths"], smooth, rough, noise, self._is_smooth())
-            self._scores, self._quantiles = fit["scores"], fit["quantiles"].tolist()
-            self.errors = fit["errors"]
+            for number in range(int(fit["smoothers"])):
+                self._add(_Smoother.stored(fit, number, self._is_smooth()))
+            self._scores, self._quantiles, self.errors = fit["scores"], fit["quantiles"].tolist(), fit["errors"]
             return
-        self.roofline = fit_roofline(self._work, duration_us)
-        self._residual = log_us - self.roofline.log_us(self._work)
-        self._covariance = self._fit_covariance()
+        self._fit_smoothers(features)
         self._scores = np.ones(len(features))
         self._scores, _ = self._left_out(np.arange(len(features)), Asked.NEAR)
         found = [self._calibrate(asked) for asked in Asked]
@@ -114,15 +159,37 @@ class KernelModel:
     @property
     def fit(self) -> dict[str, Floats]:
         """All numbers that were fitted."""
-        covariance = self._covariance
-        return {
-            "roofline": self.roofline.parameters,
-            "lengths": covariance.lengths,
-            "parts": np.array([covariance.smooth, covariance.rough, covariance.noise]),
+        found: dict[str, Floats] = {
+            "smoothers": np.array(len(self._smoothers)),
+            "jumps": np.array(self._jumps).reshape(-1, 2),
             "scores": self._scores,
             "quantiles": np.array(self._quantiles),
             "errors": self.errors,
         }
+        for number, smoother in enumerate(self._smoothers):
+            found |= smoother.numbers(number)
+        return found
+
+    def _fit_smoothers(self, features: Sequence[RowFeatures]) -> None:
+        every = self._work.shape[1]
+        if len(features) < _FEW_ROWS:
+            roofline = fit_roofline(self._work, np.exp(self._log_us))
+            residual = self._log_us - roofline.log_us(self._work)
+            self._find_jumps(features, residual)
+            covariance = fit_covariance(self._covariance(residual), self._matrix, residual)
+            self._add(_Smoother(roofline, covariance, every))
+            return
+        some = min(_KINDS, every)
+        rooflines = {kinds: fit_roofline(self._work[:, :kinds], np.exp(self._log_us)) for kinds in {some, every}}
+        residuals = {kinds: self._log_us - each.log_us(self._work[:, :kinds]) for kinds, each in rooflines.items()}
+        # Fitting large tables flatters what lies near their rows, at the cost of new weights and models.
+        near = fit_covariance(self._covariance(residuals[some]), self._matrix, residuals[some])
+        self._add(_Smoother(rooflines[some], near, some))
+        self._add(_Smoother(rooflines[some], self._covariance(residuals[some], _FAR_OCTAVES), some))
+        self._add(_Smoother(rooflines[every], self._covariance(residuals[every]), every))
+
+    def _add(self, smoother: _Smoother) -> None:
+        self._smoothers.append(smoother.with_rows(self._work, self._log_us))
 
     def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
         """Returns the work and the features of rows as matrices."""
@@ -132,7 +199,8 @@ class KernelModel:
             if row.regime in self._regimes:
                 regimes[i, self._regimes[row.regime]] = 1.0
         numbers = np.array([(*row.sizes, *row.fills) for row in features], dtype=np.float64)
-        return np.maximum(work, 1.0), np.hstack([numbers, regimes])
+        jumps = [numbers[:, [feature]] > value for feature, value in self._jumps]
+        return np.maximum(work, 1.0), np.hstack([numbers, regimes, *jumps])
 
     def _sized(self, matrix: Floats) -> Floats:
         return matrix[:, : self._width[0]]
@@ -145,29 +213,37 @@ class KernelModel:
         axes = self._axes.get(row.regime)
         return math.log2(max(row.dims[axes.tokens if axes else 0], 1))
 
-    def _fit_covariance(self) -> Covariance:
+    def _find_jumps(self, features: Sequence[RowFeatures], residual: Floats) -> None:
+        """Finds sizes at which durations jump, since a library takes another kernel there."""
+        for _ in range(_MOST_JUMPS):
+            found = find_jump(self._covariance(residual), self._matrix, residual, self._width[0], _JUMP)
+            if found is None:
+                return
+            self._jumps.append(found)
+            _, self._matrix = self._columns(features)
+
+    def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
+        """Returns a covariance that is not fitted but for the spread of the values."""
         sizes, fills, _ = self._width
-        spread = max(float(np.quantile(np.abs(self._residual), 0.8)), 0.02)
-        lengths = np.array([_OCTAVES] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes))
-        default = Covariance(lengths, spread, spread, _NOISE, self._is_smooth())
-        # Fitting large tables flatters what lies near their rows, at the cost of new weights and models.
-        return default if len(self._residual) >= _FEW_ROWS else fit_covariance(default, self._matrix, self._residual)
+        spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
+        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes) + [_JUMP] * len(self._jumps)
+        return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
 
     def _some(self, seed: int) -> Positions:
         """Returns rows to be hidden in turn: all, or as many as it takes."""
-        rows = np.arange(len(self._residual))
+        rows = np.arange(len(self._log_us))
         if len(rows) <= _CALIBRATED:
             return rows
         return np.random.default_rng(seed).choice(rows, _CALIBRATED, replace=False)
 
     def _enough(self, hidden: Mask) -> Mask:
         """Returns for which questions enough rows are not hidden."""
-        enough: Mask = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._residual) // 4)
+        enough: Mask = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._log_us) // 4)
         return enough
 
     def _is_smooth(self) -> Mask:
         sizes, fills, _ = self._width
-        return np.array([True] * sizes + [False] * fills + [True] * len(self._regimes))
+        return np.array([True] * sizes + [False] * fills + [True] * (len(self._regimes) + len(self._jumps)))
 
     def _hidden(self, rows: Positions, asked: Asked) -> Mask:
         """Returns for some rows which rows to hide, so that the question for one has the class `asked`."""
@@ -199,17 +275,18 @@ class KernelModel:
             if not len(where):
                 continue
             these = rows[where]
-            kriged = krige(
-                self._covariance,
-                self._matrix,
-                self._residual,
-                self._matrix[these],
-                self._count,
-                hidden[where - first],
-            )
-            off[where] = kriged.mean - self._residual[these]
+            kriged = self._krige(self._work[these], self._matrix[these], hidden[where - first])
+            off[where] = kriged.mean - self._log_us[these]
             scores[where] = np.abs(off[where]) / kriged.deviation / self._local_scale(kriged)
         return scores, off
+
+    def _krige(self, work: Floats, matrix: Floats, hidden: Mask | None = None) -> Kriged:
+        """Returns the logarithms of durations: the mean of all smoothers, and the rows near the last one's points."""
+        found = [each.krige(work, self._matrix, matrix, self._count, hidden) for each in self._smoothers]
+        means = np.stack([each.mean for each in found])
+        # Where the smoothers disagree, neither may be right.
+        variance = np.mean([each.deviation**2 for each in found], axis=0) + means.var(axis=0)
+        return Kriged(means.mean(axis=0), np.sqrt(variance), found[-1].nearest, found[-1].distance)
 
     def _local_scale(self, kriged: Kriged) -> Floats:
         """Returns how far off the rows around each point are, in deviations, against the average of all rows."""
@@ -234,22 +311,23 @@ class KernelModel:
     def predict(self, features: Sequence[RowFeatures]) -> Predictions:
         """Returns the durations of rows, with intervals."""
         work, matrix = self._columns(features)
-        kriged = krige(self._covariance, self._matrix, self._residual, matrix, self._count)
+        kriged = self._krige(work, matrix)
         asked = self._classes(features, matrix)
         largest = np.nanmax(self._quantiles)
         quantile = np.array([each if np.isfinite(each) else largest for each in self._quantiles])[asked]
         # Rows were hidden one octave away: nothing was tested farther out.
         octaves = np.maximum(self._octaves_beyond(matrix), 1.0)
         half = quantile * kriged.deviation * self._local_scale(kriged) * octaves
-        return Predictions(self.roofline.log_us(work) + kriged.mean, half, asked, kriged.nearest, kriged.distance)
+        return Predictions(kriged.mean, half, asked, kriged.nearest, kriged.distance)
 
     def correlations(self, features: Sequence[RowFeatures], predicted: Predictions) -> Floats:
         """Returns how the errors of predictions are correlated, each with the noise of one value."""
         nearest, times = np.unique(predicted.nearest, return_counts=True)
         used = nearest[np.argsort(-times, kind="stable")[:_MOST_JOINT]]
         _, matrix = self._columns(features)
-        joint = posterior(self._covariance, self._matrix[used], matrix)
-        joint[np.diag_indices(len(joint))] += self._covariance.noise**2
+        covariance = self._smoothers[-1].covariance
+        joint = posterior(covariance, self._matrix[used], matrix)
+        joint[np.diag_indices(len(joint))] += covariance.noise**2
         deviation = np.sqrt(np.maximum(np.diag(joint), 1e-12))
         correlated: Floats = joint / np.outer(deviation, deviation)
         return correlated

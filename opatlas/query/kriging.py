@@ -202,3 +202,53 @@ def _likelihood(at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, val
     parts = [2 * (inner * part).sum() for part in (smooth_part, rough_part)]
     noise = 2 * noise_variance * np.trace(inner)
     return float(loss), -0.5 * np.array([*gradient, *parts, noise]) + prior / sd
+
+
+#: Rows that tell where values jump, places that are tried for each feature at first, and the gain of a jump in the
+#: logarithm of the likelihood.
+_MOST_SEARCHED, _PLACES, _LEAST_GAIN = 160, 24, 6.0
+
+
+def find_jump(
+    covariance: Covariance, rows: Floats, values: Floats, width: int, length: float
+) -> tuple[int, float] | None:
+    """Returns the feature, and the value of it, at which values jump most likely; None if none is likely.
+
+    Args:
+        width: only the first features are tried.
+        length: the distance of the two sides, in units of lengths.
+    """
+    if len(rows) > _MOST_SEARCHED:
+        chosen = np.random.default_rng(0).choice(len(rows), _MOST_SEARCHED, replace=False)
+        rows, values = rows[chosen], values[chosen]
+    scaled = covariance.scaled(rows)
+    near = _squares(scaled[:, covariance.is_smooth], scaled[:, covariance.is_smooth])
+    far = _squares(scaled, scaled)
+
+    def gain(side: Mask) -> float:
+        apart = (side[:, None] != side[None, :]) / length**2
+        smooth, rough = _ROOT3 * np.sqrt(near + apart), np.sqrt(far + apart)
+        total = covariance.smooth**2 * (1 + smooth) * np.exp(-smooth) + covariance.rough**2 * np.exp(-rough)
+        factor = np.linalg.cholesky(total + (covariance.noise**2 + 1e-9) * np.eye(len(values)))
+        half = np.linalg.solve(factor, values)
+        return float(-0.5 * half @ half - np.log(np.diag(factor)).sum())
+
+    least = gain(np.zeros(len(values), dtype=bool)) + _LEAST_GAIN
+    best: tuple[int, float] | None = None
+    for feature in range(width):
+        there = np.unique(rows[:, feature])
+        middles = (there[1:] + there[:-1]) / 2
+        step = max(len(middles) // _PLACES, 1)
+        tried: dict[int, float] = {}
+        for place in range(0, len(middles), step):
+            tried[place] = gain(rows[:, feature] > middles[place])
+        if not tried:
+            continue
+        around = max(tried, key=lambda place: tried[place])
+        for place in range(max(around - step + 1, 0), min(around + step, len(middles))):
+            if place not in tried:
+                tried[place] = gain(rows[:, feature] > middles[place])
+        place = max(tried, key=lambda each: tried[each])
+        if tried[place] > least:
+            least, best = tried[place], (feature, float(middles[place]))
+    return best

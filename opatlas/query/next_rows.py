@@ -245,8 +245,8 @@ def _guess_us(features: RowFeatures | None) -> float:
     """Returns the order of magnitude of a duration that no row tells."""
     if features is None:
         return _LAUNCH_US
-    operations = features.work[1] if features.fills else 0.0
-    return _LAUNCH_US + features.work[0] * _BYTE_US + operations * _OPERATION_US
+    moved, done, *_ = features.work
+    return _LAUNCH_US + moved * _BYTE_US + done * _OPERATION_US
 
 
 class _Choice:
