@@ -62,12 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare only these kernel types, named exactly, or these collectives, such as all_reduce (default: all)",
     )
     parser.add_argument(
-        "--compositions",
-        action="store_true",
-        help="count rows whose baseline is a composition of operators in the geometric means (default: such rows are "
-        "compared and marked only)",
-    )
-    parser.add_argument(
         "--calls",
         type=Path,
         metavar="FILE",
@@ -108,7 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
             databases,
             baseline=arguments.baseline,
             kernel_types=arguments.ops,
-            with_compositions=arguments.compositions,
             step=step,
         )
     text = _FORMATS[arguments.format](comparison)

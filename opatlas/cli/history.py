@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,29 +23,22 @@ from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
 from opatlas.options import removed
+from opatlas.report.row_summary import microseconds_text, noise_text
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
+from opatlas.store.manifest import run_id_time
 from opatlas.store.pruned import unprune
 from opatlas.store.row_history import RowRun, row_histories
 from opatlas.store.write_back import recover
-from opatlas.text import pluralize, print_problems, show, table_lines
+from opatlas.text import align_numbers, pluralize, print_problems, show, table_lines, wrap
 
 #: What --restore restores.
 _CSVS, _PRUNED = "csvs", "pruned"
-_HEADER = (
-    "  run",
-    "began (UTC)",
-    "device",
-    "versions",
-    "status",
-    "us",
-    "median us",
-    "std us",
-    "n",
-    "instrument",
-    "cache",
-    "",
-)
+_HEADER = ("  run", "status", "median", "noise", "n", "change")
+#: A run has one line, however long its id is.
+_ANY_WIDTH = 10_000
+#: More rows are listed in a line each.
+_ROWS_IN_FULL = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +99,8 @@ def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
     problems = list[str]()
     found = row_histories(Database(path), chosen, problems)
     chosen.expect(len(found), str(path))
-    show("\n".join(line for row, runs in found.items() for line in _history_lines(row, runs)))
+    lines = _list_lines(found) if len(found) > _ROWS_IN_FULL else _all_lines(found)
+    show("\n".join(lines))
     if json_path is not None:
         rows = [
             {
@@ -122,29 +116,73 @@ def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
     return 1 if problems else 0
 
 
-def _history_lines(row: RowName, runs: Sequence[RowRun]) -> Iterator[str]:
-    yield make_case_id(row.kernel_type, row.signature)
-    if not runs:
-        yield "  never run"
-        return
-    yield from table_lines([_HEADER, *map(_cells, runs)])
+def _all_lines(found: Mapping[RowName, Sequence[RowRun]]) -> Iterator[str]:
+    for row, runs in found.items():
+        yield make_case_id(row.kernel_type, row.signature)
+        if runs:
+            yield from _run_lines(runs)
+        else:
+            yield "  never run"
+
+
+def _run_lines(runs: Sequence[RowRun]) -> Iterator[str]:
+    """Yields a line for each run; device, versions, instrument and cache state where they change."""
+    cells: list[tuple[str, ...]] = [_HEADER]
+    last: dict[str, float] = {}
+    for run in runs:
+        conditions = _conditions(run)
+        cells.append((*_cells(run), _change(last.get(conditions), run.median)))
+        if run.median is not None:
+            last[conditions] = run.median
+    header, *lines = table_lines(cells, width=_ANY_WIDTH)
+    yield header
+    before = ""
+    for run, line in zip(runs, lines, strict=True):
+        conditions = _conditions(run)
+        if conditions and conditions != before:
+            yield wrap(conditions, indent=4)
+            before = conditions
+        yield line
+        if remark := "; ".join(filter(None, [run.reason, *run.assumptions])):
+            yield wrap(remark, indent=4)
+
+
+def _list_lines(found: Mapping[RowName, Sequence[RowRun]]) -> Iterator[str]:
+    """Yields a line for each row: what it took in the oldest and in the newest run."""
+    rows: list[tuple[str, ...]] = [("", "runs", "oldest", "newest", "change")]
+    for row, runs in found.items():
+        known = [median for run in runs if (median := run.median) is not None]
+        ends = (known[0], known[-1]) if known else (None, None)
+        numbers = ("" if us is None else microseconds_text(us) for us in ends)
+        change = _change(*ends) if len(known) > 1 else ""
+        rows.append((make_case_id(row.kernel_type, row.signature), f"{len(runs)}", *numbers, change))
+    yield from align_numbers(rows)
+    yield ""
+    yield f"{pluralize(len(found), 'row')}: name up to {_ROWS_IN_FULL} for all of their runs, or add --json"
 
 
 def _cells(run: RowRun) -> tuple[str, ...]:
-    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.started_at)) if run.started_at is not None else ""
-    numbers = ("" if value is None else f"{value:.4f}" for value in (run.duration_us, run.median_us, run.std_us))
+    noise = run.std_us / run.duration_us if run.std_us is not None and run.duration_us else None
     return (
         f"{'*' if run.current else ' '} {run.run_id or '(unknown run)'}",
-        began,
-        ", ".join(run.devices),
-        ", ".join(f"{name} {version}" for name, version in (run.versions or {}).items()),
         run.status if run.kept_in != "replaced" else f"{run.status}, replaced",
-        *numbers,
+        "" if run.median is None else microseconds_text(run.median),
+        noise_text(noise),
         "" if run.samples is None else str(run.samples),
-        run.instrument,
-        run.cache_state,
-        run.reason,
     )
+
+
+def _conditions(run: RowRun) -> str:
+    """Returns the start if the run id does not tell it, and what the duration depends on."""
+    began = ""
+    if run.started_at is not None and run_id_time(run.run_id) is None:
+        began = time.strftime("began %Y-%m-%d %H:%M", time.gmtime(run.started_at))
+    versions = (f"{name} {version}" for name, version in (run.versions or {}).items())
+    return ", ".join(filter(None, [began, *run.devices, *versions, run.instrument, run.cache_state]))
+
+
+def _change(before: float | None, now: float | None) -> str:
+    return "" if before is None or now is None else f"{(now / before - 1) * 100:+,.1f} %"
 
 
 def _unprune(database: Database, chosen: RowChoice) -> int:

@@ -75,6 +75,7 @@ def _as_json(found: Regressions) -> dict[str, object]:
         "facts": found.facts,
         "rows": found.rows,
         "searched": len(found.series),
+        "left_out": found.left_out,
         "spread": found.spread,
         "changes": [
             {
@@ -92,6 +93,8 @@ def _lines(path: Path, found: Regressions) -> Iterator[str]:
     yield f"{path}"
     searched = f"{len(found.series):,} of {pluralize(found.rows, 'row')} with {LEAST_RUNS} or more that compare"
     yield f"{pluralize(len(found.runs), 'run')} with a history; {searched}"
+    if found.left_out:
+        yield f"left out: {pluralize(found.left_out, 'duration')} of bimodal, throttled or noisy samples"
     if not found.series:
         yield wrap("`opatlas compare DB@RUN DB` compares two runs, by the spreads of their samples", indent=0)
         return

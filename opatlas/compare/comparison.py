@@ -125,7 +125,6 @@ class DatabaseComparison:
         baseline: the database that speed-ups refer to.
         rivals: the others.
         rows: the rows that any of them has, by kernel type.
-        with_compositions: whether rows whose baseline is a composition count in geometric means.
         problems: sentences about files that cannot be read.
         step: calls of a model's step, by which durations are weighted; None for no step.
     """
@@ -133,7 +132,6 @@ class DatabaseComparison:
     baseline: ComparedDatabase
     rivals: Sequence[ComparedDatabase]
     rows: Sequence[RowComparison]
-    with_compositions: bool = False
     problems: Sequence[str] = ()
     step: ModelStep | None = None
 
@@ -172,7 +170,7 @@ class DatabaseComparison:
     def _is_left_out(self, row: RowComparison, rival: str) -> bool:
         """Returns whether a row counts in no mean: the baseline is a composition, and not the same as the rival's."""
         composed_twice = rival in self._same_implementation and row.calls[rival].is_composition
-        return row.is_composition and not self.with_compositions and not composed_twice
+        return row.is_composition and not composed_twice
 
     @cached_property
     def _same_implementation(self) -> frozenset[str]:
@@ -249,7 +247,6 @@ def compare_databases(
     *,
     baseline: str = "",
     kernel_types: Sequence[str] = (),
-    with_compositions: bool = False,
     step: ModelStep | None = None,
 ) -> DatabaseComparison:
     """Reads databases and compares their rows.
@@ -257,7 +254,6 @@ def compare_databases(
     Args:
         baseline: the name of the baseline; "": the default implementation, else the first database.
         kernel_types: the kernel types, or names of collectives, to compare; all if empty.
-        with_compositions: whether rows whose baseline is a composition count in geometric means.
         step: calls of a model's step, by which durations are weighted; None for no step.
 
     Raises:
@@ -278,7 +274,7 @@ def compare_databases(
         for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
             calls = {name: table.get(signature, NO_CALL) for name, table in tables.items()}
             rows.append(compare_row(kernel_type, signature, calls, chosen.name))
-    return DatabaseComparison(chosen, rivals, rows, with_compositions, problems, step)
+    return DatabaseComparison(chosen, rivals, rows, problems, step)
 
 
 def compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCall], baseline: str) -> RowComparison:

@@ -26,7 +26,6 @@ def json_text(comparison: DatabaseComparison) -> str:
             }
             for rival in comparison.rivals
         ],
-        "with_compositions": comparison.with_compositions,
         "fastest": dict(comparison.fastest),
         "without_rival": comparison.without_rival,
         "problems": comparison.problems,

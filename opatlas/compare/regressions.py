@@ -91,6 +91,7 @@ class Regressions:
         runs: the runs with a history, the oldest first.
         series: the rows with enough runs that compare.
         rows: the number of rows that any run measured.
+        left_out: durations whose samples are bimodal, throttled or too noisy.
         spread: the standard deviation of a run's duration as a share of the duration, as the rows tell it.
         changes: steps and drifts, the largest growth first.
         facts: device, software and drivers of each run that has a manifest.
@@ -100,6 +101,7 @@ class Regressions:
     runs: Sequence[str]
     series: Sequence[RowSeries]
     rows: int
+    left_out: int
     spread: float
     changes: Sequence[RowChange]
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -144,6 +146,7 @@ def find_regressions(database: Database, chosen: RowChoice) -> Regressions:
         runs,
         searched,
         len(rows),
+        sum(bool(call.why_ambiguous) for row in rows for call in calls[row].values()),
         spread,
         sorted(changes, key=lambda change: -change.percent),
         {run: run_facts(manifest) for run, manifest in manifests.items()},
@@ -162,6 +165,8 @@ def run_facts(manifest: Manifest) -> dict[str, str]:
     facts["driver"] = ", ".join(sorted(run_drivers(manifest)))
     facts["Python"] = manifest.python
     facts["system"] = manifest.system
+    disturbances = map(str, manifest.machine_at_start.get("disturbances", ()))
+    facts["disturbances"] = ", ".join(disturbances) or "none"
     facts["OpAtlas"] = " ".join(filter(None, [manifest.packages.get("opatlas", ""), manifest.code[:8]]))
     return {name: value for name, value in facts.items() if value}
 

@@ -277,13 +277,9 @@ def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
         yield "covered: geometric mean of the speed-ups of rows that both measured"
         yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
         yield f"{_FAST_TITLE}: percent of all rows in which the rival is right and at least so fast"
-    if not comparison.with_compositions:
-        left_out = max((comparison.total(each.name).compositions for each in comparison.rivals), default=0)
-        if left_out:
-            yield (
-                f"left out of both means: {pluralize(left_out, 'row')} whose baseline is a composition of operators "
-                f"(--compositions counts them)"
-            )
+    left_out = max((comparison.total(each.name).compositions for each in comparison.rivals), default=0)
+    if left_out:
+        yield f"left out of the means: {pluralize(left_out, 'row')} whose baseline is a composition of operators"
     if _PARTIAL in used:
         yield f"{_PARTIAL}: outputs are missing, or inputs or results were converted outside the measured time"
     if _COMPOSITION in used:

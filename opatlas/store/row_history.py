@@ -65,6 +65,11 @@ class RowRun:
     devices: tuple[str, ...] = ()
     versions: Mapping[str, str] | None = None
 
+    @property
+    def median(self) -> float | None:
+        """The median of the samples in microseconds; where it is unknown the duration in the CSV."""
+        return self.duration_us if self.median_us is None else self.median_us
+
 
 def row_histories(database: Database, chosen: RowChoice, problems: list[str]) -> dict[RowName, list[RowRun]]:
     """Returns the runs of each chosen row, the oldest first, also of rows that are no longer in a CSV.

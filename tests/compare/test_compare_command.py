@@ -139,13 +139,6 @@ def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture
     assert [row["calls"]["torch"]["sum_us"] for row in bound] == [9]
 
 
-def test_compositions_count_on_request(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, base, "--compositions", "--ops", "AddRmsNorm", "--baseline", "torch")
-    *_, flashinfer = found["rivals"]
-    assert flashinfer["all"]["covered"] == pytest.approx(7)
-    assert flashinfer["all"]["deployed"] == pytest.approx(math.sqrt(7))
-
-
 def test_csv_has_a_line_for_each_row_and_database(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,22 +27,22 @@ calls = st.one_of(
 pairs_of_calls = st.lists(st.tuples(calls, calls), max_size=12)
 
 
-def comparison_of(rows: list[tuple[ComparedCall, ComparedCall]], *, compositions: bool = False) -> DatabaseComparison:
+def comparison_of(rows: list[tuple[ComparedCall, ComparedCall]]) -> DatabaseComparison:
     one, other = ComparedDatabase("a", Path("a")), ComparedDatabase("b", Path("a", "implementations", "b-1"))
     compared = [
         compare_row("Sort", f"{number},1|BF16||{number},1|BF16", {"a": ours, "b": theirs}, "a")
         for number, (ours, theirs) in enumerate(rows)
     ]
-    return DatabaseComparison(one, [other], compared, compositions)
+    return DatabaseComparison(one, [other], compared)
 
 
-def figures_of(rows: list[tuple[ComparedCall, ComparedCall]], *, compositions: bool = False) -> RivalFigures:
-    return comparison_of(rows, compositions=compositions).total("b")
+def figures_of(rows: list[tuple[ComparedCall, ComparedCall]]) -> RivalFigures:
+    return comparison_of(rows).total("b")
 
 
-@given(pairs_of_calls, st.booleans())
-def test_every_row_counts_once(rows: list[tuple[ComparedCall, ComparedCall]], compositions: bool) -> None:
-    found = figures_of(rows, compositions=compositions)
+@given(pairs_of_calls)
+def test_every_row_counts_once(rows: list[tuple[ComparedCall, ComparedCall]]) -> None:
+    found = figures_of(rows)
     assert found.rows == len(rows)
     assert found.measured + found.unsupported + found.wrong + found.crashed + found.missing == len(rows)
     assert found.covered_rows <= sum(found.verdicts.values()) <= found.measured
@@ -74,7 +74,6 @@ def test_the_means_leave_compositions_of_the_baseline_out(rows: list[tuple[Compa
     kernels = [(ours, theirs) for ours, theirs in rows if not ours.stand_in]
     without, alone = figures_of(rows), figures_of(kernels)
     assert (without.covered, without.deployed) == (alone.covered, alone.deployed)
-    assert figures_of(rows, compositions=True).deployed_rows == sum(ours.sum_us is not None for ours, _ in rows)
 
 
 @given(calls, calls)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from abs_rows import cells, read, record, write
+from many_runs import run_name, write_runs
 from test_history import abandoned
 from test_matmul_family import record as matmul_record
 
@@ -97,9 +99,42 @@ def test_the_table_marks_the_current_duration(database: Database, capsys: pytest
     assert main(["history", str(database.path), "Abs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (current,) = (line for line in lines if line.startswith("*"))
-    assert current.split()[1:4] == ["run-2", "2001-09-09", "01:46"]
+    assert current.split()[1:5] == ["run-2", "measured", "5.00", "us"]
+    assert any({"2001-09-09", "01:46,"} <= set(line.split()) for line in lines)
+    assert max(map(len, lines)) <= 80
     assert any("(unknown run)" in line for line in lines)
     assert lines[-1].strip() == "never run"
+
+
+def test_the_change_is_to_the_last_run_in_the_same_conditions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = write_runs(tmp_path / "database", [[10.0, 11.0, 22.0]], {0: "2.10.0", 2: "2.11.0"})
+    manifest = database.runs_dir / f"{run_name(2)}.json"
+    assert main(["history", str(database.path), "Abs"]) == 0
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line.endswith("%")] == [
+        ["+10.0", "%"],
+        ["+100.0", "%"],
+    ]
+    manifest.write_text(manifest.read_text().replace("NVIDIA_H200", "NVIDIA_H100"))
+    assert main(["history", str(database.path), "Abs"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("+10.0 %") == 1
+    assert "+100.0 %" not in out
+    assert (out.count("NVIDIA_H200"), out.count("NVIDIA_H100")) == (1, 1)
+
+
+def test_many_rows_have_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[10.0, 5.0], [math.nan, 3.0], *[[1.0]] * 20]
+    database = write_runs(tmp_path / "database", rows, {})
+    assert main(["history", str(database.path), "Abs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    told = {line.split("-")[1]: line.split()[1:] for line in lines if line.startswith("Abs-")}
+    assert len(told) == 22
+    assert told["1x4"] == ["2", "10.0", "us", "5.00", "us", "-50.0", "%"]
+    assert told["2x4"] == ["2", "3.00", "us", "3.00", "us"]
+    assert told["3x4"] == ["1", "1.00", "us", "1.00", "us"]
 
 
 def test_a_damaged_history_is_named_and_costs_itself_only(
