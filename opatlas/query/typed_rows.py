@@ -29,7 +29,7 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
     for i, cells in enumerate(rows.frame.to_dict("records")):
-        line = _sizes(rows.kernel_type, cells)
+        line = row_sizes(rows.kernel_type, cells)
         us = float(rows.duration_us[i])
         operations, moved = line.pop("operations", None), line.get("bytes")
         line |= {
@@ -54,7 +54,11 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
     return table
 
 
-def _sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
+def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
+    """Returns the sizes, dtype and format of a row, with or without a duration, and its operations as far as counted.
+
+    A row whose cells cannot be read has none.
+    """
     if set(MESSAGE[:2]) <= cells.keys():
         return {_LOWER[name]: parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from opatlas.model.communication import BY_KERNEL_TYPE
@@ -22,7 +21,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import make_case_id, signatures
 from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.query.database import OpenDatabase
-from opatlas.query.typed_rows import typed_rows
+from opatlas.query.typed_rows import row_sizes, typed_rows
 from opatlas.site.columns import number_column, word_column
 from opatlas.store.database import Database
 
@@ -60,41 +59,43 @@ def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
 
 def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> pd.DataFrame:
     frame = Database(database.implementations[implementation].path).read_or_empty(kernel_type).frame
-    ids = [make_case_id(kernel_type, each) for each in signatures(kernel_type, frame)]
+    stored = database.stored_rows(kernel_type, implementation)
+    typed = {line["id"]: line for line in reversed(typed_rows(stored).to_dict("records"))}
     empty = [""] * len(frame)
     cells = {own: frame[name].tolist() if name in frame.columns else empty for own, name in _CELLS.items()}
-    table = pd.DataFrame({"id": ids, **cells}, dtype=object).drop_duplicates("id")
-    stored = database.stored_rows(kernel_type, implementation)
-    typed = typed_rows(stored)
-    if len(typed):
-        table = table.merge(typed.drop(columns="quality").drop_duplicates("id"), on="id", how="left", sort=False)
-    else:
-        table = table.assign(duration_us=np.nan)
-    timed = table["duration_us"].notna()
-    judged = table["quality"].where(table["quality"] != "", NOT_JUDGED).where(timed, "")
-    composed = [is_composition(*pair) for pair in zip(table["quality"], table["stand_in"], strict=True)]
-    table["quality"] = judged.mask(pd.Series(composed, index=table.index) & timed, Quality.COMPOSITION.value)
-    table["status"] = table["status"].where(table["status"] != "", NEVER_RUN)
-    table["implementation"] = stored.label
-    if "dtype" in table:
-        table["dtype"] = table["dtype"].map(_dtype, na_action="ignore")
-    if "std_us" in table:
-        table["noise"] = table["std_us"] / table["duration_us"] * 100
-    collective = BY_KERNEL_TYPE.get(kernel_type)
-    if collective is not None and "message_bytes" in table:
-        table["bus_gbps"] = [
-            collective.bus_bandwidth_gbps(int(size), int(devices), us) if us == us else np.nan
-            for size, devices, us in zip(
-                table["message_bytes"], table["num_devices"], table["duration_us"], strict=True
-            )
-        ]
-    shown: pd.DataFrame = table.drop(columns="stand_in")
-    return shown
+    lines: dict[str, dict[str, Any]] = {}
+    for position, signature in enumerate(signatures(kernel_type, frame)):
+        row = make_case_id(kernel_type, signature)
+        if row in lines:
+            continue
+        line: dict[str, Any] = {str(name): value for name, value in typed.get(row, {}).items()}
+        if not line:
+            line = row_sizes(kernel_type, {str(name): str(cell) for name, cell in frame.iloc[position].items()})
+            line.pop("operations", None)
+        line |= {"id": row, **{name: own[position] for name, own in cells.items()}, "implementation": stored.label}
+        lines[row] = _shown(kernel_type, line)
+    table: pd.DataFrame = pd.DataFrame(
+        list(lines.values()), columns=None if lines else ["id", "duration_us", *_WORDS[1:]]
+    )
+    return table
 
 
-def _dtype(word: object) -> str:
-    known = known_dtype(str(word))
-    return dtype_name(str(word)) if known is None else known.name
+def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with the words and rates of the pages."""
+    us: float | None = line.setdefault("duration_us", None)
+    quality, stand_in = line["quality"], line.pop("stand_in")
+    judged = Quality.COMPOSITION.value if is_composition(quality, stand_in) else quality or NOT_JUDGED
+    line |= {"quality": judged if us is not None else "", "status": line["status"] or NEVER_RUN}
+    if isinstance(word := line.get("dtype"), str):
+        known = known_dtype(word)
+        line["dtype"] = dtype_name(word) if known is None else known.name
+    if us is not None:
+        line["noise"] = line["std_us"] / us * 100
+        collective = BY_KERNEL_TYPE.get(kernel_type)
+        sizes = line.get("message_bytes"), line.get("num_devices")
+        if collective is not None and isinstance(sizes[0], int) and isinstance(sizes[1], int):
+            line["bus_gbps"] = collective.bus_bandwidth_gbps(sizes[0], sizes[1], us)
+    return line
 
 
 def columns_of(table: pd.DataFrame) -> dict[str, Any]:

@@ -190,10 +190,9 @@
     tables = [table];
     const wanted = state.get("row");
     if (wanted) {
-      let row = 0;
-      const one = state.get("by");
-      while (row < columns.length && (columns.get("id", row) !== wanted || (one && columns.get("implementation", row) !== one))) row++;
-      if (row < columns.length) choose(row); else detail.replaceChildren(h("p", { class: "problem" }, `${t("no row has this name")}: ${wanted}`));
+      const found = rowsNamed(columns, wanted, state.get("by"));
+      if (found.length) choose(found[0]);
+      else detail.replaceChildren(h("p", { class: "problem" }, `${t("no row has this name")}: ${wanted}`));
     }
     const draw = plotsOf(plots, columns, type, overview, state, open);
     // The table is there before the plots are drawn.
@@ -203,6 +202,14 @@
       h("p", { class: "faint" }, `${number(type.rows)} ${t("rows")}, ${number(type.timed)} ${t("with a duration")}; ${counted(type.status)}`),
       detail, plots, section("table", table.element),
     ];
+  }
+
+  /** Returns the rows with an id, or else those whose ids begin with it. */
+  function rowsNamed(columns, name, by) {
+    const rows = Array.from({ length: columns.length }, (_, row) => row)
+      .filter((row) => columns.get("id", row).startsWith(name) && (!by || columns.get("implementation", row) === by));
+    const same = rows.filter((row) => columns.get("id", row) === name);
+    return same.length ? same : rows;
   }
 
   function rowDetails(columns, row, link, close) {

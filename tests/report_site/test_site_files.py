@@ -1,0 +1,132 @@
+"""The files of a site, without a browser: which rows it has, what is refused, and that equal data give equal sites."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opatlas.cli.main import main
+from opatlas.query.database import OpenDatabase
+from opatlas.site.columns import number_column, word_column
+from opatlas.site.rows import columns_of, row_table
+from opatlas.site.writer import write_site
+from tests.query.tables import product_rows, write_table
+from tests.report_site.small_databases import COMPOSED, FAILED, HOSTILE, SIZES
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def content(site: Path, name: str) -> Any:
+    """Returns data as the browser reads them."""
+    call = (site / "data" / f"{name}.js").read_text()
+    receive, _, arguments = call.removesuffix(");\n").partition("(")
+    assert receive == "opatlas.receive"
+    own, text = json.loads(f"[{arguments}]")
+    assert own == name
+    return json.loads(text)
+
+
+def opened(place: Path) -> OpenDatabase:
+    return OpenDatabase(place, compositions=True, noisy=True)
+
+
+def test_rows_without_a_duration_have_sizes_and_reasons(database: Path) -> None:
+    table = row_table(opened(database), "MatMulV2")
+    assert len(table) == 2 * len(SIZES)
+    failed = table[table["status"] == "failed"]
+    assert (len(failed), set(failed["reason"]), set(failed["dtype"])) == (FAILED, {HOSTILE}, {"BF16"})
+    assert failed["duration_us"].isna().all()
+    assert [(m, k) for m, k in zip(failed["m"], failed["k"], strict=True)] == [(m, k) for m, _, k in SIZES[:FAILED]]
+    assert (table["quality"] == "composition").sum() == COMPOSED
+    assert dict(table["implementation"].value_counts()) == {"torch": len(SIZES), "flashinfer 0.5.3": len(SIZES)}
+
+
+def test_a_message_has_its_bus_bandwidth(database: Path) -> None:
+    messages = opened(database).messages
+    assert messages is not None
+    table = row_table(messages, "hcom_allReduce_")
+    first = table.iloc[0]
+    assert first["bus_gbps"] == pytest.approx(first["message_bytes"] / first["duration_us"] / 1e3)
+
+
+def test_equal_rows_are_one(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(1, 2, 3), (1, 2, 3)], [1.0, 9.0]))
+    packed = columns_of(row_table(opened(tmp_path), "MatMulV2"))
+    assert packed["rows"] == 1
+    assert packed["columns"]["duration_us"]["numbers"] == [1]
+
+
+def test_a_csv_without_rows_is_a_page(tmp_path: Path) -> None:
+    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3)], [1.0]))
+    write_table(tmp_path / "db", "Add", product_rows([], []))
+    site = write_site(tmp_path / "db", tmp_path / "site")
+    assert (site.kernel_types, site.rows, site.problems) == (2, 1, [])
+
+
+def test_columns_are_short() -> None:
+    assert number_column([1.0, 2.5, float("nan"), None, 1 / 3]) == {"numbers": [1, 2.5, None, None, 0.333333]}
+    assert number_column([None, float("inf")]) is None
+    assert word_column(["a", "a", "a", "b"]) == {"codes": [0, 0, 0, 1], "of": ["a", "b"]}
+    assert word_column(["a", "b"]) == {"words": ["a", "b"]}
+    assert word_column(["", ""]) is None
+
+
+def test_a_command_writes_the_pages_that_are_asked_for(database: Path, tmp_path: Path) -> None:
+    command = ["report", str(database), "--output", str(tmp_path / "site"), "--ops", "MatMulV2"]
+    assert main(command) == 1  # For the CSV whose name is refused.
+    overview = content(tmp_path / "site", "overview")
+    assert [each["name"] for each in overview["types"]] == ["MatMulV2"]
+    assert overview["pages"] == ["implementations"]
+    assert content(tmp_path / "site", overview["types"][0]["file"])["rows"] == 2 * len(SIZES)
+    first = {path: path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file()}
+    assert main(command) == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file()} == first
+
+
+def test_an_earlier_site_leaves_no_rows(database: Path, tmp_path: Path) -> None:
+    assert main(["report", str(database), "--output", str(tmp_path / "site")]) == 1
+    before = {path.name for path in (tmp_path / "site" / "data").glob("rows*.js")}
+    assert main(["report", str(database), "--output", str(tmp_path / "site"), "--ops", "MatMulV2"]) == 1
+    assert {path.name for path in (tmp_path / "site" / "data").glob("rows*.js")} < before
+
+
+def test_a_folder_with_other_files_is_left_alone(database: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("mine")
+    assert main(["report", str(database), "--output", str(tmp_path)]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert (tmp_path / "index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "named"),
+    [
+        (["--ops", "MatMulV9"], 1, "MatMulV2"),
+        (["--step", "Qwen/Qwen3-32B,batch=8"], 2, "context"),
+        (["--step", "Qwen/Qwen3-32B,batch=8,context=4096,size=3"], 2, "size=3"),
+        (["--step", "Qwen/Qwen3-32B,batch=none,context=4096"], 2, "batch=none"),
+        (["--against", "nowhere"], 1, "nowhere"),
+    ],
+)
+def test_wrong_options_are_refused(
+    arguments: list[str], status: int, named: str, database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        found = main(["report", str(database), "--output", str(tmp_path / "site"), *arguments])
+    except SystemExit as error:
+        found = int(str(error.code))
+    assert found == status
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_without_bokeh_nothing_is_written(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    assert main(["report", str(database), "--output", str(tmp_path / "site")]) == 1
+    assert "opatlas[report]" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
