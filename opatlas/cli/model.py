@@ -140,6 +140,8 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     ):
         if us:
             yield f"  {mark} {us / cost.us:.1%} of the sum {what}"
+    if cost.composition_us or cost.untold_us:
+        yield "  Kernels of libraries in their place: opatlas bench --implementation all"
     if cost.missing:
         yield "missing, and in no sum:"
         for part in cost.missing:

@@ -186,8 +186,10 @@ class StoredRows:
         return found
 
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
-        """Returns whether some row has the dtypes of these inputs."""
-        return normal_words(cells.get(INPUT_DTYPES, "")) in self.normal_cells(INPUT_DTYPES)
+        """Returns whether some row has the dtypes of these inputs, as far as both have them."""
+        asked = normal_words(cells.get(INPUT_DTYPES, ""))
+        known = set(self.normal_cells(INPUT_DTYPES))
+        return any(asked[: len(words)] == words[: len(asked)] for words in known)
 
     def normal_cells(self, column: str) -> list[tuple[str, ...]]:
         """Returns the cells of a column as words, so that equal ones are equal however they are written."""

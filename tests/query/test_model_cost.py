@@ -110,6 +110,13 @@ def test_what_rows_of_other_dtypes_tell_is_summed_apart(tmp_path: Path) -> None:
     products = [part for part in half.parts if part.kernel_type == "MatMulV2"]
     assert all(part.other_dtypes for part in products)
     assert half.other_dtypes_us == pytest.approx(half.us)
+    # Operands alone, without scales.
+    m, n, k = sizes()["qkv"]
+    plain = product_rows([(m, n, k)], [US]).assign(**{"Input Data Types": "INT8;INT8"})
+    write_table(tmp_path / "quantized", "QuantBatchMatmulV3", plain)
+    found = opatlas.model_cost(tmp_path / "quantized", MODEL, tp=2, batch=64, context=4096, dtype="INT8")
+    assert found.us > 0
+    assert found.other_dtypes_us == 0
 
 
 def test_what_ships_tells_a_step() -> None:
