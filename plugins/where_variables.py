@@ -26,7 +26,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.sizes import product_sizes
+from opatlas.model.sizes import grouped_sizes, product_sizes
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.cells import duration_columns
 from opatlas.store.manifest import run_id_time
@@ -185,8 +185,9 @@ class RowVariables:
 
     @cached_property
     def _product(self) -> tuple[int | None, int | None, int | None]:
-        """M, N and K of a matrix product, for a batch those of each product; None where the row does not tell."""
-        sizes = product_sizes(self._kernel_type, *self._tensors)
+        """M, N and K of a product, in a batch of each; of experts with the M of all. None if the row does not tell."""
+        inputs, outputs = self._tensors
+        sizes = product_sizes(self._kernel_type, inputs, outputs) or grouped_sizes(self._kernel_type, inputs)
         return (None, None, None) if sizes is None else (sizes.m, sizes.n, sizes.k)
 
     @property

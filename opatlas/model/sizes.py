@@ -17,6 +17,9 @@ from opatlas.text import parse_whole
 
 #: Input slots of FusedInferAttentionScore.
 _QUERY, _KEY, _BLOCK_TABLE, _QUERY_ROPE = 0, 1, 14, 24
+_RING = "RINGMLAPrefillBF16Kernel"
+#: Its input slots after the query and the query's rotary part.
+_RING_KEY, _RING_MASK = 2, 5
 #: Sparse modes in which a query reads the keys before it only.
 _CAUSAL = ("2", "3")
 
@@ -40,6 +43,35 @@ def product_sizes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Sl
         return None
     *batch, m, n = outputs[0].shape
     return ProductSizes(math.prod(batch), m, n, done // (2 * math.prod(outputs[0].shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedSizes:
+    """The sizes of products of experts: m rows in all, each multiplied by the (k, n) of one of the groups."""
+
+    groups: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def used(self) -> int:
+        """The most groups that have rows."""
+        return min(self.groups, self.m)
+
+
+#: Their first input is (m, k); the second one has the weights of all groups, whatever their format.
+_GROUPED = ("GroupedMatmul", "GroupedMatmulSwigluQuant")
+
+
+def grouped_sizes(kernel_type: str, inputs: Sequence[Slot]) -> GroupedSizes | None:
+    """Returns the sizes of products of experts; None where the row does not tell them."""
+    if kernel_type not in _GROUPED or len(inputs) < 2 or len(inputs[0].shape) != 2 or len(inputs[1].shape) < 3:
+        return None
+    m, k = inputs[0].shape
+    groups, *others = inputs[1].shape
+    n = math.prod(others) // max(k, 1)
+    return GroupedSizes(groups, m, n, k) if min(groups, m, n, k) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +103,8 @@ class AttentionSizes:
 
 def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> AttentionSizes | None:
     """Returns the sizes of a call of attention; None where the row does not tell them."""
+    if kernel_type == _RING:
+        return _ring_sizes(inputs)
     if kernel_type not in ATTENTION_TYPES or len(inputs) <= _KEY or len(inputs[_QUERY].shape) < 3:
         return None
     query = inputs[_QUERY].shape
@@ -98,6 +132,16 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
     head_size = query[-1] + (rope[-1] if rope else 0)
     pages = math.prod(table) if table else 0
     return AttentionSizes(count, sum(of_queries), sum(of_keys), max(pairs, 1), heads, kv_heads, head_size, pages)
+
+
+def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
+    """Returns the sizes of a call with one sequence; with a mask a query reads the keys before it only."""
+    if len(inputs) <= _RING_KEY or min(len(slot.shape) for slot in inputs[: _RING_KEY + 1]) < 3:
+        return None
+    (queries, heads, size), rope, (keys, kv_heads, _) = (inputs[i].shape for i in range(_RING_KEY + 1))
+    causal = len(inputs) > _RING_MASK and bool(inputs[_RING_MASK].shape)
+    pairs = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
+    return AttentionSizes(1, queries, keys, max(pairs, 1), heads, kv_heads, size + rope[-1], 0)
 
 
 def _keys_of_each(cells: Mapping[str, str], inputs: Sequence[Slot], table: Sequence[int], count: int) -> int:

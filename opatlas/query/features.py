@@ -24,7 +24,7 @@ from opatlas.model.schema import (
     RUNTIME_PREFIX,
     TOPOLOGY_TIER,
 )
-from opatlas.model.sizes import attention_sizes, product_sizes
+from opatlas.model.sizes import GroupedSizes, attention_sizes, grouped_sizes, product_sizes
 from opatlas.model.slots import Slot, known_dtype, parse_slots
 from opatlas.text import parse_whole
 
@@ -82,6 +82,11 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         # One after the other, a core adds up k products.
         work = (moved, done, float(product.k))
         return RowFeatures(work, logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
+    grouped = grouped_sizes(kernel_type, inputs)
+    if grouped is not None:
+        return RowFeatures(
+            *_of_groups(grouped, inputs[1], moved), regime, (grouped.m, grouped.n, grouped.k, grouped.groups)
+        )
     attention = attention_sizes(kernel_type, inputs, cells)
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
@@ -133,6 +138,16 @@ def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
         waves = math.ceil(tiles / cores)
         found += [tiles / (waves * cores), m / (math.ceil(m / rows) * rows)]
     return [*found, math.log2(max(tiles / cores, 2**-8))]
+
+
+def _of_groups(
+    sizes: GroupedSizes, weights: Slot, moved: float
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    # Weights of groups without rows are not read.
+    read = max(moved - _rough_bytes((weights,)) * (1 - sizes.used / sizes.groups), 1.0)
+    done = 2.0 * sizes.m * sizes.n * sizes.k
+    numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, sizes.used, sizes.m / sizes.used, done / read)
+    return (read, done, float(sizes.used)), tuple(map(math.log2, numbers)), ()
 
 
 def _generic(

@@ -10,7 +10,7 @@ import pandas as pd
 from opatlas.errors import CellError
 from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import INPUT_SLOTS, MESSAGE, MICROBENCH_MEDIAN, OUTPUT_SLOTS
-from opatlas.model.sizes import attention_sizes, product_sizes
+from opatlas.model.sizes import attention_sizes, grouped_sizes, product_sizes
 from opatlas.query.features import row_slots
 from opatlas.query.stored_rows import StoredRows
 from opatlas.text import parse_real, parse_whole
@@ -21,10 +21,10 @@ _LOWER = {name: name.lower() for name in MESSAGE}
 def typed_rows(rows: StoredRows) -> pd.DataFrame:
     """Returns a table with a line for each row.
 
-    The columns: m, n, k and batch of a product; sequences, queries, keys, heads, kv_heads, head_size and pages of
-    attention; message_bytes, num_devices, dtype and topology_tier of a collective; dtype and format of the first input,
-    bytes, duration_us, median_us, std_us, samples, quality, composed, machines, machine_spread (of the machines, as a
-    share), run_id, implementation, id, tflops and gbps.
+    The columns: m, n, k and batch of a product; m, n, k and groups of products of experts; sequences, queries, keys,
+    heads, kv_heads, head_size and pages of attention; message_bytes, num_devices, dtype and topology_tier of a
+    collective; dtype and format of the first input, bytes, duration_us, median_us, std_us, samples, quality, composed,
+    machines, machine_spread (of the machines, as a share), run_id, implementation, id, tflops and gbps.
     """
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
@@ -67,9 +67,12 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
         return {}
     found: dict[str, object] = {}
     product = product_sizes(kernel_type, inputs, outputs)
+    grouped = grouped_sizes(kernel_type, inputs)
     attention = attention_sizes(kernel_type, inputs, cells)
     if product is not None:
         found = {**asdict(product), "operations": 2 * product.batch * product.m * product.n * product.k}
+    elif grouped is not None:
+        found = {**asdict(grouped), "operations": 2 * grouped.m * grouped.n * grouped.k}
     elif attention is not None:
         found = {**asdict(attention), "operations": attention.operations}
     first = next((slot for slot in inputs if not slot.absent), None)
