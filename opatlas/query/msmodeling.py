@@ -10,8 +10,10 @@ the data source that is given as `base`, such as msmodeling's own: composites, c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -177,11 +179,23 @@ def _questions(
     if kernel_type == "SwiGlu" and len(inputs) == 2 and inputs[0] == inputs[1]:
         *rows, width = inputs[0].shape
         inputs = [_Tensor((*rows, 2 * width), inputs[0].dtype)]
-    shapes, dtypes = [each.shape for each in inputs], [each.dtype for each in inputs]
-    yield lambda: database.query(kernel_type, shapes, dtypes=dtypes)
-    outputs = [each.shape for each in _tensors([info.out])]
-    if outputs:
-        yield lambda: database.query(kernel_type, shapes, dtypes=dtypes, output_shapes=outputs)
+    dtypes = [each.dtype for each in inputs]
+    # An engine has the tokens of all sequences in one axis.
+    for form in (_same, _flat):
+        shapes = [form(each.shape) for each in inputs]
+        outputs = [form(each.shape) for each in _tensors([info.out])]
+        if form is _same or any(len(each.shape) > 2 for each in inputs):
+            yield partial(database.query, kernel_type, shapes, dtypes=dtypes)
+            if outputs:
+                yield partial(database.query, kernel_type, shapes, dtypes=dtypes, output_shapes=outputs)
+
+
+def _same(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 else shape
 
 
 def _products(

@@ -170,7 +170,9 @@ def test_operators_have_the_tensors_of_their_rows(tmp_path: Path, interface: Any
     write_table(tmp_path, "Add", rows.assign(**added))
     source = OpAtlasDataSource(tmp_path)
     halves = (tensor(1, 64, 256), tensor(1, 64, 256))
+    sequences = (tensor(4, 16, 512), tensor(4, 16, 512))
     for operator in (
+        Operator(aten.add.Tensor, sequences, sequences[0]),
         Operator("tensor_cast.swiglu.default", halves, tensor(1, 64, 256)),
         Operator(aten.add.Tensor, (tensor(64, 512), tensor(64, 512)), tensor(64, 512)),
     ):
