@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from opatlas.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.compare.databases import ComparedDatabase, implementations_of
 from opatlas.compare.export import csv_text, json_text
-from opatlas.compare.states import compared_states
-from opatlas.compare.step import read_step
+from opatlas.compare.states import compared_states, pairs_below
+from opatlas.compare.step import ModelStep, read_step
 from opatlas.compare.text import markdown_lines, ratio_text, text_lines
 from opatlas.devices.discovery import available_devices, database_name
-from opatlas.errors import UsageError, usage_errors
+from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.model.location import default_path
 from opatlas.model.versions import detect
 from opatlas.options import names, percent, positive
@@ -28,8 +28,8 @@ from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, print_problems, printable_lines, show, wrap_for_stderr
 
 _FORMATS = {
-    "text": lambda comparison: "\n".join(text_lines(comparison)) + "\n",
-    "markdown": lambda comparison: "\n".join(markdown_lines(comparison)) + "\n",
+    "text": lambda comparisons: _joined(comparisons, text_lines, ""),
+    "markdown": lambda comparisons: _joined(comparisons, markdown_lines, "## "),
     "csv": csv_text,
     "json": json_text,
 }
@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "databases",
         nargs="*",
         metavar="DB[@STATE]",
-        help="folders of {KernelType}.csv files; STATE: a git revision (DB@main), the Run ID of a run, or `captures`; "
-        "one DB: its implementations are compared (default: the default database of this machine)",
+        help="folders of {KernelType}.csv files, or folders above such; STATE: a git revision (DB@main), the Run ID of "
+        "a run, or `captures`; one DB: its implementations are compared (default: the default database of this "
+        "machine)",
     )
     parser.add_argument(
         "--baseline",
@@ -94,33 +95,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compares, and returns the exit status that the help explains. Raises OpAtlasError."""
-    with ExitStack() as stack:
-        with usage_errors():
-            databases = stack.enter_context(_databases(arguments.databases))
-            step = None if arguments.calls is None else read_step(arguments.calls)
-        comparison = compare_databases(
-            databases,
-            baseline=arguments.baseline,
-            kernel_types=arguments.ops,
-            step=step,
-        )
-    text = _FORMATS[arguments.format](comparison)
+    with usage_errors():
+        step = None if arguments.calls is None else read_step(arguments.calls)
+        comparisons = _compare(arguments, step)
+    text = _FORMATS[arguments.format](comparisons)
     if arguments.output is not None:
         write_text(arguments.output, text)
-        show(f"{arguments.output}: {pluralize(len(comparison.rows), 'row')} of {len(databases)} databases")
+        rows = sum(len(comparison.rows) for comparison in comparisons.values())
+        databases = sum(len(comparison.rivals) + 1 for comparison in comparisons.values())
+        show(f"{arguments.output}: {pluralize(rows, 'row')} of {databases} databases")
     elif arguments.format in ("text", "markdown"):
         show(text.removesuffix("\n"))
     else:
         sys.stdout.write(text if arguments.format == "json" else printable_lines(text))
-    print_problems(comparison.problems)
-    too_slow: list[str] = []
-    if arguments.fail_below is not None:
-        too_slow += _below(comparison, arguments.fail_below)
-    if arguments.fail_slower is not None:
-        too_slow += _slower(comparison, arguments.fail_slower)
+    problems = [problem for comparison in comparisons.values() for problem in comparison.problems]
+    print_problems(problems)
+    too_slow = [line for comparison in comparisons.values() for line in _failures(comparison, arguments)]
     for line in too_slow:
         print(wrap_for_stderr(line), file=sys.stderr)
-    return 1 if comparison.problems or too_slow else 0
+    return 1 if problems or too_slow else 0
+
+
+def _compare(arguments: argparse.Namespace, step: ModelStep | None) -> dict[str, DatabaseComparison]:
+    """Returns the comparisons by the path of their databases below the folders that are named. Raises OpAtlasError.
+
+    Of databases below folders, those that a state lacks are left out, and told.
+    """
+    found: dict[str, DatabaseComparison] = {}
+    errors: list[OpAtlasError] = []
+    pairs = pairs_below(arguments.databases)
+    for name, places in pairs.items():
+        try:
+            with _databases(places) as databases:
+                found[name] = compare_databases(
+                    databases, baseline=arguments.baseline, kernel_types=arguments.ops, step=step
+                )
+        except OpAtlasError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    print_problems([str(error) for error in errors], word="left out")
+    return found
+
+
+def _joined(
+    comparisons: Mapping[str, DatabaseComparison],
+    lines: Callable[[DatabaseComparison], Iterator[str]],
+    heading: str,
+) -> str:
+    texts = []
+    for name, comparison in comparisons.items():
+        title = f"{heading}{name}\n\n" if name else ""
+        texts.append(title + "\n".join(lines(comparison)) + "\n")
+    return "\n".join(texts)
+
+
+def _failures(comparison: DatabaseComparison, arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.fail_below is not None:
+        yield from _below(comparison, arguments.fail_below)
+    if arguments.fail_slower is not None:
+        yield from _slower(comparison, arguments.fail_slower)
 
 
 def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDatabase]]:

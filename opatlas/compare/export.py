@@ -13,9 +13,15 @@ from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.verdict import CallPair
 
 
-def json_text(comparison: DatabaseComparison) -> str:
+def json_text(comparisons: Mapping[str, DatabaseComparison]) -> str:
+    """Returns all that is known as JSON: of one comparison, or of several by the folders of their databases."""
+    contents = {name: _content(comparison) for name, comparison in comparisons.items()}
+    return json.dumps(contents.get("", contents), indent=2) + "\n"
+
+
+def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
     """Returns databases, figures of each rival by kernel type and in all, and all rows."""
-    content = {
+    return {
         "baseline": _database(comparison.baseline),
         "rivals": [
             {
@@ -31,16 +37,15 @@ def json_text(comparison: DatabaseComparison) -> str:
         "problems": comparison.problems,
         "rows": [_row(row) for row in comparison.rows],
     }
-    return json.dumps(content, indent=2) + "\n"
 
 
-def csv_text(comparison: DatabaseComparison) -> str:
-    """Returns a line for each row and database."""
+def csv_text(comparisons: Mapping[str, DatabaseComparison]) -> str:
+    """Returns a line for each row and database, of comparisons by the folders of their databases."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_HEADER)
-    for row in comparison.rows:
-        writer.writerows(_lines(comparison, row))
+    for folder, comparison in comparisons.items():
+        writer.writerows((*line, folder) for row in comparison.rows for line in _lines(comparison, row))
     return text.getvalue()
 
 
@@ -65,6 +70,7 @@ _HEADER = (
     "host_bound",
     "outputs_missing",
     "conversions",
+    "folder",
 )
 
 

@@ -24,6 +24,10 @@ from opatlas.text import suggest
 #: The state of the durations that were captured, and not replayed.
 CAPTURES = "captures"
 _GIT_S = 120
+#: Databases lie at most so deep below a folder that is compared with another one.
+_BELOW = ("*", "*/*", "*/*/*")
+#: Folders of a database that hold CSVs of other kinds.
+_OF_SESSIONS = ("journal", "runs", "reports", "pruned", "profiles", "implementations")
 
 
 @contextmanager
@@ -45,16 +49,52 @@ def compared_states(places: Sequence[str]) -> Iterator[list[ComparedDatabase]]:
         yield distinct_names(found)
 
 
+def pairs_below(places: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the places to compare with each other, by the path of their databases below the folders that are named.
+
+    Returns:
+        {"": places} if a folder is itself a database; else the databases that all folders have below them.
+
+    Raises:
+        OpAtlasError: the folders have no such database.
+    """
+    if len(places) < 2:
+        return {"": list(places)}
+    folders = [Path(_split(place)[0]) for place in places]
+    if any(next(folder.glob("[!.]*.csv"), None) for folder in folders) or not all(map(Path.is_dir, folders)):
+        return {"": list(places)}
+    below = [{str(path.relative_to(folder)) for path in _folders_of_tables(folder)} for folder in folders]
+    shared = sorted(set.intersection(*below))
+    if not shared:
+        raise OpAtlasError(f"{', '.join(places)}: no database lies below all of them: name databases")
+    return {name: [_below(place, name) for place in places] for name in shared}
+
+
+def _folders_of_tables(folder: Path) -> set[Path]:
+    tables = (path for level in _BELOW for path in folder.glob(f"{level}/[!.]*.csv"))
+    return {path.parent for path in tables if not {*_OF_SESSIONS} & {*path.relative_to(folder).parts}}
+
+
+def _below(place: str, name: str) -> str:
+    folder, state = _split(place)
+    return f"{Path(folder) / name}@{state}" if state else str(Path(folder) / name)
+
+
+def _split(place: str) -> tuple[str, str]:
+    """Returns the folder and the state of a place; a folder with an @ in its name has no state."""
+    folder, at, state = place.rpartition("@")
+    return (folder, state) if at and not Path(place).exists() else (place, "")
+
+
 @contextmanager
 def _state(place: str) -> Iterator[ComparedDatabase]:
-    folder, at, state = place.rpartition("@")
-    if not at or Path(place).exists():
-        yield named_database(absolute_path(Path(place)))
-        return
-    if not folder or not state:
-        raise OpAtlasError(f"{place}: give DB@STATE: a git revision, the Run ID of a run, or {CAPTURES}")
+    folder, state = _split(place)
     path = absolute_path(Path(folder))
-    if state == CAPTURES:
+    if not state:
+        if not folder or folder != place:
+            raise OpAtlasError(f"{place}: give DB@STATE: a git revision, the Run ID of a run, or {CAPTURES}")
+        yield named_database(path)
+    elif state == CAPTURES:
         database, source = named_database(path), Captures(path)
         if not any(call.is_measured for name in source.kernel_types() for call in source.read(name).values()):
             raise OpAtlasError(f"{place}: no row has a captured duration: `opatlas ingest` reads captures")

@@ -270,8 +270,10 @@ def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
         more = [f"{len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else []
         shown = ", ".join([*names[:_NAMES_SHOWN], *more])
         yield f"{one} of {pluralize(len(names), 'kernel type')} ({pluralize(rows, 'row')}): {shown}"
-    if any(rival.runs_as(comparison.baseline) for rival in comparison.rivals):
+    over_time = [rival for rival in comparison.rivals if rival.runs_as(comparison.baseline)]
+    if over_time:
         yield "mean: geometric mean of the speed-ups of rows that both measured; above 1x the second is faster"
+    if any((total := comparison.total(rival.name)).lost or total.new for rival in over_time):
         yield "lost, new: rows that only the first, only the second measured"
     if not _is_over_time(comparison):
         yield "covered: geometric mean of the speed-ups of rows that both measured"

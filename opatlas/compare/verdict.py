@@ -79,6 +79,9 @@ def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tup
     """Returns the verdict and its reason."""
     if difference := _other_conditions(baseline, rival):
         return PairVerdict.NOT_COMPARABLE, difference
+    if baseline == rival:
+        # One measurement, in two states of a database.
+        return PairVerdict.SAME, ""
     for who, call in (("the baseline", baseline), ("the rival", rival)):
         if call.why_ambiguous:
             return PairVerdict.AMBIGUOUS, f"{who}: {call.why_ambiguous}"
