@@ -4,8 +4,9 @@ msmodeling asks a data source for the duration of each operator of a simulation:
 QueryResult, or None, after which its analytic model answers. Operators are those of the database's op_mapping.yaml, or
 else of the default one of OpAtlas.
 
-Answered here are products, attention with its lengths, and operators whose tensors are those of a row. All others go to
-the data source that is given as `base`, such as msmodeling's own: composites, collectives, and what no row tells.
+Answered here are products, attention with its lengths, operators whose tensors are those of a row, and those that
+launch no kernel. All others go to the data source that is given as `base`, such as msmodeling's own: composites,
+collectives, and what no row tells.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ class OpAtlasDataSource:
         self.last_miss_reason = ""
         name = str(op_invoke_info.func).removeprefix("torch.ops.")
         operator = self._operators.get(name)
+        if operator is not None and operator.is_free:
+            details = {"kernel_type": operator.kernel_type, "zero_cost": True}
+            return self._interface.QueryResult(0.0, 1.0, self._interface.QuerySource.MEASURED, details)
         answer = self._answer(operator, op_invoke_info) if operator is not None else None
         if answer is not None:
             self.last_miss_reason = ""
@@ -105,7 +109,7 @@ class OpAtlasDataSource:
     def _answer(self, operator: MappedOperator, info: Any) -> QueryResult | None:
         """Returns the best answer of the operator's kernel types; None, with the reason, if none tells."""
         mode = operator.fields.get("query_mode")
-        if operator.is_composite or operator.is_communication or operator.is_free:
+        if operator.is_composite or operator.is_communication:
             return None
         if mode not in (None, _ATTENTION, _ELEMENTWISE):
             self.last_miss_reason = f"query_mode {mode} is not answered here"

@@ -204,7 +204,6 @@ def test_attention_is_asked_with_its_lengths(
     [
         pytest.param(Operator("tensor_cast.all_reduce.default", (tensor(64, 512), 0, [0, 1])), id="a message"),
         pytest.param(Operator("tensor_cast.mlapo.default", (tensor(64, 512),)), id="a composite"),
-        pytest.param(Operator(aten.view.default, (tensor(4, 4), [16])), id="a view"),
         pytest.param(Operator("tensor_cast.unheard_of.default", (tensor(64, 512),)), id="not mapped"),
         pytest.param(Operator(aten.sort.default, (tensor(64, 512),)), id="no rows"),
         pytest.param(Operator(aten.mm.default, (tensor(64, 512), tensor(64, 512))), id="no product"),
@@ -215,6 +214,11 @@ def test_what_is_not_answered_goes_to_the_data_source_behind(folder: Path, inter
     assert alone.lookup(operator) is None
     assert alone.last_miss_reason
     assert OpAtlasDataSource(folder, Base(interface)).lookup(operator).latency_us == 5
+
+
+def test_a_view_takes_no_time(folder: Path, interface: Any) -> None:
+    found = OpAtlasDataSource(folder, Base(interface)).lookup(Operator(aten.view.default, (tensor(4, 4), [16])))
+    assert (found.latency_us, found.source) == (0, interface.QuerySource.MEASURED)
 
 
 def test_a_guess_from_few_rows_is_left_to_the_analytic_model(tmp_path: Path, interface: Any) -> None:
