@@ -199,7 +199,7 @@
     setTimeout(() => draw(table.rows), 0);
     return [
       h("h1", {}, name),
-      h("p", { class: "faint" }, `${number(type.rows)} ${t("rows")}, ${number(type.timed)} ${t("with a duration")}; ${counted(type.status)}`),
+      h("p", { class: "faint" }, `${t("rows")}: ${number(type.rows)}; ${t("with a duration")}: ${number(type.timed)}; ${counted(type.status)}`),
       detail, plots, section("table", table.element),
     ];
   }

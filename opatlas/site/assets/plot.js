@@ -21,7 +21,7 @@
     const plot = Bokeh.Plotting.figure({ sizing_mode: "stretch_width", height: 420, x_axis_type: "log", y_axis_type: "log",
       tools: "pan,box_zoom,wheel_zoom,reset,save,tap", background_fill_color: back, border_fill_color: back,
       outline_line_color: line, x_axis_label: xTitle, y_axis_label: yTitle, ...extra });
-    plot.toolbar.logo = null;
+    plot.toolbar.setv({ logo: null, stylesheets: ["@media print { :host { visibility: hidden; } }"] });
     for (const axis of [...plot.below, ...plot.left]) {
       axis.setv({ axis_label_text_color: text, axis_label_text_font_style: "normal", major_label_text_color: faint,
         axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: line });
@@ -50,8 +50,8 @@
       const every = Math.max(1, kept.length / MOST), shown = [];
       for (let i = 0; Math.floor(i) < kept.length; i += every) shown.push(kept[Math.floor(i)]);
       this.note.textContent = !kept.length ? t("nothing to plot") : shown.length < kept.length
-        ? `${number(shown.length)} ${t("points of")} ${number(kept.length)}; ${t("the filters show the others")}`
-        : `${number(kept.length)} ${t("points")}; ${t("each point is a row; a click opens it")}`;
+        ? `${t("points")}: ${number(shown.length)} ${t("of")} ${number(kept.length)}; ${t("the filters show the others")}`
+        : `${t("points")}: ${number(kept.length)}; ${t("each point is a row; a click opens it")}`;
       this.box.style.display = kept.length ? "" : "none";
       if (!kept.length) return;
       const data = { x: shown.map((p) => p.x), y: shown.map((p) => p.y), colour: shown.map((p) => p.colour), row: shown.map((p) => p.row) };

@@ -147,7 +147,7 @@
       for (const button of this.back) button.disabled = this.page <= 0;
       for (const button of this.forth) button.disabled = this.page >= this.last();
       const range = rows.length ? `${number(begin + 1)}–${number(begin + rows.length)} ${t("of")} ` : "";
-      this.status.textContent = `${range}${number(this.rows.length)} ${t("rows match")} (${t("all")}: ${number(this.columns.length)})`;
+      this.status.textContent = `${t("rows that match")}: ${range}${number(this.rows.length)} (${t("all")}: ${number(this.columns.length)})`;
     }
 
     makeRow(row) {
