@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from opatlas.devices.npu_operators import OR
@@ -118,7 +119,7 @@ def read_implementation_proofs() -> dict[str, dict[str, str]]:
 
 def keep_implementation_proof(name: str, kernel_type: str, proof: str) -> None:
     """Writes a proof for `read_implementation_proofs`, or removes it if it is ""; several processes may write."""
-    with safe_lock(IMPLEMENTATION_PROOFS.with_suffix(".lock")):
+    with safe_lock(Path(gettempdir(), "opatlas-implementation-proofs.lock")):
         proofs = read_implementation_proofs()
         own = {each: known for each, known in proofs.get(name, {}).items() if each != kernel_type}
         if proof:
