@@ -11,6 +11,7 @@ import numpy as np
 from opatlas.capture.manifest import read_manifest
 from opatlas.checks.check import CheckedTable
 from opatlas.combine.provenance import run_origins
+from opatlas.compare.databases import with_implementations
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.location import parse_path, shipped_note
@@ -68,6 +69,7 @@ class Overview:
         runs, ingests: their numbers.
         last_run_at: start of the newest run or ingest in seconds since the epoch; None if no start is known.
         unmerged: number of journals of sessions that run or were killed.
+        implementations: others than that of the database that were measured on its rows, with their versions.
         problems: messages about files that cannot be read.
     """
 
@@ -80,6 +82,7 @@ class Overview:
     ingests: int = 0
     last_run_at: float | None = None
     unmerged: int = 0
+    implementations: Sequence[str] = ()
     problems: Sequence[str] = ()
 
     def total(self, what: str) -> int:
@@ -124,6 +127,7 @@ def read_overview(database: Database) -> Overview:
         len(ingested_at),
         max([*ingested_at, *(manifest.started_at for manifest in manifests)], default=None),
         len(journal.journals(database)),
+        [each.label for each in with_implementations(database.path)[1:]] if tables else [],
         problems,
     )
 

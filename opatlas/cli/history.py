@@ -89,10 +89,16 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--restore csvs makes all CSVs again: leave out {' '.join(arguments.rows)}")
         return _rebuild(path, dry_run=arguments.dry_run)
     if arguments.restore == _PRUNED:
-        return _unprune(Database(path), RowChoice(arguments.rows))
+        return _unprune(Database(path), _choice(path, arguments.rows))
     if not arguments.rows:
         raise UsageError("no ROW: name a kernel type, or a row by its id or a part of it")
-    return _show(path, RowChoice(arguments.rows), arguments.json)
+    return _show(path, _choice(path, arguments.rows), arguments.json)
+
+
+def _choice(path: Path, names: Sequence[str]) -> RowChoice:
+    database = Database(path)
+    pruned = (each.stem for each in database.pruned_dir.glob("[!.]*.csv"))
+    return RowChoice(names, frozenset([*database.kernel_types(), *pruned]))
 
 
 def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:

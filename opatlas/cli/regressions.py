@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Shows steps and drifts, and returns the exit status that the help explains. Raises OpAtlasError."""
     expect_folder(arguments.database, "name one with a database")
-    found = find_regressions(Database(arguments.database), RowChoice(arguments.rows))
+    database = Database(arguments.database)
+    found = find_regressions(database, RowChoice(arguments.rows, frozenset(database.kernel_types())))
     show("\n".join(_lines(arguments.database, found)))
     if arguments.json is not None:
         write_text(arguments.json, msgspec.json.format(msgspec.json.encode(_as_json(found))).decode() + "\n")

@@ -88,6 +88,7 @@ def _page(found: Overview) -> Iterable[str]:
         ),
         ("unmerged", pluralize(found.unmerged, "journal") if found.unmerged else ""),
         ("machines", ", ".join(f"{count:,} rows on {each}" for each, count in found.counts("machines").items())),
+        ("compares", f"{', '.join(found.implementations)} (opatlas compare)" if found.implementations else ""),
         ("cache", _counts(found.counts("cache"))),
         ("instrument", _counts(found.counts("instrument"))),
         ("quality", _counts(found.counts("quality"))),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -268,14 +268,19 @@ class RowChoice:
     Attributes:
         names: kernel types, ids, node ids of pytest, digests at the end of ids, or parts of ids in any case; empty
             for all rows.
+        kernel_types: kernel types that are known: such a name is no part of an id, so that Mul is not MatMulV2.
     """
 
     names: Sequence[str] = ()
+    kernel_types: Collection[str] = ()
 
     def holds(self, kernel_type: str, signature: str) -> bool:
         """Returns whether a row is chosen."""
-        case_id = make_case_id(kernel_type, signature)
-        return not self.names or any(_is_name(name, kernel_type, case_id) for name in self.names)
+        if not self.names or kernel_type in self.names:
+            return True
+        parts = [name for name in self.names if name not in self.kernel_types]
+        case_id = make_case_id(kernel_type, signature).lower() if parts else ""
+        return any((case_id_in(name) if "[" in name else name).lower() in case_id for name in parts)
 
     def expect(self, found: int, where: str) -> None:
         """Raises OpAtlasError if names were given and `found` is 0; `where` names the place of the search."""
@@ -284,10 +289,3 @@ class RowChoice:
                 f"no row of {where} is named {' or '.join(self.names)}: give a kernel type, or a part of an id as "
                 f"`pytest bench/ --collect-only -q` shows them"
             )
-
-
-def _is_name(name: str, kernel_type: str, case_id: str) -> bool:
-    if name == kernel_type:
-        return True
-    wanted = case_id_in(name) if "[" in name else name
-    return wanted.lower() in case_id.lower()

@@ -52,6 +52,17 @@ def told(tmp_path: Path, *arguments: str, status: int = 0) -> Any:
     return json.loads(path.read_text())
 
 
+def test_the_implementations_that_were_measured_on_its_rows(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = database.implementation_dir("flashinfer", "0.5.3")
+    other.mkdir(parents=True)
+    write(Database(other), [measured(1, "0.1")])
+    assert told(tmp_path, str(database.path))["implementations"] == ["flashinfer 0.5.3"]
+    assert "flashinfer 0.5.3" in capsys.readouterr().out
+    assert told(tmp_path, str(other))["implementations"] == []
+
+
 def test_rows_are_counted_by_what_is_known_of_them(
     database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

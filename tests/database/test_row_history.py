@@ -150,3 +150,12 @@ def test_a_damaged_history_is_named_and_costs_itself_only(
 def test_names_of_nothing(database: Database, tmp_path: Path) -> None:
     assert main(["history", str(database.path), "Nothing"]) == 1
     assert main(["history", str(tmp_path / "nothing"), "Abs"]) == 2
+
+
+def test_a_kernel_type_is_no_part_of_another(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    for kernel_type in ("Mul", "Muls"):
+        write(database, [{**cells(1), "Average Duration(us)": "1"}], kernel_type)
+    assert [row["kernel_type"] for row in told(database, "Mul")] == ["Mul"]
+    assert [row["kernel_type"] for row in told(database, "mul")] == ["Mul", "Muls"]
+    assert [row["kernel_type"] for row in told(database, "Mul", "muls-")] == ["Mul", "Muls"]
