@@ -20,6 +20,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import make_case_id, signatures
 from opatlas.model.slots import dtype_name, known_dtype
+from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import row_sizes, typed_rows
 from opatlas.site.columns import number_column, word_column
@@ -28,7 +29,7 @@ from opatlas.store.database import Database
 #: Columns of words, in the order of the table.
 _WORDS: tuple[str, ...] = (
     *("id", "input_shapes", "output_shapes", "dtype", "format", "implementation"),
-    *("status", "reason", "quality", "cache", "instrument", "run_id"),
+    *("status", "reason", "quality", "composed", "cache", "instrument", "run_id"),
 )
 _CELLS = {
     "input_shapes": INPUT_SHAPES,
@@ -86,6 +87,8 @@ def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
     quality, stand_in = line["quality"], line.pop("stand_in")
     judged = Quality.COMPOSITION.value if is_composition(quality, stand_in) else quality or NOT_JUDGED
     line |= {"quality": judged if us is not None else "", "status": line["status"] or NEVER_RUN}
+    told = composed if isinstance(composed := line.get("composed"), bool) else None
+    line["composed"] = COMPOSITION_WORDS[told] if us is not None else ""
     if isinstance(word := line.get("dtype"), str):
         known = known_dtype(word)
         line["dtype"] = dtype_name(word) if known is None else known.name

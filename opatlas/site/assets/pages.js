@@ -15,23 +15,27 @@
     { name: "status", title: "status" }, { name: "quality", title: "quality" },
     { name: "implementation", title: "implementation" },
   ];
+  /* Titles of sizes. Other columns of numbers are sizes, too, under their own names. */
   const SIZES = {
-    message_bytes: "bytes of the message", num_devices: "devices", topology_tier: "tier", batch: "batch", m: "M", n: "N", k: "K",
+    message_bytes: "bytes of the message", num_devices: "devices", topology_tier: "tier", batch: "batch", m: "M", n: "N", k: "K", groups: "groups",
     sequences: "sequences", queries: "queries", keys: "keys", pairs: "pairs", heads: "heads", kv_heads: "KV heads",
     head_size: "head size", pages: "pages", bytes: "bytes",
   };
-  const DETAILS = { reason: "reason", run_id: "run", cache: "cache", instrument: "instrument", median_us: "median duration",
-    std_us: "standard deviation" };
+  const DETAILS = { reason: "reason", composed: "composition of operators", run_id: "run", cache: "cache", instrument: "instrument",
+    median_us: "median duration", std_us: "standard deviation", machines: "machines", machine_spread: "spread of the machines" };
   const FILTERS = [
     { name: "dtype", title: "dtype" }, { name: "format", title: "format" }, { name: "status", title: "status" },
-    { name: "quality", title: "quality" }, { name: "implementation", title: "implementation" },
-    { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
+    { name: "quality", title: "quality" }, { name: "composed", title: "composition of operators" },
+    { name: "implementation", title: "implementation" }, { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
   ];
   const RATES = { duration_us: "duration (µs)", tflops: "arithmetic rate (10¹²/s)", gbps: "bandwidth (GB/s)", bus_gbps: "bus bandwidth (GB/s)" };
   const titleOf = (name) => {
     const [, word, unit] = /^(.*?)( \(.*\))?$/.exec(RATES[name] || SIZES[name] || name);
     return t(word) + (unit || "");
   };
+
+  const NO_SIZES = new Set([...ROW_COLUMNS.map((each) => each.name), ...Object.keys(DETAILS)]);
+  const sizesOf = (columns) => columns.names.filter((each) => !NO_SIZES.has(each));
 
   const typeLink = (name) => "#/type/" + encodeURIComponent(name);
   /* Of several implementations with the row, by: the one that is meant. */
@@ -167,8 +171,7 @@
     const type = overview.types.find((each) => each.name === name);
     if (!type) return [h("h1", {}, name), h("p", {}, t("there is no such page"))];
     const columns = new opatlas.Columns(await opatlas.load(type.file));
-    const sizes = Object.keys(SIZES).filter((each) => columns.has(each));
-    const shown = [...ROW_COLUMNS.slice(0, 5), ...sizes.map((each) => ({ name: each, title: SIZES[each] })), ...ROW_COLUMNS.slice(5)];
+    const shown = [...ROW_COLUMNS.slice(0, 5), ...sizesOf(columns).map((each) => ({ name: each, title: SIZES[each] || each })), ...ROW_COLUMNS.slice(5)];
     const several = type.implementations.length > 1;
     const by = (row) => several ? columns.get("implementation", row) : "";
     shown[0] = { ...shown[0], link: (row) => rowLink(name, columns.get("id", row), by(row)), press: (row) => open(row) };
@@ -213,7 +216,7 @@
   }
 
   function rowDetails(columns, row, link, close) {
-    const id = columns.get("id", row), names = [...ROW_COLUMNS.slice(1), ...Object.entries(SIZES).map(([name, title]) => ({ name, title })),
+    const id = columns.get("id", row), names = [...ROW_COLUMNS.slice(1), ...sizesOf(columns).map((name) => ({ name, title: SIZES[name] || name })),
       ...Object.entries(DETAILS).map(([name, title]) => ({ name, title, unit: name.endsWith("_us") ? "µs" : "" }))];
     const cell = (each) => {
       const value = columns.get(each.name, row);
@@ -227,7 +230,7 @@
   /** Makes the plots of a kernel type, and returns what draws rows in them. */
   function plotsOf(place, columns, type, overview, state, open) {
     addDimensions(columns);
-    const sizes = [...Object.keys(SIZES).filter((each) => columns.has(each)), ...(columns.dimensions || [])];
+    const sizes = [...sizesOf(columns), ...(columns.dimensions || [])];
     const rates = Object.keys(RATES).filter((each) => columns.has(each));
     const words = ["implementation", "dtype", "quality", "format", "cache", "topology_tier", "num_devices"].filter((each) => columns.has(each));
     if (!sizes.length || !rates.length) {

@@ -33,6 +33,8 @@ opatlas.chinese = {
   "without what is missing": "不含缺失部分", "of the sum is that of compositions of operators": "的总和来自算子组合",
   "of the sum may be that of compositions: the rows do not tell": "的总和可能来自算子组合：行中未说明",
   "loading": "正在载入", "there is no such page": "没有这个页面", "no row has this name": "没有叫这个名字的行",
+  "groups": "组数", "composition of operators": "算子组合", "yes": "是", "no": "否", "not told": "未说明", "machines": "机器数",
+  "spread of the machines": "机器间差异",
   "written by": "生成自", "interpolated": "内插", "extrapolated": "外推", "analytic": "解析",
   "never run": "未运行", "not judged": "未评定", "composition": "组合", "ascending": "升序", "descending": "降序",
 };
