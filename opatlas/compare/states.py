@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +24,10 @@ from opatlas.text import suggest
 #: The state of the durations that were captured, and not replayed.
 CAPTURES = "captures"
 _GIT_S = 120
+#: A database with larger files is refused, so that a small repository cannot fill the memory.
+_MOST_BYTES = 4 << 30
+#: The modes of regular files in a tree of git begin so; links and submodules are no files.
+_REGULAR = b"100"
 #: Databases lie at most so deep below a folder that is compared with another one.
 _BELOW = ("*", "*/*", "*/*/*")
 #: Folders of a database that hold CSVs of other kinds.
@@ -160,26 +164,26 @@ def read_run(database: Database, run_id: str) -> RunCalls:
 def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """Yields the commit of a revision, and a folder with the CSVs and manifests that a database had then."""
     existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    top = _git(existing, "rev-parse", "--show-toplevel")
-    if top is None:
+    prefix = _git(existing, "rev-parse", "--show-prefix")
+    if prefix is None:
         raise OpAtlasError(
             f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a git revision: "
             f"{existing} is in no git repository"
         )
-    repository = Path(top.decode().strip())
-    commit = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    commit = _git(existing, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if commit is None:
         raise OpAtlasError(
-            f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a revision of the git "
-            f"repository {repository}: `git log -- {path}` lists its revisions"
+            f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a revision of its git "
+            f"repository: `git log -- {path}` lists revisions"
         )
     at = commit.decode().strip()
-    below = PurePosixPath(path.resolve().relative_to(repository.resolve()).as_posix())
+    below = PurePosixPath(os.fsdecode(prefix.rstrip(b"\n")), path.relative_to(existing).as_posix())
     with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
         # Software and device follow from the last parts of the path.
-        checkout = Path(folder, *path.parts[-4:]) if len(path.parts) > 4 else Path(folder, *path.parts[1:])
+        checkout = Path(folder, *path.parts[1:][-4:])
         checkout.mkdir(parents=True)
-        _extract(repository, at, below, checkout)
+        _write_files(existing, f"{at}:{_tree_path(below)}", ".csv", checkout)
+        _write_files(existing, f"{at}:{_tree_path(below / 'runs')}", ".json", checkout / "runs")
         try:
             expect_tables(checkout)
         except OpAtlasError as error:
@@ -187,27 +191,48 @@ def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tu
         yield at, checkout
 
 
-def _extract(repository: Path, commit: str, below: PurePosixPath, checkout: Path) -> None:
-    """Writes the CSVs and the manifests that a folder has in a commit; nothing if it has no such folder."""
-    archive = _git(repository, "archive", "--format=tar", commit, "--", f":(top,literal){below}")
-    if archive is None:
+def _tree_path(path: PurePosixPath) -> str:
+    return "" if path == PurePosixPath() else str(path)
+
+
+def _write_files(repository: Path, tree: str, suffix: str, folder: Path) -> None:
+    """Writes the regular files with a suffix that a tree of a commit has itself; none if there is no such tree.
+
+    Contents are those that git keeps: no filter of the repository runs, since it may be a stranger's.
+    """
+    listed = (_git(repository, "ls-tree", "-l", "-z", "--full-tree", tree) or b"").split(b"\0")
+    files: list[tuple[str, bytes]] = []
+    total = 0
+    for entry in filter(None, listed):
+        about, _, encoded = entry.partition(b"\t")
+        mode, _, digest, size = about.split()
+        if mode.startswith(_REGULAR) and encoded.endswith(suffix.encode()):
+            files.append((os.fsdecode(encoded), digest))
+            total += int(size) if size.isdigit() else 0
+    if total > _MOST_BYTES:
+        raise OpAtlasError(
+            f"{tree}: files of {total:,} bytes, which is too large for a database: name another revision"
+        )
+    if not files:
         return
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        for member in filter(tarfile.TarInfo.isfile, files):
-            name = PurePosixPath(member.name).relative_to(below)
-            is_table = len(name.parts) == 1 and name.suffix == ".csv"
-            is_manifest = len(name.parts) == 2 and name.parts[0] == "runs" and name.suffix == ".json"
-            if (is_table or is_manifest) and (content := files.extractfile(member)) is not None:
-                target = checkout / name
-                target.parent.mkdir(exist_ok=True)
-                target.write_bytes(content.read())
+    folder.mkdir(exist_ok=True)
+    digests = b"".join(digest + b"\n" for _, digest in files)
+    contents = io.BytesIO(_git(repository, "cat-file", "--batch", sent=digests) or b"")
+    for name, digest in files:
+        header = contents.readline().split()
+        if header[:2] != [digest, b"blob"]:
+            raise OpAtlasError(f"{tree}: git has no content of {name}: fetch it (`git fetch --refetch`)")
+        (folder / name).write_bytes(contents.read(int(header[2])))
+        contents.readline()
 
 
-def _git(folder: Path, *arguments: str) -> bytes | None:
+def _git(folder: Path, *arguments: str, sent: bytes = b"") -> bytes | None:
     """Returns what git prints; None if it fails. Raises OpAtlasError if there is no git."""
     command = ["git", "-C", str(folder), *arguments]
+    # The repository may be a stranger's: nothing is fetched, by whatever command its settings name.
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, input=sent, env=environment)
     except FileNotFoundError:
         raise OpAtlasError("git is not installed, so revisions cannot be read: install it") from None
     except subprocess.TimeoutExpired:

@@ -93,6 +93,42 @@ def test_nothing_remains_of_a_revision(
     assert not list(temporary.iterdir())
 
 
+def test_a_repository_of_a_stranger_runs_nothing(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD")
+    ran = tmp_path / "ran"
+    command = f"touch {ran}; cat"
+    (tmp_path / ".git" / "info" / "attributes").write_text("*.csv filter=x diff=x\n")
+    for name in (
+        "filter.x.smudge",
+        "filter.x.process",
+        "core.fsmonitor",
+        "core.pager",
+        "diff.x.textconv",
+        "core.editor",
+    ):
+        git(tmp_path, "config", name, command)
+    git(tmp_path, "config", "remote.origin.url", f"ext::sh -c touch% {ran}")
+    git(tmp_path, "config", "remote.origin.promisor", "true")
+    git(tmp_path, "config", "protocol.ext.allow", "always")
+    assert figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD") == before
+    missing = git(tmp_path, "rev-parse", f"v1.0:{'/'.join(DEVICE)}/Abs.csv")
+    (tmp_path / ".git" / "objects" / missing[:2] / missing[2:]).unlink()
+    assert main(["compare", f"{repository}@v1.0", str(repository)]) == 2
+    assert "Abs.csv" in capsys.readouterr().err
+    assert not ran.exists()
+
+
+def test_links_in_a_revision_are_no_tables(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "Neg.csv").symlink_to("/etc/passwd")
+    root = repository.parents[4]
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "a link")
+    (repository / "Neg.csv").unlink()
+    assert figures(capsys, f"{repository}@HEAD", repository)["rivals"][0]["all"]["rows"] == 2
+
+
 @pytest.mark.parametrize("state", ["v2.0", "--help", "HEAD:database", ""])
 def test_an_unknown_state_is_refused(repository: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = f"{repository}@{state}"
