@@ -105,6 +105,13 @@ OPTIONS = (
         "from 1 to the largest that fits, and at the edges of tiles; no other rows (default: a sample of sizes)",
     ),
     declare(
+        "--for-query",
+        Scope.THEORY,
+        action="store_true",
+        help="rows from which `opatlas query` can tell most others: of the rows of --sizes-per-shape (16 unless given) "
+        "the --rows that are farthest from each other and from captured ones (default: a sample)",
+    ),
+    declare(
         "--seed",
         Scope.THEORY,
         type=at_least(0),
@@ -166,6 +173,7 @@ class Theory:
         """The plan of the session. Raises OpAtlasError, pytest.UsageError."""
         from opatlas.shapes.strategies import sample_rows
 
+        from opatlas.query.spread import spread_rows
         from opatlas.theory.catalog import built_in_catalog, database_kernels
         from opatlas.theory.plan import Request
         from opatlas.theory.sources import resolve_targets
@@ -195,6 +203,7 @@ class Theory:
             sample_rows,
             is_npu=kind == "npu",
             sizes_per_shape=option.sizes_per_shape,
+            spread=spread_rows if option.for_query else None,
         )
         return TheoryPlan(database, kind, request, kernels)
 
@@ -311,6 +320,7 @@ class Theory:
                 "ep_sizes": list(self.plan.request.targets.ep_sizes),
                 "rows": option.rows,
                 "sizes_per_shape": option.sizes_per_shape,
+                "for_query": option.for_query,
                 "seed": option.seed,
                 "max_hbm_gb": option.max_hbm_gb,
                 "keyword": option.keyword,

@@ -225,8 +225,8 @@ class KernelModel:
     def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
         sizes, fills, _ = self._width
+        lengths = [*default_lengths(sizes, fills, len(self._regimes), octaves), *[_JUMP] * len(self._jumps)]
         spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
-        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes) + [_JUMP] * len(self._jumps)
         return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
 
     def _some(self, seed: int) -> Positions:
@@ -355,6 +355,11 @@ class KernelModel:
     def _every_tokens(self) -> Floats:
         """The numbers of tokens of all rows, in order."""
         return np.unique(self._tokens)
+
+
+def default_lengths(sizes: int, fills: int, regimes: int, octaves: float = _OCTAVES) -> Floats:
+    """Returns the distances at which durations differ, for each of so many features."""
+    return np.array([octaves] * sizes + [_SHARE] * fills + [_REGIME] * regimes)
 
 
 def _distance(ordered: Floats, value: float) -> float:
