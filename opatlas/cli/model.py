@@ -15,15 +15,16 @@ from pathlib import Path
 
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import UsageError
-from opatlas.model.location import default_path
+from opatlas.model.location import default_path, parse_implementation
 from opatlas.model.versions import detect
+from opatlas.progress import Progress
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost, PartCost
 from opatlas.store.csv_files import write_text
 from opatlas.text import shorten, show
 from opatlas.theory.models import TargetError
 
-_PART, _KERNEL, _IMPLEMENTATION = 16, 16, 9
+_PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
 #: The name of the terminal as a file.
 _STDOUT = "-"
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
@@ -78,16 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the cost. Raises OpAtlasError."""
     place = arguments.database or default_path(database_name(available_devices(None)), detect())
     try:
-        cost = model_cost(
-            place,
-            arguments.model,
-            tp=arguments.tp,
-            ep=arguments.ep,
-            batch=arguments.batch,
-            context=arguments.context,
-            phase=arguments.phase,
-            dtype=arguments.dtype,
-        )
+        # The first questions about a database fit models, which takes up to half a minute.
+        with Progress(0, "calls", label="model") as progress:
+            cost = model_cost(
+                place,
+                arguments.model,
+                tp=arguments.tp,
+                ep=arguments.ep,
+                batch=arguments.batch,
+                context=arguments.context,
+                phase=arguments.phase,
+                dtype=arguments.dtype,
+                tell=lambda kernel_type: progress.advance(1, kernel_type),
+            )
     except TargetError as error:
         # Theory rows name it by the option of their command.
         raise UsageError(f"{error.value}: {error.problem}") from None
@@ -152,7 +156,8 @@ def _part_line(part: PartCost, total: float) -> str:
     each = "-" if part.us_per_call is None else f"{part.us_per_call:.2f}"
     share = "-" if part.us is None or not total else f"{part.us / total:.1%}"
     how = part.how + _MARKS[part.composed] + _OTHER_DTYPES * part.other_dtypes
-    return _line(part.part, part.kernel_type, str(part.calls), each, share, how, part.implementation)
+    name, _ = parse_implementation(part.implementation)
+    return _line(part.part, part.kernel_type, str(part.calls), each, share, how, name)
 
 
 def _line(part: str, kernel: str, calls: str, each: str, share: str, how: str, implementation: str) -> str:

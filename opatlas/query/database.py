@@ -111,6 +111,7 @@ def model_cost(
     phase: Phase = "decode",
     dtype: str = "BF16",
     same_machine: bool = False,
+    tell: Callable[[str], object] = str,
 ) -> ModelCost:
     """Returns `OpenDatabase.model` of a database.
 
@@ -125,7 +126,7 @@ def model_cost(
     # A wrong model is told before a wrong database.
     resolve_model(model)
     database = open(place, same_machine=same_machine)
-    return database.model(model, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype)
+    return database.model(model, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, tell=tell)
 
 
 def database_folder(place: Path | str) -> Path:
@@ -419,6 +420,7 @@ class OpenDatabase:
         context: int,
         phase: Phase = "decode",
         dtype: str = "BF16",
+        tell: Callable[[str], object] = str,
     ) -> ModelCost:
         """Returns what a step of a model costs on one device, if no two kernels run at once.
 
@@ -429,6 +431,7 @@ class OpenDatabase:
         Args:
             model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
             tp, ep, batch, context, phase, dtype: as for `opatlas.theory.model_calls.model_calls`.
+            tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
 
         Raises:
             OpAtlasError: there is no such model, or it cannot be divided so.
@@ -442,7 +445,7 @@ class OpenDatabase:
             model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
             for nz in (False, True)
         )
-        return step_cost(self, self._with_compositions, facts.name, zip(*layouts, strict=True))
+        return step_cost(self, self._with_compositions, facts.name, zip(*layouts, strict=True), tell)
 
     @cached_property
     def _with_compositions(self) -> OpenDatabase:

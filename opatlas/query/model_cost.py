@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -134,15 +134,24 @@ class ModelCost:
 
 
 def step_cost(
-    database: OpenDatabase, composed: OpenDatabase, model: str, calls: Iterable[tuple[ModelCall, ModelCall]]
+    database: OpenDatabase,
+    composed: OpenDatabase,
+    model: str,
+    calls: Iterable[tuple[ModelCall, ModelCall]],
+    tell: Callable[[str], object],
 ) -> ModelCost:
     """Returns what a step costs.
 
     Args:
         composed: the database with compositions, whose rows answer where no others do.
         calls: with weights in ND and in FRACTAL_NZ.
+        tell: gets the kernel type of each call after its answer.
     """
-    return ModelCost(model, database.path, [_part_cost(layouts, database, composed) for layouts in calls])
+    parts = []
+    for layouts in calls:
+        parts.append(_part_cost(layouts, database, composed))
+        tell(layouts[0].kernel_type)
+    return ModelCost(model, database.path, parts)
 
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase, composed: OpenDatabase) -> PartCost:
