@@ -8,6 +8,7 @@ import pandas as pd
 
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.quality import Quality, is_composition
+from opatlas.model.roofline import row_work
 from opatlas.model.schema import (
     CACHE_STATE,
     INPUT_SHAPES,
@@ -99,6 +100,14 @@ def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
         if collective is not None and isinstance(sizes[0], int) and isinstance(sizes[1], int):
             line["bus_gbps"] = collective.bus_bandwidth_gbps(sizes[0], sizes[1], us)
     return line
+
+
+def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:
+    """Returns whether the bytes of rows of a kernel type are those that the kernel moves, as a roofline supposes."""
+    for name in database.implementations:
+        for cells in database.stored_rows(kernel_type, name).frame.head(1).to_dict("records"):
+            return row_work(kernel_type, {str(column): str(cell) for column, cell in cells.items()}) is not None
+    return False
 
 
 def columns_of(table: pd.DataFrame) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from opatlas.files import expect_folder
 from opatlas.query.database import OpenDatabase
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.pages import comparison_page, model_page, overview_page
-from opatlas.site.rows import columns_of, row_table
+from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
 from opatlas.store.csv_files import write_bytes, write_text
 from opatlas.store.database import Database
 from opatlas.text import suggest
@@ -91,6 +91,7 @@ def write_site(
                     "file": file,
                     "rows": len(table),
                     "timed": len(timed),
+                    "each_byte_once": moves_each_byte_once(source, kernel_type),
                     "collective": kernel_type.startswith("hcom_"),
                     "median_us": float(timed.median()) if len(timed) else None,
                     "status": table["status"].value_counts().to_dict(),

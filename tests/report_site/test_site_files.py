@@ -12,7 +12,7 @@ import pytest
 from opatlas.cli.main import main
 from opatlas.query.database import OpenDatabase
 from opatlas.site.columns import number_column, word_column
-from opatlas.site.rows import columns_of, row_table
+from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
 from opatlas.site.writer import write_site
 from tests.query.tables import product_rows, write_table
 from tests.report_site.small_databases import COMPOSED, FAILED, HOSTILE, SIZES
@@ -51,6 +51,12 @@ def test_a_message_has_its_bus_bandwidth(database: Path) -> None:
     table = row_table(messages, "hcom_allReduce_")
     first = table.iloc[0]
     assert first["bus_gbps"] == pytest.approx(first["message_bytes"] / first["duration_us"] / 1e3)
+
+
+@pytest.mark.parametrize(("kernel_type", "expected"), [("MatMulV2", True), ("GatherV3", False)])
+def test_a_roofline_is_for_kernels_that_move_each_byte_once(kernel_type: str, expected: bool, tmp_path: Path) -> None:
+    write_table(tmp_path, kernel_type, product_rows([(1, 2, 3)], [1.0]))
+    assert moves_each_byte_once(opened(tmp_path), kernel_type) is expected
 
 
 def test_equal_rows_are_one(tmp_path: Path) -> None:

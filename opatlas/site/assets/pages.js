@@ -117,25 +117,28 @@
       h("a", { href: typeLink(each.name) }, each.name), number(each.rows), number(each.timed), coverage(each),
       number(each.median_us), each.dtypes.join(", "), counted(each.quality), counted(each.status), each.implementations.join(", "),
     ]);
-    const titles = ["kernel type", "rows", "with a duration", "coverage", "median", "dtypes", "quality", "status", "implementations"]
+    const titles = ["kernel type", "rows", "with a duration", "coverage", "median", "dtypes", "quality", "status", "implementation"]
       .map((title, i) => ({ title, number: [1, 2, 4].includes(i) }));
     titles[4].title = "median duration";
     return [
       h("h1", {}, first.folder || first.device || first.path),
-      ...overview.databases.map((each) => h("section", {},
-        overview.databases.length > 1 ? h("h2", {}, each.folder || each.path) : null, facts([
-          ["database", each.path], ["device", Object.entries(each.devices).map(([name, runs]) => `${name} (${number(runs)})`).join("; ") || each.device],
-          ["runs", number(each.runs)],
-          ["newest run", each.last_run_at ? new Date(each.last_run_at * 1000).toISOString().slice(0, 10) : ""],
-          ["quality", counted(sums(each, "quality"))], ["status", counted(sums(each, "status"))], ["cache", counted(sums(each, "cache"))],
-          ["instrument", counted(sums(each, "instrument"))], ["shipped", each.shipped],
-          ["peaks", each.gbps ? `${number(each.gbps)} GB/s; ${Object.entries(each.tera_ops).map(([name, rate]) => `${name} ${number(rate)}`).join(", ")} (10¹²/s)` : t("not known")],
-        ]))),
+      factsOf(first),
       problems(overview.problems),
       section("kernel types", find, smallTable(titles, rows)),
+      ...overview.databases.slice(1).map((each) => h("section", {}, h("h2", {}, each.folder || each.path), factsOf(each))),
       h("p", { class: "faint" }, `${t("written by")} OpAtlas ${overview.version}`),
     ];
   }
+
+  const factsOf = (each) => facts([
+    ["database", each.path], ["device", Object.entries(each.devices).map(([name, runs]) => `${name} (${number(runs)})`).join("; ") || each.device],
+    ["runs", number(each.runs)],
+    ["newest run", each.last_run_at ? new Date(each.last_run_at * 1000).toISOString().slice(0, 10) : ""],
+    ["quality", counted(sums(each, "quality"))], ["status", counted(sums(each, "status"))], ["cache", counted(sums(each, "cache"))],
+    ["instrument", counted(sums(each, "instrument"))], ["shipped", each.shipped],
+    ["peaks", each.gbps ? `${number(each.gbps)} GB/s; ${Object.entries(each.tera_ops).map(([name, rate]) => `${name} ${number(rate)}`).join(", ")} (10¹²/s)` : t("not known")],
+    ["rows by number of machines", Object.entries(sums(each, "machines")).map(([machines, rows]) => `${machines}: ${number(rows)}`).join(", ")],
+  ]);
 
   const coverage = ({ rows, timed }) => {
     const share = rows ? Math.floor((timed / rows) * 100) : 0;
@@ -254,7 +257,7 @@
     };
     const controls = h("div", { class: "controls" }, choice("x", "horizontal", sizes, sizeTitle), choice("y", "vertical", rates, titleOf),
       words.length ? choice("colour", "colour", words, (each) => SIZES[each] ? titleOf(each) : t(each)) : null);
-    const roof = roofOf(columns, overview);
+    const roof = type.each_byte_once ? roofOf(columns, overview) : null;
     const tips = [[t("row"), (row) => columns.get("id", row)], [titleOf("duration_us"), (row) => number(columns.get("duration_us", row))]];
     let scatter, roofline, colours;
     const colourOf = (row) => colours.get(columns.get(chosen.colour, row)) || "#999999";
@@ -298,16 +301,18 @@
     if (columns.has("tflops") && columns.has("gbps")) {
       const x = (row) => columns.get("tflops", row) / columns.get("gbps", row) * 1e3;
       const [low, high] = rangeOf(columns.length, x), lines = [];
-      const levels = columns.counts("dtype").map(([word]) => [word, peaks[word]]).filter(([, level]) => level);
-      const top = Math.max(0, ...levels.map(([, level]) => level));
+      // Dtypes with the same peak share a line.
+      const levels = new Map();
+      for (const [word] of columns.counts("dtype")) if (peaks[word]) levels.set(peaks[word], [...(levels.get(peaks[word]) || []), word]);
+      const top = Math.max(0, ...levels.keys());
       const slope = gbps && gbps / 1e3;
       if (slope) {
         const end = top ? Math.min(high, top / slope) : high;
         lines.push({ x: [low, end], y: [low * slope, end * slope], at: [Math.sqrt(low * end) * 0.93, Math.sqrt(low * end) * slope], label: `${t("memory")}: ${number(gbps)} GB/s` });
       }
-      for (const [word, level] of levels) {
+      for (const [level, words] of levels) {
         const begin = slope ? Math.max(low, level / slope) : low;
-        if (begin < high) lines.push({ x: [begin, high], y: [level, level], at: [high, level], label: `${word}: ${number(level)}` });
+        if (begin < high) lines.push({ x: [begin, high], y: [level, level], at: [high, level], label: `${words.join(", ")}: ${number(level)}` });
       }
       return { title: "roofline", rate: "tflops", xTitle: t("operations per byte"), x, lines };
     }

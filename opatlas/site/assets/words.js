@@ -1,5 +1,5 @@
 "use strict";
-/* The words of the pages. English words are their own keys; what a database says is not translated. */
+/* The words of the pages, and those that a database has for qualities, statuses and caches. English words are keys. */
 const opatlas = {};
 
 opatlas.chinese = {
@@ -34,9 +34,12 @@ opatlas.chinese = {
   "of the sum may be that of compositions: the rows do not tell": "的总和可能来自算子组合：行中未说明",
   "loading": "正在载入", "there is no such page": "没有这个页面", "no row has this name": "没有叫这个名字的行",
   "groups": "组数", "composition of operators": "算子组合", "yes": "是", "no": "否", "not told": "未说明", "machines": "机器数",
+  "rows by number of machines": "按机器数统计的行",
   "spread of the machines": "机器间差异",
   "written by": "生成自", "interpolated": "内插", "extrapolated": "外推", "analytic": "解析",
-  "never run": "未运行", "not judged": "未评定", "composition": "组合", "ascending": "升序", "descending": "降序",
+  "never run": "未运行", "not judged": "未评定", "composition": "组合", "quiet": "平稳",
+  "noisy": "有噪声", "drifting": "漂移", "bimodal": "双峰", "throttled": "降频", "cold": "冷", "warm": "热",
+  "invalid": "结果无效", "crashed": "崩溃", "timeout": "超时", "oom": "内存不足", "device_error": "设备错误", "ascending": "升序", "descending": "降序",
 };
 
 /** Reads and keeps a setting of the reader; a browser may refuse to keep any for files. */
