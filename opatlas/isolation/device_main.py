@@ -58,8 +58,9 @@ def main(fd: int, *, under_launcher: bool) -> None:
             except EOFError:
                 return
             outcome = _run(channel, runner, job)
-            if outcome.status is Status.OOM and not runner.is_healthy():
-                # The error was fatal for the device; the next row gets a new process.
+            if outcome.status in (Status.OOM, Status.FAILED) and not runner.is_healthy():
+                # The error was fatal for the device, or a library left it for the next launch, as FlashInfer does with
+                # CUDA's "invalid argument": the next row gets a new process.
                 return
 
 

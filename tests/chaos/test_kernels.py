@@ -50,6 +50,12 @@ def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, 
     assert "in test_moody" in done
 
 
+def test_an_error_that_a_launch_left_costs_no_other_row(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(Mood.LEAVE_AN_ERROR), row(1), row(2)])
+    done = sessions.run(SIMULATED_DEVICES="1")
+    assert done.ledger() == {"measured": 2, "failed": 1}
+
+
 def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path) -> None:
     sessions.write("Moody", [row(1), row(Mood.HOARD), row(2)])
     done = sessions.run(MEMORY_GROUP=str(memory_group))

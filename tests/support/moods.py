@@ -52,6 +52,7 @@ class Mood(IntEnum):
     WAIT_FOR_ANOTHER_DEVICE = 42
     CHANGE_THREADS = 50
     BREAK_TORCH = 51
+    LEAVE_AN_ERROR = 52
     TALK = 129
 
 
@@ -143,6 +144,12 @@ def _break_torch(row: Any) -> None:
     raise ValueError("has broken torch")
 
 
+def _leave_an_error(row: Any) -> None:
+    import simulated
+
+    simulated.leave_error()
+
+
 def _poison(*broken: str) -> Callable[[Any], None]:
     """Breaks devices for good ("own": the row's own device), and poisons the context of the row's process."""
 
@@ -198,5 +205,6 @@ _ACTIONS: dict[int, Callable[[Any], object]] = {
     Mood.WAIT_FOR_ANOTHER_DEVICE: _wait_for_another_device,
     Mood.CHANGE_THREADS: _change_threads,
     Mood.BREAK_TORCH: _break_torch,
+    Mood.LEAVE_AN_ERROR: _leave_an_error,
     Mood.TALK: _talk,
 }

@@ -17,6 +17,8 @@ POISON = "CUDA error: an illegal memory access was encountered"
 FOLDER = Path(__file__).parent
 
 _poisoned: list[bool] = []
+#: Errors that the next calls in this process raise, one each.
+_left_over: list[str] = []
 
 
 def devices(present: int) -> Sequence[DeviceSpec]:
@@ -36,13 +38,21 @@ def poison() -> None:
     raise RuntimeError(f"{POISON}\nCUDA kernel errors might be asynchronously reported at some other API call")
 
 
+def leave_error() -> None:
+    """Fails like a library's launch with wrong arguments, and leaves the error for the next call in this process."""
+    _left_over.append("CUDA error: invalid argument")
+    raise RuntimeError("Check failed: (status == cudaSuccess) is false: launch failed: invalid argument")
+
+
 def break_for_good(device_id: str) -> None:
     """Makes a device fail in every process from now on."""
     _broken(device_id).touch()
 
 
 def expect_well() -> None:
-    """Raises the fatal device error, if this device has failed."""
+    """Raises the error that an earlier call left, or the fatal device error, if this device has failed."""
+    if _left_over:
+        raise RuntimeError(_left_over.pop())
     if _poisoned or _broken(own_id()).exists():
         raise RuntimeError(POISON)
 

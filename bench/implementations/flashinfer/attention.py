@@ -18,6 +18,8 @@ from .common import HALF, expect, expect_dtype, int32, words, workspace
 _ATTENTION_SIZES = ((64, 64), (128, 128), (256, 256), (192, 128))
 #: Numbers of keys and of sequences that the buffers of FlashInfer's wrappers hold, without a check.
 _MOST_KEYS, _MOST_SEQUENCES = 16 << 20, 32767
+#: Threads of a block that merges the heads of a token.
+_THREADS = 1024
 _FROM_BASE_2 = "log-sum-exp from base 2"
 
 
@@ -241,8 +243,8 @@ def ring_mla(
     wrapper = _plan_packed(q, k, value, q_starts, kv_starts, causal=mask_type == "mask_type_triu", scale=qk_scale)
     earlier = None
     if pre_out is not None and prev_lse is not None:
-        # A block merges all heads of a token, and holds 64 of them at most: more heads are those of more tokens.
-        folded = (-1, math.gcd(head_num, 64))
+        # A block merges all heads of a token, with 8 elements for each thread: more heads are those of more tokens.
+        folded = (-1, math.gcd(head_num, _THREADS * 8 // value.shape[-1]))
         earlier = (pre_out.view(*folded, value.shape[-1]), (prev_lse.T.contiguous() / math.log(2)).view(folded))
 
     def call() -> Any:
