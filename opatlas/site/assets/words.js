@@ -39,7 +39,8 @@ opatlas.chinese = {
   "written by": "生成自", "interpolated": "内插", "extrapolated": "外推", "analytic": "解析",
   "never run": "未运行", "not judged": "未评定", "composition": "组合", "quiet": "平稳",
   "noisy": "有噪声", "drifting": "漂移", "bimodal": "双峰", "throttled": "降频", "cold": "冷", "warm": "热",
-  "invalid": "结果无效", "crashed": "崩溃", "timeout": "超时", "oom": "内存不足", "device_error": "设备错误", "ascending": "升序", "descending": "降序",
+  "invalid": "结果无效", "crashed": "崩溃", "timeout": "超时", "oom": "内存不足", "device-error": "设备错误", "skipped": "跳过",
+  "above roofline": "高于屋顶线", "unknown": "未知", "ascending": "升序", "descending": "降序",
 };
 
 /** Reads and keeps a setting of the reader; a browser may refuse to keep any for files. */
