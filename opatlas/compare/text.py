@@ -79,32 +79,32 @@ def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
 def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
     """Yields the lines of a comment on a pull request."""
     baseline = comparison.baseline.label
-    yield f"### Speed-up over {baseline}"
+    yield f"### Speed-up over {_escape(baseline)}"
     yield ""
     if _is_over_time(comparison):
         of_time = [(rival.label, *_verdict_figures(comparison.total(rival.name))) for rival in comparison.rivals]
-        yield from markdown_table(["", *_VERDICT_TITLES], of_time)
+        yield from markdown_table(["", *_VERDICT_TITLES], _named_rows(of_time))
     else:
         totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in comparison.rivals]
-        yield from markdown_table(["", *_TITLES], totals)
+        yield from markdown_table(["", *_TITLES], _named_rows(totals))
         yield ""
         yield f"Fastest: {_fastest(comparison)}"
     used: set[str] = set()
     for rival in comparison.rivals:
         yield from ("", f"<details><summary>{_escape(rival.label)}</summary>", "")
         header, *rows = _figures_table(comparison, rival)
-        yield from markdown_table([title or "rows" for title in header], rows)
+        yield from markdown_table([title or "rows" for title in header], _named_rows(rows))
         if comparison.step is not None:
             yield from ("", _escape(_step_title(comparison, comparison.step, rival)), "")
             header, *rows = _step_table(comparison, rival)
-            yield from markdown_table(header, rows)
+            yield from markdown_table(header, _named_rows(rows))
         yield from ("", _escape(_verdicts(comparison, rival)))
         for each in _lists(comparison, rival):
             cells = []
             for row, pair in each.rows[:_ROWS_SHOWN]:
                 marks = _marks(comparison, rival, row, pair)
                 used.update(marks)
-                cells.append((f"`{row.case_id}`", *_cells(pair), marks.replace(_PARTIAL, f"\\{_PARTIAL}")))
+                cells.append((_code(row.case_id), *_cells(pair), marks.replace(_PARTIAL, f"\\{_PARTIAL}")))
             yield ""
             yield from markdown_table([each.title, "baseline", "rival", "speed-up", ""], cells)
             if more := len(each.rows) - len(cells):
@@ -302,6 +302,16 @@ def _mean(ratio: float | None) -> str:
 def _cut(case_id: str) -> str:
     """Returns an id that fits a line; the digest at its end stays."""
     return case_id if len(case_id) <= _COLUMNS else f"{case_id[: _COLUMNS - 16]}..{case_id[-14:]}"
+
+
+def _named_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns the rows of a Markdown table whose first cells are names; the table escapes `|` itself."""
+    return [(_escape(name).replace("\\|", "|"), *cells) for name, *cells in rows]
+
+
+def _code(text: str) -> str:
+    """Returns text as code in Markdown."""
+    return f"`{text.replace('`', chr(39))}`"
 
 
 def _escape(text: str) -> str:

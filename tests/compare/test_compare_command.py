@@ -275,3 +275,10 @@ def test_text_of_a_stranger_does_nothing(tmp_path: Path, capsys: pytest.CaptureF
     shown = run(capsys, one, two, "--format", "markdown")[1]
     assert "\x1b" not in shown
     assert "<script>" not in shown
+
+
+def test_a_folder_with_html_in_its_name_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [write_tables(tmp_path / f"<script>|{each}", {"Sort": [measured(1, 2)]}) for each in ("one", "two")]
+    shown = run(capsys, *folders, "--format", "markdown")[1]
+    assert "&lt;script&gt;" in shown
+    assert "<script>" not in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from . import attention_records, catalogs, checks, journals, options, profiles, tables, traces
+from . import attention_records, catalogs, checks, comparisons, journals, options, profiles, tables, traces
 from .target import Target
 
 TARGETS: dict[str, Target] = {
@@ -30,6 +30,7 @@ TARGETS: dict[str, Target] = {
         checks.KNOWN,
         checks.CHECKED,
         checks.CALIBRATION_SET,
+        comparisons.STEP,
         options.OPTION_VALUES,
         options.SHAPES,
     )
