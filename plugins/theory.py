@@ -109,7 +109,7 @@ OPTIONS = (
         Scope.THEORY,
         action="store_true",
         help="rows from which `opatlas query` can tell most others: of the rows of --sizes-per-shape (16 unless given) "
-        "the --rows that are farthest from each other and from captured ones (default: a sample)",
+        "the --rows that are farthest from each other and from captured ones (default: a sample of rows)",
     ),
     declare(
         "--seed",
