@@ -177,3 +177,20 @@ def test_attention_is_known_by_its_sizes(tmp_path: Path, queries: int, keys: int
     assert frame[["sequences", "queries", "keys", "heads"]].iloc[0].tolist() == [4, 4 * queries, 4 * keys, 32]
     with pytest.raises(opatlas.OpAtlasError):
         database.attention(**asked, dtype="FLOAT")
+
+
+def test_a_large_table_answers_from_several_models_and_from_their_stored_fits(tmp_path: Path, own_cache: Path) -> None:
+    sizes = [
+        (m, n, k)
+        for m in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
+        for n in (256, 512, 1024, 2048, 3072, 4096)
+        for k in (256, 512, 1024, 2048, 3072, 4096)
+    ]
+    write_table(tmp_path / "db", "MatMulV2", product_rows(sizes, measured(sizes, 0.01)))
+    asked = [(40, 1536, 1024), (6, 640, 5120), (300, 2048, 2048)]
+    first = [opatlas.open(tmp_path / "db").matmul(m=m, n=n, k=k) for m, n, k in asked]
+    for answer, us in zip(first, roofline_us(asked), strict=True):
+        assert answer.duration_us == pytest.approx(us, rel=0.1)
+        assert answer.interval_us[0] < answer.duration_us < answer.interval_us[1]
+    assert len(list(own_cache.rglob("*.npz"))) == 1
+    assert [opatlas.open(tmp_path / "db").matmul(m=m, n=n, k=k) for m, n, k in asked] == first
