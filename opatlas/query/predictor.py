@@ -103,6 +103,8 @@ class Predictor:
             cells: the cells of each row by column.
             with_rows: whether to name the rows that the durations come from.
         """
+        if self._width is None:
+            return [None] * len(cells)
         asked = [row_features(self._rows.kernel_type, each, self._cores) for each in cells]
         usable = [i for i, each in enumerate(asked) if each is not None and _width(each) == self._width]
         found: list[Prediction | None] = [None] * len(asked)

@@ -160,6 +160,8 @@ class StoredRows:
         missing = [name for name in row_kind(self.kernel_type).required_columns if name not in columns]
         if missing:
             raise OpAtlasError(f"{self.kernel_type}: the rows lack the column {missing[0]!r}: add it")
+        if not len(self):
+            return np.full(len(frame), -1, dtype=np.intp)
         cells = list(zip(*(frame[name].tolist() for name in columns), strict=True))
         known = self._known.setdefault(tuple(columns), {})
         found = [known.get(each, _UNSEEN) for each in cells]

@@ -14,8 +14,8 @@ Beside the model: the row that is nearest in the logarithms of the sizes, and in
 of the four nearest ones, the rules of tables that others look up. For each: median, 90th and 99th percentile of the
 relative error; for the model also the share of the durations in their 90 % intervals, and the median half width.
 
-With --plan: the rows of the steps of two models are predicted from a tenth of them, which `opatlas plan` chooses (in
-three rounds, each with a model of the rows before), and from random ones.
+With --plan: the calls of steps of two models, as far as they have rows, are predicted from a tenth of these, which
+`opatlas plan` chooses in rounds, each with models of the rows before; and from random ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TARGETS = {
     ("MatMulV2", "model"): 12.0,
     ("QuantBatchMatmulV3", "weight"): 5.5,
 }
-FAMILY_MEDIAN, FAMILIES_BELOW_10 = 5.0, 45
+FAMILY_MEDIAN, FAMILIES_BELOW_10 = 5.0, 45 / 57
 _TIMED_ROWS = 500_000
 _LEAST_ROWS = 70
 
@@ -110,7 +110,7 @@ def protocols(folder: Path, rows: StoredRows, features: Sequence[RowFeatures]) -
     met = True
     for name, folds in named.items():
         p90 = report(name, folds, features, rows.duration_us)
-        target = TARGETS.get((rows.kernel_type, name)) if not grid or rows.kernel_type != "MatMulV2" else None
+        target = TARGETS.get((rows.kernel_type, name)) if grid == (rows.kernel_type != "MatMulV2") else None
         if target is not None:
             print(f"    target: p90 of {target} %: {'met' if p90 <= target else 'missed'}")
             met &= p90 <= target
@@ -232,18 +232,18 @@ def families(folder: Path) -> bool:
     below, median = int((p90 < 10).sum()), float(np.median(p90))
     print(
         f"  median family p90 {median:.1f} % (target {FAMILY_MEDIAN}), {below} of {len(p90)} below 10 % "
-        f"(target {FAMILIES_BELOW_10}); all rows {_percent(np.concatenate([line[2] for line in lines]))}, covered "
+        f"(target {FAMILIES_BELOW_10:.0%}); all rows {_percent(np.concatenate([line[2] for line in lines]))}, covered "
         f"{100 * np.concatenate(covered).mean():.1f} %, half width {100 * np.median(np.concatenate(widths)):.1f} %; "
         f"{time.perf_counter() - started:.0f} s"
     )
-    return median <= FAMILY_MEDIAN and below >= FAMILIES_BELOW_10
+    return median <= FAMILY_MEDIAN and below >= FAMILIES_BELOW_10 * len(p90)
 
 
 #: The models whose steps are predicted, the share of their rows that are measured, and in which rounds.
-PLANNED_MODELS, PLANNED_ROUNDS = ("Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"), (0.025, 0.05, 0.1)
-#: The errors of a step: of the sums of both models, and of the calls by their weight, in percent.
+PLANNED_MODELS, PLANNED_ROUNDS = ("Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"), (0.025, 0.05, 0.075, 0.1)
+#: The mean error of a step's sum, and of its calls by their durations, in percent.
 SUM_ERROR, CALL_ERROR = 2.0, 2.5
-_CONTEXT, _DRAWS = 4096, 10
+_CONTEXT, _DRAWS = 4096, 5
 
 
 def planned(folder: Path) -> bool:
@@ -261,38 +261,34 @@ def planned(folder: Path) -> bool:
     of_products = [[call for call in of_step if call.kernel_type == "MatMulV2"] for of_step in calls]
     met = True
     for what, known in (("all kernel types", calls), ("MatMulV2 alone", of_products)):
-        there = [i for i, of_step in enumerate(known) if of_step]
-        met &= _planned(f"{folder.name}, {what}", database, [steps[i].model for i in there], [known[i] for i in there])
+        met &= _planned(f"{folder.name}, {what}", database, [of_step for of_step in known if of_step])
     return met
 
 
-def _planned(
-    title: str, database: opatlas.OpenDatabase, models_of_steps: Sequence[str], steps: Sequence[Sequence[ModelCall]]
-) -> bool:
+def _planned(title: str, database: opatlas.OpenDatabase, steps: Sequence[Sequence[ModelCall]]) -> bool:
     every = sorted({(call.kernel_type, call.signature()) for calls in steps for call in calls})
     print(f"\n{title}: {len(steps)} steps of {', '.join(PLANNED_MODELS)}, {len(every)} rows of their calls")
     chosen: set[tuple[str, str]] = set()
-    ours = np.full(len(PLANNED_MODELS) + 1, np.inf)
+    ours = np.full(4, np.inf)
     for share in PLANNED_ROUNDS:
         with TemporaryDirectory() as place:
             some = with_rows(database, Path(place), chosen)
             found = next_rows(some, round(share * len(every)) - len(chosen), steps)
         chosen |= {(row.kernel_type, row.signature) for row in found.rows}
-        ours = step_errors(database, chosen, steps, models_of_steps)
+        ours = step_errors(database, chosen, steps)
         draws = []
         for seed in range(_DRAWS):
             order = np.random.default_rng(seed).permutation(len(every))[: len(chosen)]
-            draws.append(step_errors(database, {every[i] for i in order}, steps, models_of_steps))
+            draws.append(step_errors(database, {every[i] for i in order}, steps))
         print(f"  {len(chosen):4} rows: chosen {_step_text(ours)}")
         print(f"             random {_step_text(np.median(draws, axis=0))}, median of {_DRAWS} draws", flush=True)
-    met = bool((np.abs(ours[:-1]) <= SUM_ERROR).all() and ours[-1] <= CALL_ERROR)
-    print(f"    target: sums within {SUM_ERROR} %, calls {CALL_ERROR} %: {'met' if met else 'missed'}")
+    met = bool(ours[1] <= SUM_ERROR and ours[-1] <= CALL_ERROR)
+    print(f"    target: sum within {SUM_ERROR} %, calls {CALL_ERROR} %: {'met' if met else 'missed'}")
     return met
 
 
 def _step_text(errors: Floats) -> str:
-    sums = ", ".join(f"{error:+.1f}" for error in errors[:-1])
-    return f"sums {sums} %, weighted error of the calls {errors[-1]:.1f} %"
+    return "a step's sum is off by {1:.1f} % (bias {0:+.1f} %, p90 {2:.1f} %), its calls by {3:.1f} %".format(*errors)
 
 
 def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str, str]]) -> opatlas.OpenDatabase:
@@ -305,10 +301,7 @@ def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str
 
 
 def step_errors(
-    database: opatlas.OpenDatabase,
-    chosen: Set[tuple[str, str]],
-    steps: Sequence[Sequence[ModelCall]],
-    models_of_steps: Sequence[str],
+    database: opatlas.OpenDatabase, chosen: Set[tuple[str, str]], steps: Sequence[Sequence[ModelCall]]
 ) -> Floats:
     """Returns in percent how far off the steps' sums are (mean, mean and 90th percentile of the absolute values), and
     their calls, weighted by duration (mean of the steps)."""
