@@ -6,7 +6,7 @@ compositions.py    which durations are those of compositions of torch operators
 stored_rows.py     the rows of one kernel type in one database, found by signature or by some of their cells
 completion.py      the dtypes, formats and outputs of a question, from the rows
 features.py        work, sizes and regime of a row
-fitted_roofline.py   a roofline whose peaks are fitted
+fitted_roofline.py a roofline whose peaks are fitted
 kriging.py         values between rows, with deviations
 kernel_model.py    the model of a kernel type: a fitted roofline, kriging, and calibrated intervals
 model_cache.py     fitted models on disk, by a hash of their rows
@@ -15,6 +15,9 @@ answers.py         the answers to many questions at once
 database.py        `opatlas.open`: the implementations of a device, and the questions that they answer
 export.py          the rows for other tools: one long table, and the tables of aiconfigurator
 msmodeling.py      a data source for msmodeling's simulations
+fits.py            all models of a database, fitted ahead
+next_rows.py       which rows to measure next, for steps of models
+spread.py          which rows to measure first, for any question
 model_cost.py      what a step of a model costs: the durations of its calls, and their sum
 
 Imports neither torch nor pytest.
