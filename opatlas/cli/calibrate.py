@@ -33,7 +33,7 @@ from opatlas.isolation.fresh_python import import_environment, module_command
 from opatlas.model.location import device_kind, implementation_of
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT
 from opatlas.progress import Progress
-from opatlas.query.database import database_folder
+from opatlas.query.folders import database_folder
 from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,27 +13,23 @@ import pandas as pd
 
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_NAME, Collective, is_communication
-from opatlas.model.location import ROOT, implementation_of, list_databases, parse_path
+from opatlas.model.communication import is_communication
+from opatlas.model.location import parse_path
 from opatlas.model.schema import (
-    DTYPE,
     INPUT_DTYPES,
     INPUT_FORMATS,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
     RUNTIME,
-    TOPOLOGY_TIER,
 )
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.signature import signature
-from opatlas.model.slots import known_dtype
-from opatlas.model.versions import version_key
 from opatlas.query.answers import Answers
+from opatlas.query.collectives import answer_collective
 from opatlas.query.completion import Completion
 from opatlas.query.compositions import NOT_TOLD
+from opatlas.query.folders import database_folder, newness
 from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question, Shapes, Words, ask
 from opatlas.query.result import (
@@ -52,7 +46,7 @@ from opatlas.query.stored_rows import StoredRows
 from opatlas.query.typed_rows import typed_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
-from opatlas.text import parse_whole, suggest
+from opatlas.text import suggest
 
 if TYPE_CHECKING:
     from opatlas.query.model_cost import ModelCost
@@ -127,41 +121,6 @@ def model_cost(
     resolve_model(model)
     database = open(place, same_machine=same_machine)
     return database.model(model, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, tell=tell)
-
-
-def database_folder(place: Path | str) -> Path:
-    """Returns the folder of a database: the one that is named, or the newest default database of a device.
-
-    A device is named by its name, or by the folder that has its databases. Raises OpAtlasError.
-    """
-    folder = Path(place)
-    if isinstance(place, Path) or folder.is_dir():
-        below = (
-            [] if next(folder.glob("[!.]*.csv"), None) else [path for path in folder.glob("*/*") if _is_default(path)]
-        )
-        return max(below, key=_newness, default=folder)
-    devices: dict[str, list[Path]] = {}
-    for path in filter(_is_default, list_databases()):
-        devices.setdefault(path.parts[-3], []).append(path)
-    if place not in devices:
-        meant = suggest(place, devices) or (f" ({', '.join(devices)})" if devices else f": there are none below {ROOT}")
-        raise OpAtlasError(
-            f"{place}: neither a folder nor a device with a database{meant}: name a folder, such as that of a device "
-            f"in database/data of a checkout of OpAtlas"
-        )
-    return max(devices[place], key=_newness)
-
-
-def _is_default(path: Path) -> bool:
-    """Whether a folder is a compute database of a device, and not that of another implementation."""
-    return parse_path(path) is not None and not implementation_of(path)[0] and bool(next(path.glob("[!.h]*.csv"), None))
-
-
-def _newness(path: Path) -> tuple[object, ...]:
-    """Sorts databases of a device: newer versions later, and of equal ones that without a suffix last."""
-    parsed = parse_path(path)
-    versions = () if parsed is None else tuple(version_key(version) for version in parsed[1].values())
-    return versions, -len(path.name), path.name
 
 
 class OpenDatabase:
@@ -308,7 +267,7 @@ class OpenDatabase:
             OpAtlasError: there is no such kernel type or implementation.
         """
         self._expect(kernel_type)
-        return self._best(self._chosen(implementation), lambda name: self._answer_cells(name, kernel_type, cells, ""))
+        return self._best(self._chosen(implementation), lambda name: self.answer_cells(name, kernel_type, cells, ""))
 
     def _best(self, names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
         """Returns the best answer of some implementations. Raises NoAnswer if none has one."""
@@ -345,40 +304,7 @@ class OpenDatabase:
             NoAnswer: no communication database has such messages.
             OpAtlasError: there is no such collective.
         """
-        if name not in BY_NAME:
-            raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
-        kernel_type = BY_NAME[name].kernel_type
-        messages = self.messages
-        if messages is None or kernel_type not in messages.kernel_types():
-            raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
-        (label, *_) = messages.implementations
-        rows = messages.stored_rows(kernel_type, label)
-        counts = [count for cell in rows.cells(NUM_DEVICES) if (count := parse_whole(cell.strip()))]
-        if counts and devices > max(counts):
-            return self._of_more_devices(BY_NAME[name], bytes, devices, max(counts), dtype, tier)
-        tiers = Counter(
-            each
-            for each, count in zip(rows.cells(TOPOLOGY_TIER), rows.cells(NUM_DEVICES), strict=True)
-            if count.strip() == str(devices)
-        )
-        told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
-        cells = {MESSAGE_BYTES: str(bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
-        return messages._answer_cells(label, kernel_type, cells, "")
-
-    def _of_more_devices(
-        self, collective: Collective, message_bytes: int, devices: int, measured: int, dtype: str, tier: int | None
-    ) -> QueryResult:
-        """Returns the duration with more devices than were measured, from that with `measured` ones."""
-        known = known_dtype(dtype)
-        element = known.bytes if known is not None else 1
-        wanted = message_bytes * collective.bus_share(devices) / collective.bus_share(measured)
-        alike = collective.message_bytes(round(wanted), measured, element)
-        answer = self.collective(collective.name, bytes=alike, devices=measured, dtype=dtype, tier=tier)
-        low, high = answer.interval_us
-        # A guess: latencies of more steps, other topologies and other algorithms are not in it.
-        factor = 1 + math.log2(devices / measured)
-        note = f"no row has {devices} devices: from {measured} with as many bytes on the busiest link ({alike})"
-        return replace(answer, interval_us=(low / factor, high * factor), how=How.EXTRAPOLATED, note=note)
+        return answer_collective(self.messages, name, bytes, devices, dtype, tier)
 
     @cached_property
     def messages(self) -> OpenDatabase | None:
@@ -389,7 +315,7 @@ class OpenDatabase:
         if not beside or parse_path(self.path) is None:
             return None
         return OpenDatabase(
-            max(beside, key=_newness),
+            max(beside, key=newness),
             same_machine=self._floor == SAME_MACHINE_FLOOR,
             compositions=self._compositions,
             noisy=self._noisy,
@@ -505,9 +431,9 @@ class OpenDatabase:
         if found:
             return self._measured(name, rows, found[0])
         cells, note = self._completion(question.kernel_type, name).complete(question)
-        return self._answer_cells(name, question.kernel_type, cells, note)
+        return self.answer_cells(name, question.kernel_type, cells, note)
 
-    def _answer_cells(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str) -> QueryResult:
+    def answer_cells(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str) -> QueryResult:
         """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
         rows = self.stored_rows(kernel_type, name)
         position = rows.by_signature.get(signature(kernel_type, cells))

@@ -1,0 +1,72 @@
+"""The duration of a collective, from rows of messages; with more devices than were measured, a guess that says so."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.communication import BY_NAME, Collective
+from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
+from opatlas.model.slots import known_dtype
+from opatlas.query.result import How, NoAnswer, QueryResult
+from opatlas.text import parse_whole
+
+if TYPE_CHECKING:
+    from opatlas.query.database import OpenDatabase
+
+
+def answer_collective(
+    messages: OpenDatabase | None, name: str, message_bytes: int, devices: int, dtype: str, tier: int | None
+) -> QueryResult:
+    """Returns the duration of a collective, as `OpenDatabase.collective`.
+
+    Args:
+        messages: the communication database of the device; None if there is none.
+
+    Raises:
+        NoAnswer: the database has no such messages.
+        OpAtlasError: there is no such collective.
+    """
+    if name not in BY_NAME:
+        raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
+    kernel_type = BY_NAME[name].kernel_type
+    if messages is None or kernel_type not in messages.kernel_types():
+        raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
+    (label, *_) = messages.implementations
+    rows = messages.stored_rows(kernel_type, label)
+    counts = [count for cell in rows.cells(NUM_DEVICES) if (count := parse_whole(cell.strip()))]
+    if counts and devices > max(counts):
+        return _of_more_devices(messages, BY_NAME[name], message_bytes, devices, max(counts), dtype, tier)
+    tiers = Counter(
+        each
+        for each, count in zip(rows.cells(TOPOLOGY_TIER), rows.cells(NUM_DEVICES), strict=True)
+        if count.strip() == str(devices)
+    )
+    told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
+    cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
+    return messages.answer_cells(label, kernel_type, cells, "")
+
+
+def _of_more_devices(
+    messages: OpenDatabase,
+    collective: Collective,
+    message_bytes: int,
+    devices: int,
+    measured: int,
+    dtype: str,
+    tier: int | None,
+) -> QueryResult:
+    """Returns the duration with more devices than were measured, from that with `measured` ones."""
+    known = known_dtype(dtype)
+    element = known.bytes if known is not None else 1
+    wanted = message_bytes * collective.bus_share(devices) / collective.bus_share(measured)
+    alike = collective.message_bytes(round(wanted), measured, element)
+    answer = answer_collective(messages, collective.name, alike, measured, dtype, tier)
+    low, high = answer.interval_us
+    # A guess: latencies of more steps, other topologies and other algorithms are not in it.
+    factor = 1 + math.log2(devices / measured)
+    note = f"no row has {devices} devices: from {measured} with as many bytes on the busiest link ({alike})"
+    return replace(answer, interval_us=(low / factor, high * factor), how=How.EXTRAPOLATED, note=note)
