@@ -31,9 +31,9 @@ from opatlas.files import TemporaryFolder
 from opatlas.installation import require_extra
 from opatlas.isolation.fresh_python import import_environment, module_command
 from opatlas.model.location import device_kind, implementation_of
+from opatlas.model.named_databases import database_folder
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT
 from opatlas.progress import Progress
-from opatlas.query.folders import database_folder
 from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database

@@ -44,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "databases",
         nargs="*",
         metavar="DB[@STATE]",
-        help="folders of {KernelType}.csv files, or folders above such; STATE: a git revision (DB@main), the Run ID of "
-        "a run, or `captures`; one DB: its implementations are compared (default: the default database of this "
-        "machine)",
+        help="folders of {KernelType}.csv files, folders above such, or devices such as NVIDIA_H200; STATE: a git "
+        "revision (DB@main), the Run ID of a run, or `captures`; one DB: its implementations are compared (default: "
+        "the default database of this machine)",
     )
     parser.add_argument(
         "--baseline",

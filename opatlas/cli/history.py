@@ -20,6 +20,7 @@ from opatlas.capture.ingest import rebuild_profiling
 from opatlas.combine.rebuild import rebuild
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder
+from opatlas.model.named_databases import named_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
 from opatlas.options import removed
@@ -46,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 done; 1 a file could not be read or written, or there is no such row; 2 wrong usage, and "
         "nothing was done"
     )
-    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "database",
+        type=named_folder,
+        metavar="DB",
+        help="folder of {KernelType}.csv files, or a device such as NVIDIA_H200",
+    )
     parser.add_argument(
         "rows",
         nargs="*",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.model.communication import COLLECTIVES
+from opatlas.model.named_databases import named_folder
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import QUALITY
 from opatlas.model.slots import known_dtype
@@ -54,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "databases",
         nargs="+",
-        type=Path,
+        type=named_folder,
         metavar="DB",
-        help="folders of {KernelType}.csv files; several, such as a cold and a warm one, for one figure of products or "
-        "collectives",
+        help="folders of {KernelType}.csv files, or devices such as NVIDIA_H200; several, such as a cold and a warm "
+        "one, for one figure of products or collectives",
     )
     parser.add_argument(
         "--kind",

@@ -16,6 +16,7 @@ import msgspec
 from opatlas.compare.regressions import Regressions, RowChange, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
 from opatlas.files import expect_folder
+from opatlas.model.named_databases import named_folder
 from opatlas.model.signature import RowChoice
 from opatlas.options import percent
 from opatlas.report.row_summary import microseconds_text
@@ -31,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 done; 1 a test of --fail-slower failed, a file could not be read or written, or there is no "
         "such row; 2 wrong usage"
     )
-    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "database",
+        type=named_folder,
+        metavar="DB",
+        help="folder of {KernelType}.csv files, or a device such as NVIDIA_H200",
+    )
     parser.add_argument(
         "rows",
         nargs="*",

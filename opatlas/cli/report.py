@@ -9,9 +9,9 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
+from opatlas.model.named_databases import database_folder
 from opatlas.options import names
 from opatlas.query.database import model_cost
-from opatlas.query.folders import database_folder
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.writer import write_site
 from opatlas.text import parse_whole, pluralize, print_problems, show

@@ -19,6 +19,7 @@ from opatlas.cli.kernels import show_kernels
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder
 from opatlas.model.location import ROOT, list_databases
+from opatlas.model.named_databases import named_folder
 from opatlas.model.quality import NOISE_LIMIT
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
@@ -36,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "exit status: 0 done; 1 a file could not be read; 2 no such database"
     parser.add_argument(
         "database",
-        type=Path,
+        type=named_folder,
         nargs="?",
         metavar="DB",
-        help="folder of {KernelType}.csv files (default: the default databases of all devices are listed)",
+        help="folder of {KernelType}.csv files, or a device such as NVIDIA_H200 (default: the default databases of all "
+        "devices are listed)",
     )
     parser.add_argument(
         "--kernels",

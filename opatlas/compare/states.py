@@ -15,6 +15,7 @@ from opatlas.compare.calls import ComparedCall, read_captured_calls, recorded_ca
 from opatlas.compare.databases import ComparedDatabase, distinct_names, named_database
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
+from opatlas.model.named_databases import named_folder
 from opatlas.model.schema import Status
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store import history
@@ -64,7 +65,7 @@ def pairs_below(places: Sequence[str]) -> dict[str, list[str]]:
     """
     if len(places) < 2:
         return {"": list(places)}
-    folders = [Path(_split(place)[0]) for place in places]
+    folders = [named_folder(_split(place)[0]) for place in places]
     if any(next(folder.glob("[!.]*.csv"), None) for folder in folders) or not all(map(Path.is_dir, folders)):
         return {"": list(places)}
     below = [{str(path.relative_to(folder)) for path in _folders_of_tables(folder)} for folder in folders]
@@ -93,7 +94,7 @@ def _split(place: str) -> tuple[str, str]:
 @contextmanager
 def _state(place: str) -> Iterator[ComparedDatabase]:
     folder, state = _split(place)
-    path = absolute_path(Path(folder))
+    path = absolute_path(named_folder(folder))
     if not state:
         if not folder or folder != place:
             raise OpAtlasError(f"{place}: give DB@STATE: a git revision, the Run ID of a run, or {CAPTURES}")

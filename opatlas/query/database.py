@@ -15,6 +15,7 @@ from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
 from opatlas.model.location import parse_path
+from opatlas.model.named_databases import database_folder, newness
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -29,7 +30,6 @@ from opatlas.query.answers import Answers
 from opatlas.query.collectives import answer_collective
 from opatlas.query.completion import Completion
 from opatlas.query.compositions import NOT_TOLD
-from opatlas.query.folders import database_folder, newness
 from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question, Shapes, Words, ask
 from opatlas.query.result import (

@@ -16,6 +16,7 @@ from opatlas.cli.main import main
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.states import compared_states
 from opatlas.errors import OpAtlasError
+from opatlas.model.location import ROOT
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, PROFILING_STD
 from opatlas.store import history
 from opatlas.store.database import Database
@@ -256,3 +257,9 @@ def test_a_database_without_captures_says_so(tmp_path: Path, capsys: pytest.Capt
     folder = write_tables(tmp_path / "database", {"Sort": [measured(1, 5)]})
     assert main(["compare", f"{folder}@captures", str(folder)]) == 2
     assert "captured" in capsys.readouterr().err
+
+
+def test_a_device_stands_for_its_default_database() -> None:
+    (folder,) = ROOT.glob("NVIDIA_H200/torch/torch*_cuda13.0")
+    with compared_states(["NVIDIA_H200", "Intel_Xeon_Processor"]) as databases:
+        assert databases[0].path == folder

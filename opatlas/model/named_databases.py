@@ -21,9 +21,7 @@ def database_folder(place: Path | str) -> Path:
             [] if next(folder.glob("[!.]*.csv"), None) else [path for path in folder.glob("*/*") if _is_default(path)]
         )
         return max(below, key=newness, default=folder)
-    devices: dict[str, list[Path]] = {}
-    for path in filter(_is_default, list_databases()):
-        devices.setdefault(path.parts[-3], []).append(path)
+    devices = _default_databases()
     if place not in devices:
         meant = suggest(place, devices) or (f" ({', '.join(devices)})" if devices else f": there are none below {ROOT}")
         raise OpAtlasError(
@@ -31,6 +29,19 @@ def database_folder(place: Path | str) -> Path:
             f"in database/data of a checkout of OpAtlas"
         )
     return max(devices[place], key=newness)
+
+
+def named_folder(text: str) -> Path:
+    """Returns the folder that a command's argument names: as `database_folder` for a device, else the path itself."""
+    return database_folder(text) if not Path(text).exists() and text in _default_databases() else Path(text)
+
+
+def _default_databases() -> dict[str, list[Path]]:
+    """Returns the default databases by the name of their device."""
+    devices: dict[str, list[Path]] = {}
+    for path in filter(_is_default, list_databases()):
+        devices.setdefault(path.parts[-3], []).append(path)
+    return devices
 
 
 def _is_default(path: Path) -> bool:
