@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from opatlas.calibration.fit import FamilyFit, FitVerdict, MachineFit, RowFit, compare
 from opatlas.calibration.rows import (
     CALIBRATION,
@@ -25,6 +23,7 @@ from opatlas.calibration.rows import (
     stored_durations,
     write_set,
 )
+from opatlas.cli.arguments import write_or_print_json
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import TemporaryFolder
@@ -35,7 +34,6 @@ from opatlas.model.named_databases import database_folder
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT
 from opatlas.progress import Progress
 from opatlas.report.plots.timed_rows import database_device, expect_tables
-from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.row_copy import add_rows, is_of_duration
@@ -43,7 +41,6 @@ from opatlas.text import pluralize, print_problems, shorten, show, table_lines, 
 
 #: Neither status is 1 or 2, which are those of errors.
 _STATUS = {FitVerdict.SAME: 0, FitVerdict.SCALED: 3, FitVerdict.UNUSABLE: 4}
-_STDOUT = "-"
 _ROWS_SHOWN = 5
 _LONGEST_ID = 60
 #: pytest's exit statuses of a session whose rows ran, whether or not all were measured.
@@ -90,14 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = read_set(folder) or _choose(folder)
     fit = _measure(folder, stored_durations(folder, rows))
-    on_terminal = arguments.json is not None and str(arguments.json) == _STDOUT
-    if arguments.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(_plain(fit))).decode() + "\n"
-        if on_terminal:
-            sys.stdout.write(text)
-        else:
-            write_text(arguments.json, text)
-    if not on_terminal:
+    if not write_or_print_json(arguments.json, _plain(fit)):
         show("\n".join(_lines(fit)))
     return _STATUS[fit.verdict]
 

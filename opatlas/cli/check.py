@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from opatlas.cli.arguments import add_database
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
-from opatlas.model.named_databases import named_folder
 from opatlas.options import removed
 
 
@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "exit status: 0 no findings, or known and advisory ones alone; 1 findings; 2 wrong usage; else pytest's own"
     )
-    parser.add_argument(
-        "database",
-        type=named_folder,
-        metavar="DB",
-        help="folder of {KernelType}.csv files, or a device such as NVIDIA_H200",
-    )
+    add_database(parser)
     parser.add_argument(
         "--against",
         type=Path,

@@ -14,18 +14,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import msgspec
-
 from opatlas.capture.ingest import rebuild_profiling
+from opatlas.cli.arguments import add_database, add_rows, write_json
 from opatlas.combine.rebuild import rebuild
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder
-from opatlas.model.named_databases import named_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
 from opatlas.options import removed
 from opatlas.report.row_summary import microseconds_text, noise_text
-from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.manifest import run_id_time
 from opatlas.store.pruned import unprune
@@ -47,19 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 done; 1 a file could not be read or written, or there is no such row; 2 wrong usage, and "
         "nothing was done"
     )
-    parser.add_argument(
-        "database",
-        type=named_folder,
-        metavar="DB",
-        help="folder of {KernelType}.csv files, or a device such as NVIDIA_H200",
-    )
-    parser.add_argument(
-        "rows",
-        nargs="*",
-        metavar="ROW",
-        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
-        "(required without --restore; with --restore pruned, default: all pruned rows)",
-    )
+    add_database(parser)
+    add_rows(parser, "required without --restore; with --restore pruned, default: all pruned rows")
     parser.add_argument(
         "--json",
         type=Path,
@@ -123,7 +109,7 @@ def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
             }
             for row, runs in found.items()
         ]
-        write_text(json_path, msgspec.json.format(msgspec.json.encode(rows)).decode() + "\n")
+        write_json(json_path, rows)
     print_problems(problems)
     return 1 if problems else 0
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
-
+from opatlas.cli.arguments import write_json
 from opatlas.cli.build import build
 from opatlas.cli.kernel_template import write_templates
 from opatlas.devices.device import KINDS
@@ -31,7 +30,6 @@ from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementati
 from opatlas.installation import require_extra
 from opatlas.model.siblings import base_type
 from opatlas.options import add_database_path, names
-from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, show, suggest, table_lines, wrap
 
 _NOT_RUN = "not run"
@@ -115,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = [listed(each) for each in chosen]
     if arguments.json is not None:
         contents = {"implementations": [asdict(each) for each in found]}
-        write_text(arguments.json, msgspec.json.format(msgspec.json.encode(contents)).decode() + "\n")
+        write_json(arguments.json, contents)
     show(as_details(found) if arguments.name else as_table(found))
     return 0
 

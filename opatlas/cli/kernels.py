@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
-import msgspec
-
+from opatlas.cli.arguments import write_json
 from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import UsageError
-from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, show, suggest, table_lines
 
 
@@ -100,5 +98,5 @@ def show_kernels(names: Sequence[str], json_path: Path | None) -> None:
         raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
     if json_path is not None:
         contents = {"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without}
-        write_text(json_path, msgspec.json.format(msgspec.json.encode(contents)).decode() + "\n")
+        write_json(json_path, contents)
     show(as_text(chosen, without))

@@ -7,12 +7,11 @@ Each call is measured, interpolated, extrapolated, analytic or missing; what is 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from opatlas.cli.arguments import add_product_dtype, write_or_print_json
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import UsageError
 from opatlas.model.location import default_path, parse_implementation
@@ -20,13 +19,10 @@ from opatlas.model.versions import detect
 from opatlas.progress import Progress
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost, PartCost
-from opatlas.store.csv_files import write_text
 from opatlas.text import shorten, show
 from opatlas.theory.models import TargetError
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
-#: The name of the terminal as a file.
-_STDOUT = "-"
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
 _MARKS = {True: "*", None: "?", False: ""}
 #: Marks what rows of other dtypes tell.
@@ -61,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phase", choices=("prefill", "decode"), default="decode", help="what a step computes (default: %(default)s)"
     )
-    parser.add_argument(
-        "--dtype",
-        default="BF16",
-        metavar="DTYPE",
-        help="BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: %(default)s)",
-    )
+    add_product_dtype(parser)
     parser.add_argument(
         "--json",
         type=Path,
@@ -95,13 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     except TargetError as error:
         # Theory rows name it by the option of their command.
         raise UsageError(f"{error.value}: {error.problem}") from None
-    if arguments.json is not None:
-        text = json.dumps(_as_json(cost), indent=2) + "\n"
-        if str(arguments.json) == _STDOUT:
-            sys.stdout.write(text)
-            return 0
-        write_text(arguments.json, text)
-    show("\n".join(_lines(cost)))
+    if not write_or_print_json(arguments.json, _as_json(cost)):
+        show("\n".join(_lines(cost)))
     return 0
 
 

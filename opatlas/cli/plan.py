@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from opatlas.cli.arguments import add_product_dtype
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import INPUT_SHAPES
 from opatlas.query.database import open as open_database
@@ -69,12 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phase", choices=("prefill", "decode"), help="what a step computes (default: steps of both phases)"
     )
-    parser.add_argument(
-        "--dtype",
-        default="BF16",
-        metavar="DTYPE",
-        help="BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: %(default)s)",
-    )
+    add_product_dtype(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the rows, and add nothing (default: the CSVs get them)"
     )

@@ -7,14 +7,13 @@ For a collective, TYPE is its name (all_reduce), and two numbers follow: the byt
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import msgspec
 import pandas as pd
 
+from opatlas.cli.arguments import write_or_print_json
 from opatlas.errors import UsageError
 from opatlas.model.communication import BY_NAME
 from opatlas.options import names
@@ -23,13 +22,12 @@ from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, QueryResult
-from opatlas.store.csv_files import read_frame, write_rows, write_text
+from opatlas.store.csv_files import read_frame, write_rows
 from opatlas.text import parse_whole, pluralize, show, table_lines
 
 #: The rows that the text names.
 _SHOWN = 3
 #: The name of the terminal as a file.
-_STDOUT = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,14 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         return _answer_file(database, arguments)
     answer = _message(database, arguments) if arguments.kernel_type in BY_NAME else _call(database, arguments)
-    on_terminal = arguments.json is not None and str(arguments.json) == _STDOUT
-    if arguments.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(_plain(answer))).decode() + "\n"
-        if on_terminal:
-            sys.stdout.write(text)
-        else:
-            write_text(arguments.json, text)
-    if not on_terminal:
+    if not write_or_print_json(arguments.json, _plain(answer)):
         show("\n".join(_lines(answer)))
     return 0
 

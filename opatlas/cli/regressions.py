@@ -11,16 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import msgspec
-
+from opatlas.cli.arguments import add_database, add_rows, write_json
 from opatlas.compare.regressions import Regressions, RowChange, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
 from opatlas.files import expect_folder
-from opatlas.model.named_databases import named_folder
 from opatlas.model.signature import RowChoice
 from opatlas.options import percent
 from opatlas.report.row_summary import microseconds_text
-from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.text import align_numbers, pluralize, print_problems, show, wrap
 
@@ -32,19 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 done; 1 a test of --fail-slower failed, a file could not be read or written, or there is no "
         "such row; 2 wrong usage"
     )
-    parser.add_argument(
-        "database",
-        type=named_folder,
-        metavar="DB",
-        help="folder of {KernelType}.csv files, or a device such as NVIDIA_H200",
-    )
-    parser.add_argument(
-        "rows",
-        nargs="*",
-        metavar="ROW",
-        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
-        "(default: all rows)",
-    )
+    add_database(parser)
+    add_rows(parser, "default: all rows")
     parser.add_argument(
         "--json",
         type=Path,
@@ -67,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = find_regressions(database, RowChoice(arguments.rows, frozenset(database.kernel_types())))
     show("\n".join(_lines(arguments.database, found)))
     if arguments.json is not None:
-        write_text(arguments.json, msgspec.json.format(msgspec.json.encode(_as_json(found))).decode() + "\n")
+        write_json(arguments.json, _as_json(found))
     print_problems(found.problems)
     least = arguments.fail_slower
     slower = [] if least is None else [each for each in found.changes if each.is_newest and each.percent > least]

@@ -33,7 +33,8 @@ def database_folder(place: Path | str) -> Path:
 
 def named_folder(text: str) -> Path:
     """Returns the folder that a command's argument names: as `database_folder` for a device, else the path itself."""
-    return database_folder(text) if not Path(text).exists() and text in _default_databases() else Path(text)
+    path = Path(text)
+    return path if path.exists() else max(_default_databases().get(text, [path]), key=newness)
 
 
 def _default_databases() -> dict[str, list[Path]]:

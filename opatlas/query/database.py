@@ -138,8 +138,7 @@ class OpenDatabase:
         databases = with_implementations(path)
         self.path = databases[0].path
         self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
-        self._floor = SAME_MACHINE_FLOOR if same_machine else OTHER_MACHINE_FLOOR
-        self._compositions, self._noisy = compositions, noisy
+        self._same_machine, self._compositions, self._noisy = same_machine, compositions, noisy
         self._rows: dict[tuple[str, str], StoredRows] = {}
         self._predictors: dict[tuple[str, str], Predictor] = {}
         self._completions: dict[tuple[str, str], Completion] = {}
@@ -314,12 +313,7 @@ class OpenDatabase:
         beside = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
         if not beside or parse_path(self.path) is None:
             return None
-        return OpenDatabase(
-            max(beside, key=newness),
-            same_machine=self._floor == SAME_MACHINE_FLOOR,
-            compositions=self._compositions,
-            noisy=self._noisy,
-        )
+        return self._reopened(max(beside, key=newness))
 
     def frame(self, kernel_type: str, *, implementation: str = "") -> pd.DataFrame:
         """Returns the rows of a kernel type as typed columns (`opatlas.query.typed_rows`).
@@ -375,10 +369,18 @@ class OpenDatabase:
 
     @cached_property
     def _with_compositions(self) -> OpenDatabase:
-        if self._compositions:
-            return self
-        same_machine = self._floor == SAME_MACHINE_FLOOR
-        return OpenDatabase(self.path, same_machine=same_machine, compositions=True, noisy=self._noisy)
+        return self if self._compositions else self._reopened(compositions=True)
+
+    def _reopened(
+        self, path: Path | None = None, *, same_machine: bool | None = None, compositions: bool | None = None
+    ) -> OpenDatabase:
+        """Returns this database, or another one, opened as this one is but for what is given."""
+        return OpenDatabase(
+            path or self.path,
+            same_machine=self._same_machine if same_machine is None else same_machine,
+            compositions=self._compositions if compositions is None else compositions,
+            noisy=self._noisy,
+        )
 
     def next_rows(
         self,
@@ -414,7 +416,7 @@ class OpenDatabase:
             phase=phase,
         )
         # What another machine would measure does not matter, and a composition cannot be measured better.
-        answering = OpenDatabase(self.path, same_machine=True, compositions=True, noisy=self._noisy)
+        answering = self._reopened(same_machine=True, compositions=True)
         return next_rows.next_rows(answering, n, [next_rows.calls_of(step, dtype) for step in steps])
 
     def _answer(self, name: str, question: Question) -> QueryResult:
@@ -476,7 +478,7 @@ class OpenDatabase:
 
     def _floors(self, rows: StoredRows) -> Floats:
         """Returns the relative difference of each row on the machine that is asked for."""
-        return np.full(len(rows), SAME_MACHINE_FLOOR) if self._floor == SAME_MACHINE_FLOOR else rows.machine_floors
+        return np.full(len(rows), SAME_MACHINE_FLOOR) if self._same_machine else rows.machine_floors
 
     def query_many(
         self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST
@@ -516,7 +518,7 @@ class OpenDatabase:
         """Returns what predicts the durations of a kernel type in an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._predictors:
-            floor = 0.0 if self._floor == SAME_MACHINE_FLOOR else self._floor
+            floor = 0.0 if self._same_machine else OTHER_MACHINE_FLOOR
             self._predictors[key] = Predictor(self.stored_rows(*key), self._cores, floor)
         return self._predictors[key]
 

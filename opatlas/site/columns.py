@@ -12,16 +12,16 @@ import pandas as pd
 _DIGITS = 6
 
 
-def number_column(values: Iterable[object]) -> dict[str, Any] | None:
+def number_column(values: Iterable[Any]) -> dict[str, Any] | None:
     """Returns a column of numbers, of 6 digits each, null where there is none; None if no row has a number."""
     numbers = [_number(value) for value in values]
     return {"numbers": numbers} if any(number is not None for number in numbers) else None
 
 
-def _number(value: object) -> float | int | None:
+def _number(value: Any) -> float | int | None:
     if value is None or value is pd.NA or isinstance(value, str):
         return None
-    number = float(value)  # type: ignore[arg-type]
+    number = float(value)
     if not math.isfinite(number):
         return None
     if number.is_integer() and abs(number) < 2**53:

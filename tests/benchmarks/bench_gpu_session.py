@@ -410,8 +410,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
         f"the GPU works {busy:.1f} s in recordings ({busy / total:.0%} of {total:.1f} s), {own:.1f} s of that in calls"
     )
-    seen: set[str] = set()
-    first = [row["s"] for row in rows if row["type"] not in seen and not seen.add(row["type"])]  # type: ignore[func-returns-value]
+    # The last of equal keys stays: of the reversed rows that is the first row of a type.
+    first = list({row["type"]: row["s"] for row in reversed(rows)}.values())
     others = (total - sum(first)) / max(len(rows) - len(first), 1)
     print(f"the first row of a type takes {sum(first) / len(first) * 1000:.1f} ms, another {others * 1000:.1f} ms")
     by_type: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
