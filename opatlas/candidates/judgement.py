@@ -1,0 +1,76 @@
+"""What was found of a candidate: the highest level that it passed, and the class of its error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Level(str, Enum):
+    """The levels of a judgement, in their order. A candidate passes a level only after those before it."""
+
+    ANSWER = "L0"  # the answer of a model holds code, or modifications that apply
+    STATIC = "L1"  # the rules on the source, which is not run
+    COMPILE = "L2"  # import, construction and the first call return
+    CORRECT = "L3"  # the results are right for every set of inputs, and no guard objects
+    MEASURED = "L4"  # it has a duration
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class ErrorClass(str, Enum):
+    """Why a candidate does not pass. docs/candidates.md has the rule of each; the first rule that fits decides."""
+
+    ANSWER = "answer"
+    SYNTAX = "syntax"
+    IMPORT = "import"
+    RULE = "rule"
+    HACK = "hack"
+    INIT_ARGS = "init-args"
+    COMPILE = "compile"
+    RUNTIME = "runtime"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    INTERFACE = "interface"
+    MISMATCH = "mismatch"
+    UNSTABLE = "unstable"
+    PASS = "pass"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement of one candidate for one task.
+
+    Attributes:
+        error_class: PASS, or why it does not pass.
+        sub_class: a part of the class ("ub-overflow", "nan", the name of a rule or guard); "" if it has none.
+        level: the highest level that was passed; None if L0 was not.
+        text: the error; "" for PASS.
+        within_1e3: whether all elements differ from the reference by less than 1e-3; None if no result was compared.
+        max_error: the largest difference, as a share of its tolerance; None if no result was compared.
+        duration_us: duration of the candidate in microseconds; None if it was not measured.
+        baseline_us: duration of the task's own model in microseconds; None if it is not known.
+        kernel_share: share of the duration in kernels that the candidate defines, 0 to 1; None if it is not known.
+        notes: what a guard noticed without failing the candidate ("torch does the work").
+    """
+
+    error_class: ErrorClass
+    sub_class: str = ""
+    level: Level | None = None
+    text: str = ""
+    within_1e3: bool | None = None
+    max_error: float | None = None
+    duration_us: float | None = None
+    baseline_us: float | None = None
+    kernel_share: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate is right and was measured."""
+        return self.error_class is ErrorClass.PASS

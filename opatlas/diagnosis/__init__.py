@@ -1,0 +1,1 @@
+"""Says why kernels are slow, and what to do about it."""

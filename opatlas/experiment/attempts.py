@@ -1,0 +1,94 @@
+"""The record of one attempt of a model at a task: a line of `attempts.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from opatlas.candidates.judgement import ErrorClass, Level, Judgement
+from opatlas.typed_json import decode, json_line
+
+#: The name of the file in the folder of a run.
+ATTEMPTS = "attempts.jsonl"
+
+
+@dataclass(frozen=True)
+class ModelAttempt:
+    """One attempt of a model at a task.
+
+    Attributes:
+        task: the name of the task ("level1/19_ReLU").
+        task_set: the set that the task belongs to ("kernelbench").
+        complexity: the class of the task, C1 to C4.
+        model: the name of the model.
+        number: 0 for the first answer, then one more for each repair.
+        error_class, sub_class, level, text, within_1e3, max_error, duration_us, baseline_us, kernel_share, notes: the
+            fields of its Judgement.
+        generation_s: seconds until the answer was there.
+        run_s: seconds to judge it.
+        tokens_in, tokens_out: tokens of the request and of the answer.
+        tokens_estimated: whether the endpoint gave no tokens, and they are characters / 4.
+        cost_usd: the price of the exchange in US dollars.
+        candidate: path of the judged file, relative to the folder; "" if the answer held no code.
+    """
+
+    task: str
+    task_set: str
+    complexity: str
+    model: str
+    number: int
+    error_class: ErrorClass
+    sub_class: str = ""
+    level: Level | None = None
+    text: str = ""
+    within_1e3: bool | None = None
+    max_error: float | None = None
+    duration_us: float | None = None
+    baseline_us: float | None = None
+    kernel_share: float | None = None
+    notes: tuple[str, ...] = ()
+    generation_s: float = 0.0
+    run_s: float = 0.0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_estimated: bool = False
+    cost_usd: float = 0.0
+    candidate: str = ""
+
+    @property
+    def judgement(self) -> Judgement:
+        """The judgement of the attempt."""
+        return Judgement(
+            self.error_class,
+            self.sub_class,
+            self.level,
+            self.text,
+            self.within_1e3,
+            self.max_error,
+            self.duration_us,
+            self.baseline_us,
+            self.kernel_share,
+            self.notes,
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate is right and was measured."""
+        return self.error_class is ErrorClass.PASS
+
+
+def attempt_line(attempt: ModelAttempt) -> str:
+    """Returns the line of an attempt, which ends with a newline."""
+    return json_line(asdict(attempt)) + "\n"
+
+
+def read_attempts(path: Path) -> list[ModelAttempt]:
+    """Returns the attempts in a file, in their order.
+
+    Raises:
+        OSError: the file cannot be read.
+        DecodeError: a line is no attempt. The error names the file, the line and the field.
+    """
+    lines: Iterable[str] = path.read_text("utf-8").splitlines()
+    return [decode(line, ModelAttempt, f"{path}:{at}") for at, line in enumerate(lines, 1) if line.strip()]

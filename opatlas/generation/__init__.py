@@ -1,0 +1,1 @@
+"""Asks models for kernels, and for repairs of what was found wrong."""

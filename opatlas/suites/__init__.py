@@ -1,0 +1,1 @@
+"""Suites of calls of torch: samples of OpInfo and traces of models."""
