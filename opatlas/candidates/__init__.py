@@ -1,1 +1,1 @@
-"""Judges candidate kernels, which a person or a model wrote: levels L0 to L4, error classes, guards against cheating."""
+"""Judges candidate kernels, which a person or a model wrote: levels, error classes, guards against cheating."""

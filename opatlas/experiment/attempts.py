@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from opatlas.candidates.judgement import ErrorClass, Level, Judgement
+from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.typed_json import decode, json_line
 
 #: The name of the file in the folder of a run.
