@@ -11,12 +11,15 @@ from pathlib import Path
 from opatlas.capture.capture_reader import TYPE, read_capture_header
 from opatlas.errors import TableError
 from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.model.slots import strip_quotes
+from opatlas.model.slots import EMPTY_WORDS, strip_quotes
 
 #: Columns of a capture, by the names of different versions.
 _START = ("Task Start Time(us)", "Start Time(us)")
 _DEVICE = "Device_id"
 _NAME = ("Op Name", "Name")
+_STEP = "Step Id"
+_STREAM = "Stream ID"
+_WAIT = ("Task Wait Time(us)", "Wait Time(us)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,9 @@ class Launch:
         cells: the base columns, without the profiler's quotes.
         counters: counters with a number.
         name: the profiler's name of the launch, such as `aclnnSort_SortAiCore_Sort`; "" if the file has none.
+        step: the number of the training or decoding step; "" if the file has none.
+        stream: the stream of the device; "" if the file has none, as for collectives.
+        wait_us: time between the end of the launch before and the start, by the profiler; None if not recorded.
     """
 
     device: str
@@ -40,6 +46,9 @@ class Launch:
     cells: Mapping[str, str]
     counters: Mapping[str, float]
     name: str = ""
+    step: str = ""
+    stream: str = ""
+    wait_us: float | None = None
 
     @property
     def dimensions(self) -> str:
@@ -78,6 +87,8 @@ def read_launches(path: Path) -> Launches:
     kernel_type, duration = position[header.text[TYPE]], position[header.duration]
     device = position.get(_DEVICE)
     name = next((position[column] for column in _NAME if column in position), None)
+    wait = next((position[column] for column in _WAIT if column in position), None)
+    step, stream = position.get(_STEP), position.get(_STREAM)
     launches: list[Launch] = []
     problems: list[str] = []
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -101,6 +112,9 @@ def read_launches(path: Path) -> Launches:
                             name: value for name, index in counters if (value := _number(cells[index])) is not None
                         },
                         name="" if name is None else strip_quotes(cells[name]),
+                        step="" if step is None else _word(cells[step]),
+                        stream="" if stream is None else _word(cells[stream]),
+                        wait_us=None if wait is None else _number(cells[wait]),
                     )
                 )
             except ValueError as error:
@@ -113,6 +127,12 @@ def _nanoseconds(cell: str) -> int:
     """Parses `1791629758426053.770\\t` (microseconds), which has more digits than a float. Raises ValueError."""
     whole, _, fraction = cell.strip().partition(".")
     return int(whole) * 1000 + int((fraction + "000")[:3])
+
+
+def _word(cell: str) -> str:
+    """Returns the text of a cell; "" for N/A."""
+    word = cell.strip()
+    return "" if word.upper() in EMPTY_WORDS else word
 
 
 def _number(cell: str) -> float | None:
