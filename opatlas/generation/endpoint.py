@@ -1,0 +1,370 @@
+"""Asks a model a question at an endpoint that takes OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import os
+import re
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
+
+from opatlas.errors import OpAtlasError
+from opatlas.text import printable, shorten
+from opatlas.typed_json import DecodeError, decode, json_line
+
+#: Statuses of a server that is overloaded or restarts: the same request may succeed later.
+_LATER = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+_VERSIONED = re.compile(r"/v\d+$")
+#: The longest quotation of a server's error.
+_QUOTED = 300
+_CHUNK_BYTES = 1 << 16
+
+
+class EndpointError(OpAtlasError):
+    """A request without an answer. The message names the endpoint, the reason and the remedy.
+
+    Attributes:
+        status: the HTTP status of the last reply; None without a reply.
+        attempts: the number of requests that were sent.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, attempts: int = 1) -> None:
+        self.status = status
+        self.attempts = attempts
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One message of a conversation.
+
+    Attributes:
+        role: "system", "user" or "assistant".
+        content: its text.
+    """
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A question to a model.
+
+    Attributes:
+        model: the name of the model, as the endpoint knows it.
+        messages: the conversation so far.
+        temperature, top_p: how much the answer varies.
+        max_tokens: the largest number of tokens of the answer.
+    """
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    temperature: float = 0.2
+    top_p: float = 0.9
+    max_tokens: int = 16_384
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """The parameters besides model and messages, by name."""
+        return {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON value that is posted."""
+        return {"model": self.model, "messages": [asdict(message) for message in self.messages], **self.parameters}
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The answer of a model.
+
+    Attributes:
+        text: the answer; "" if the model gave none.
+        finish_reason: why the answer ends: "stop", or "length" for an answer that was cut at max_tokens.
+        tokens_in, tokens_out: tokens of the request and of the answer; None if the endpoint does not count them.
+        seconds: how long the model took, retries and waits included.
+    """
+
+    text: str
+    finish_reason: str = ""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class EndpointLimits:
+    """EndpointLimits of one question.
+
+    Attributes:
+        attempts: the most requests, the first one included.
+        read_s: the longest silence of the server in seconds.
+        total_s: the longest time for all requests and waits in seconds.
+        most_bytes: the largest reply.
+    """
+
+    attempts: int = 5
+    read_s: float = 300.0
+    total_s: float = 1_200.0
+    most_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True)
+class _ReplyText:
+    content: str | None = None
+
+
+@dataclass(frozen=True)
+class _ReplyChoice:
+    message: _ReplyText = field(default_factory=_ReplyText)
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class _ReplyUsage:
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class _ChatReply:
+    choices: list[_ReplyChoice] | None = None
+    usage: _ReplyUsage | None = None
+    error: Any = None
+
+
+class _Retryable(Exception):
+    """A request that may succeed later."""
+
+    def __init__(self, reason: str, *, status: int | None = None, wait_s: float | None = None) -> None:
+        self.reason = reason
+        self.status = status
+        self.wait_s = wait_s
+        super().__init__(reason)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: urllib would send the key to the other server, and the question by GET."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Endpoint:
+    """A server that takes POST requests at `/v1/chat/completions`.
+
+    The key is read from its environment variable for each request. It is in no message, log or file.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key_variable: str = "",
+        limits: EndpointLimits | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        on_wait: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """Makes a client, which sends nothing yet.
+
+        Args:
+            url: address of the server (`http://localhost:8000`), or of its versioned path (`https://host/api/v4`).
+            key_variable: name of the environment variable that holds the key; "" for a server without keys.
+            limits: limits of each question.
+            sleep, clock: wait for a number of seconds, and tell seconds.
+            on_wait: called before each wait with its reason and its seconds.
+
+        Raises:
+            EndpointError: the address is none of HTTP, or the variable is not set.
+        """
+        self.url = _completions_url(url)
+        self.limits = limits or EndpointLimits()
+        self._key_variable = key_variable
+        self._sleep, self._clock, self._on_wait = sleep, clock, on_wait
+        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._key()
+
+    def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Returns the answer of the model.
+
+        A server that is overloaded or cuts the connection is asked again: after the seconds of its Retry-After, or
+        after 1, 2, 4 ... seconds.
+
+        Raises:
+            EndpointError: the server refuses the request, does not speak the protocol, or exceeds the limits.
+        """
+        key, start, limits = self._key(), self._clock(), self.limits
+        body = json_line(request.body).encode()
+        for attempt in range(1, limits.attempts + 1):
+            try:
+                answer = self._post(body, key, start, attempt)
+            except _Retryable as error:
+                wait_s = 2.0 ** (attempt - 1) if error.wait_s is None else error.wait_s
+                left_s = limits.total_s - (self._clock() - start)
+                if attempt == limits.attempts or wait_s > left_s:
+                    tried = f"{error.reason}, {attempt} times" if attempt > 1 else error.reason
+                    asked = f", and asks to wait {wait_s:.0f} s" if wait_s > left_s and error.wait_s else ""
+                    self._fail(f"{tried}{asked}", "try again later", key, status=error.status, attempts=attempt)
+                if self._on_wait is not None:
+                    self._on_wait(_without(key, error.reason), wait_s)
+                self._sleep(wait_s)
+            else:
+                return ChatAnswer(
+                    answer.text, answer.finish_reason, answer.tokens_in, answer.tokens_out, self._clock() - start
+                )
+        raise AssertionError("the last attempt returns or raises")
+
+    def _post(self, body: bytes, key: str, start: float, attempt: int) -> ChatAnswer:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        posted = urllib.request.Request(self.url, body, headers, method="POST")
+        try:
+            with self._opener.open(posted, timeout=self.limits.read_s) as response:
+                text = self._read(response, key, start, attempt)
+                return self._answer(text, key, attempt)
+        except urllib.error.HTTPError as error:
+            with error:
+                self._refused(error, key, attempt)
+        except urllib.error.URLError as error:
+            reason = error.reason if isinstance(error.reason, Exception) else error
+            if isinstance(reason, (socket.gaierror, ssl.SSLCertVerificationError)):
+                self._fail(f"cannot be reached ({reason})", "check the address", key, attempts=attempt)
+            raise _Retryable(f"cannot be reached ({reason})") from None
+        except TimeoutError:
+            raise _Retryable(f"was silent for {self.limits.read_s:g} s") from None
+        except (http.client.HTTPException, OSError) as error:
+            raise _Retryable(f"cut the connection ({type(error).__name__})") from None
+
+    def _read(self, response: http.client.HTTPResponse, key: str, start: float, attempt: int) -> bytes:
+        """Returns the body of a reply. Raises EndpointError for one that is too large or takes too long."""
+        parts, size = [], 0
+        while part := response.read1(_CHUNK_BYTES):
+            parts.append(part)
+            size += len(part)
+            if size > self.limits.most_bytes:
+                problem = f"answered with more than {self.limits.most_bytes:,} bytes"
+                self._fail(problem, "check the address, and lower max_tokens", key, attempts=attempt)
+            if self._clock() - start > self.limits.total_s:
+                problem = f"was not done after {self.limits.total_s:g} s"
+                self._fail(problem, "use a faster model, or lower max_tokens", key, attempts=attempt)
+        # read1 does not notice a body that is shorter than its Content-Length.
+        if response.length:
+            raise http.client.IncompleteRead(b"", response.length)
+        return b"".join(parts)
+
+    def _answer(self, body: bytes, key: str, attempt: int) -> ChatAnswer:
+        text = _without(key, body.decode("utf-8", "replace"))
+        start = text.lstrip()[:1]
+        try:
+            reply = decode(text, _ChatReply, "reply")
+        except DecodeError as error:
+            if start == "{" and "truncated" in error.problem:
+                raise _Retryable("cut its answer") from None
+            what = "HTML" if start == "<" else "something else than a chat completion"
+            self._fail(
+                f"answered with {what}: {_quote(text) or 'nothing'}",
+                "check the address: it is that of the API, not of a web page",
+                key,
+                status=200,
+                attempts=attempt,
+            )
+        if reply.error:
+            self._fail(f"answered with an error: {_quote(str(reply.error))}", "see its message", key, attempts=attempt)
+        if not reply.choices:
+            self._fail("answered without choices", "check the name of the model", key, status=200, attempts=attempt)
+        choice, usage = reply.choices[0], reply.usage or _ReplyUsage()
+        return ChatAnswer(
+            choice.message.content or "", choice.finish_reason or "", usage.prompt_tokens, usage.completion_tokens
+        )
+
+    def _refused(self, error: urllib.error.HTTPError, key: str, attempt: int) -> NoReturn:
+        """Raises the meaning of a reply whose status is an error."""
+        try:
+            quoted = _quote(_without(key, error.read(_CHUNK_BYTES).decode("utf-8", "replace")))
+        except (http.client.HTTPException, OSError):
+            quoted = ""
+        problem = f"HTTP {error.code} {printable(error.reason or '')}".rstrip() + (f": {quoted}" if quoted else "")
+        if error.code in _LATER:
+            wait_s = _retry_after(error.headers.get("Retry-After", ""), time.time())
+            raise _Retryable(problem, status=error.code, wait_s=wait_s)
+        named = f"the variable {self._key_variable}" if self._key_variable else "--api-key-variable NAME"
+        remedies = {
+            401: f"check the key in {named}",
+            403: f"check the key in {named}, and what it allows",
+            404: "check the address and the name of the model",
+            402: "the account has no credit",
+            413: "the request is too large for this endpoint",
+        }
+        remedy = remedies.get(error.code, "see its message")
+        if 300 <= error.code < 400:
+            remedy = f"it refers to {printable(error.headers.get('Location', ''))}: name that address if you trust it"
+        self._fail(problem, remedy, key, status=error.code, attempts=attempt)
+
+    def _key(self) -> str:
+        """Returns the key; "" for a server without keys. Raises EndpointError without quoting it."""
+        if not self._key_variable:
+            return ""
+        key = os.environ.get(self._key_variable, "").strip()
+        if not key:
+            raise EndpointError(f"the variable {self._key_variable} is not set: put the key of {self.url} there")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise EndpointError(
+                f"the variable {self._key_variable} holds blanks or characters that no key has: put the key alone there"
+            )
+        return key
+
+    def _fail(self, problem: str, remedy: str, key: str, *, status: int | None = None, attempts: int) -> NoReturn:
+        message = _without(key, f"{self.url} {problem}: {remedy}")
+        raise EndpointError(message, status=status, attempts=attempts) from None
+
+
+def _completions_url(url: str) -> str:
+    """Returns the address that questions are posted to. Raises EndpointError."""
+    plain = url.strip().rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(plain)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or not plain.isascii() or not plain.isprintable() or " " in plain:
+        raise EndpointError(f"{url!r} is no address of an endpoint: it is http:// or https://, host and port")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise EndpointError(
+            f"{parts.scheme}://{parts.hostname}: the address holds a password, a query or a fragment: leave them out, "
+            "and name the variable of the key with --api-key-variable"
+        )
+    if plain.endswith("/chat/completions"):
+        return plain
+    return f"{plain}/chat/completions" if _VERSIONED.search(parts.path) else f"{plain}/v1/chat/completions"
+
+
+def _retry_after(text: str, now: float) -> float | None:
+    """Returns the seconds that a Retry-After header names, as a number or as a date; None for any other text."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - now
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return max(seconds, 0.0) if seconds < float("inf") else None
+
+
+def _without(key: str, text: str) -> str:
+    """Returns a text with the key replaced, which some servers quote in their errors."""
+    return text.replace(key, "[key]") if len(key) >= 6 else text
+
+
+def _quote(text: str) -> str:
+    return shorten(printable(" ".join(text.split())), _QUOTED)
