@@ -1,0 +1,250 @@
+"""Reads task files without running them.
+
+A task is a Python file with a class `Model`, which says what is to be computed, and a function `get_inputs`, or
+`get_inputs_dyn_list` for inputs of several shapes. `get_init_inputs` returns the arguments of Model.
+
+{set}/level1/19_ReLU.py                         KernelBench; any folder with folders level1, level2, ...
+.../kernelbench/numpy/19_relu/19_relu_numpy.py  AKG's twins of KernelBench's level 1, for numpy and mindspore
+.../akg_kernels_bench/dynamic_shape/norm/*.py   AKG's own tasks
+.../layernorm/func_forward.py                   robust-kbench, with the arguments in config_forward.json
+tasks/*.py                                      a folder of one's own, with subfolders
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
+from opatlas.model.schema import is_file_name
+
+#: The class of a task, and the class of a candidate.
+MODEL, MODEL_NEW = "Model", "ModelNew"
+GET_INPUTS, GET_INPUTS_LIST, GET_INIT_INPUTS = "get_inputs", "get_inputs_dyn_list", "get_init_inputs"
+_LARGEST_BYTES = 4 << 20
+#: Characters of the digest of a file: few enough for a column, too many for a coincidence.
+_DIGITS = 12
+#: Folders of a set that is divided into levels.
+_LEVEL = re.compile(r"level\d+")
+#: Folders by whose names a set of AKG is recognized, and the names of the sets.
+_AKG_SETS = {"akg_kernels_bench": "akg", "akg_kernels_bench_lite": "akg_lite"}
+#: AKG's twins of KernelBench lie in `kernelbench/{kind}/{name}/{name}_{kind}.py`.
+_AKG_TWINS = "kernelbench"
+#: A file of robust-kbench, and the file of its arguments beside it.
+_ROBUST = re.compile(r"func_(forward|backward)")
+#: Words in the text of each task file.
+_WORDS = (MODEL.encode(), GET_INPUTS.encode())
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_+-]+")
+
+
+class TaskKind(str, Enum):
+    """The library whose arrays a task computes with."""
+
+    TORCH = "torch"
+    NUMPY = "numpy"
+    MINDSPORE = "mindspore"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task file.
+
+    Attributes:
+        name: path of the task within its set, without suffix ("level1/19_ReLU"); unique within the set.
+        task_set: name of the set, in lower case ("kernelbench").
+        path: the file.
+        kind: the library whose arrays the inputs are.
+        digest: hexadecimal digits that stand for the content of the file and of its configuration.
+        is_dynamic: whether the file has inputs of several shapes (`get_inputs_dyn_list`).
+        configuration: a JSON file with the arguments of `get_inputs` and Model, as robust-kbench has; None mostly.
+    """
+
+    name: str
+    task_set: str
+    path: Path
+    kind: TaskKind
+    digest: str
+    is_dynamic: bool = False
+    configuration: Path | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The set and the name ("kernelbench/level1/19_ReLU")."""
+        return f"{self.task_set}/{self.name}"
+
+    @property
+    def kernel_type(self) -> str:
+        """The kernel type of its rows: the full name as the name of a file ("kernelbench.level1.19_ReLU")."""
+        return self.full_name.replace("/", ".")
+
+    @property
+    def source(self) -> str:
+        """The text of the file. Raises OpAtlasError if it cannot be read, or has changed since it was read first."""
+        content = _read(self.path)
+        if _digest(content, self.configuration) != self.digest:
+            raise OpAtlasError(f"{self.path}: was changed meanwhile: run the command again")
+        return content.decode("utf-8")
+
+
+@dataclass(frozen=True)
+class _Globals:
+    """The names that a file defines or imports at its top, and the packages that it imports."""
+
+    defined: frozenset[str]
+    imported: frozenset[str]
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Returns the tasks in a folder and its subfolders, or in one file, by full name. The files are not run.
+
+    Files of a folder without Model or without inputs are no tasks. Hidden folders, `__pycache__`, and files whose names
+    begin with `_` or `.` are left out.
+
+    Raises:
+        OpAtlasError: there is no such file or folder; a file is not Python; nothing is a task; two tasks of a set have
+            one name; or a name cannot be part of the name of a CSV file.
+    """
+    root = path.resolve()
+    if not root.exists():
+        raise OpAtlasError(f"{path}: there is no such file or folder: name a task file, or a folder of task files")
+    found: dict[str, Task] = {}
+    lacking = ""
+    for file in [root] if root.is_file() else _python_files(root):
+        task, lacks = _read_task(file, root)
+        if task is None:
+            lacking = lacking or f"{file.name}: {lacks}"
+            continue
+        if not is_file_name(task.kernel_type):
+            raise OpAtlasError(f"{task.path}: {task.kernel_type!r} cannot name a CSV file: rename the file")
+        other = found.setdefault(task.kernel_type.lower(), task)
+        if other is not task:
+            raise OpAtlasError(f"{task.path}: {other.path} has the same name, {task.full_name}: rename one of them")
+    if not found:
+        why = f" ({lacking})" if lacking else ""
+        raise OpAtlasError(
+            f"{path}: holds no task{why}: a task is a file NAME.py with a class {MODEL} and a function {GET_INPUTS}"
+        )
+    return sorted(found.values(), key=lambda task: _in_numbers(task.full_name))
+
+
+def _read_task(path: Path, root: Path) -> tuple[Task | None, str]:
+    """Returns the task in a file, or None and what the file lacks."""
+    content = _read(path)
+    if not all(word in content for word in _WORDS):
+        # Any other file of a large checkout, which need not even be Python of this version.
+        return None, f"has no class {MODEL} with a function {GET_INPUTS}"
+    names = _names(path, content)
+    if MODEL not in names.defined:
+        return None, f"has no class {MODEL}"
+    if not names.defined & {GET_INPUTS, GET_INPUTS_LIST}:
+        return None, f"has no function {GET_INPUTS}"
+    name, task_set = _name_and_set(path, root)
+    configuration = path.with_name(f"{path.stem.replace('func_', 'config_')}.json")
+    has_configuration = bool(_ROBUST.fullmatch(path.stem)) and configuration.is_file()
+    own = configuration if has_configuration else None
+    is_dynamic = GET_INPUTS_LIST in names.defined
+    return Task(name, task_set, path, _kind(names), _digest(content, own), is_dynamic, own), ""
+
+
+def _name_and_set(path: Path, root: Path) -> tuple[str, str]:
+    """Returns the name of a task within its set, and the name of the set.
+
+    Both are the same whether the set is named, a folder of it, or the file, if the layout is a known one.
+    """
+    folders = path.parts[:-1]
+    stem = _part(path.stem)
+    levels = [place for place, folder in enumerate(folders) if _LEVEL.fullmatch(folder)]
+    if _ROBUST.fullmatch(path.stem) and "tasks" in folders:
+        within = folders[_last(folders, "tasks") + 1 :]
+        return "/".join([*map(_part, within), path.stem.removeprefix("func_")]), "robust_kbench"
+    if levels and levels[-1] > 0:
+        return "/".join([*map(_part, folders[levels[-1] :]), stem]), _part(folders[levels[-1] - 1]).lower()
+    if folders[-3:-2] == (_AKG_TWINS,) and folders[-2] in set(TaskKind):
+        return stem.removesuffix(f"_{folders[-2]}"), f"akg_{folders[-2]}"
+    for folder, task_set in _AKG_SETS.items():
+        if folder in folders:
+            return "/".join([*map(_part, folders[_last(folders, folder) + 1 :]), stem]), task_set
+    top = root if root.is_dir() else root.parent
+    within = path.relative_to(top).parts[:-1]
+    return "/".join([*map(_part, within), stem]), _part(top.name).lower() or "tasks"
+
+
+def _last(folders: tuple[str, ...], name: str) -> int:
+    return len(folders) - 1 - folders[::-1].index(name)
+
+
+def _part(text: str) -> str:
+    """Returns a folder or file as a part of a name: a point would separate parts of the kernel type."""
+    return _NOT_IN_NAMES.sub("_", text).strip("_") or "_"
+
+
+def _kind(names: _Globals) -> TaskKind:
+    if "mindspore" in names.imported:
+        return TaskKind.MINDSPORE
+    if "torch" in names.imported or "numpy" not in names.imported:
+        return TaskKind.TORCH
+    return TaskKind.NUMPY
+
+
+def _names(path: Path, content: bytes) -> _Globals:
+    """Raises OpAtlasError unless the file is Python."""
+    try:
+        tree = ast.parse(content, str(path))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise OpAtlasError(f"{path}{line}: is not Python ({reason}): correct the file, or move it away") from None
+    defined: set[str] = set()
+    imported: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                defined.add(name)
+            case ast.Assign(targets=targets):
+                defined.update(target.id for target in targets if isinstance(target, ast.Name))
+            case ast.Import(names=names):
+                imported.update(alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=module, names=names):
+                imported.add((module or "").partition(".")[0])
+                defined.update(alias.asname or alias.name for alias in names)
+            case _:
+                pass
+    return _Globals(frozenset(defined), frozenset(imported))
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    """Yields the Python files of a folder and its subfolders in a fixed order."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name[0] not in "._")
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py") and name[0] not in "._")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_safely(path, _LARGEST_BYTES)
+    except OSError as error:
+        raise OpAtlasError(
+            f"{path}: cannot be read ({error.strerror or error}): correct the path or its rights"
+        ) from None
+
+
+def _digest(content: bytes, configuration: Path | None) -> str:
+    digest = sha256(content)
+    if configuration is not None:
+        digest.update(b"\0" + _read(configuration))
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _in_numbers(name: str) -> list[tuple[int, str]]:
+    """Returns a sort key by which 9_Tall precedes 10_3D."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
