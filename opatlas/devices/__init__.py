@@ -2,6 +2,7 @@
 
 device.py           what a device is: specification, description, operations
 discovery.py        finds the devices of this machine, without torch
+fatal_errors.py     the errors after which a process cannot continue
 cpu.py              the CPU
 cpu_flush.py        flushes the caches of the CPU
 cuda.py             an NVIDIA GPU

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.engine.device_errors import error_text, fatal_device_error, is_out_of_memory, outcome_from_error
+from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.engine.device_errors import error_text, outcome_from_error
 from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import Status
 

@@ -8,7 +8,8 @@ import unittest
 import pytest
 from replaying import job_of, runner
 
-from opatlas.engine.device_errors import error_text, fatal_device_error, is_out_of_memory, outcome_from_error
+from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.engine.device_errors import error_text, outcome_from_error
 from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import replays
 from opatlas.model.errors import InvalidRow
