@@ -1,13 +1,16 @@
-"""Recorded exchanges with models: a folder with a JSON file for each request, which is answered from there again.
+"""Recorded exchanges with models: a folder of files, from which requests are answered without an endpoint.
 
-The name of a file is the sha256 of model, messages and parameters. So an equal request has the recorded answer, whoever
-recorded it. A folder may also hold cache files of AKG's agents, which have no model: they answer any model.
+{sha256}.json                   an exchange. The digest is that of model, messages and parameters, so an equal request
+                                has the recorded answer, whoever recorded it
+{model}/{set}/{task}/{n}.md     the answer to attempt n at a task, as a person wrote it or copied it from a chat
+any other name.json             a cache file of AKG's agents. It names no model, and answers any model
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +25,9 @@ from .endpoint import ChatAnswer, ChatMessage, ChatRequest
 
 #: The largest file that is read; one exchange has some 100 kB.
 _MOST_BYTES = 64 << 20
+#: Characters of a sha256 in hexadecimal digits.
+_KEY_DIGITS = 64
+_NOT_IN_FOLDERS = re.compile(r"[^A-Za-z0-9.+-]+")
 
 
 class ChatModel(Protocol):
@@ -45,12 +51,14 @@ class RecordedExchange:
         messages: the messages of the request.
         parameters: the other parameters of the request, by name.
         answer: the answer.
+        name: what the question is about.
     """
 
     model: str
     messages: tuple[ChatMessage, ...]
     parameters: Mapping[str, float]
     answer: ChatAnswer
+    name: str = ""
 
     @property
     def key(self) -> str:
@@ -85,16 +93,18 @@ def request_key(request: ChatRequest) -> str:
     return _key(request.model, request.messages, request.parameters)
 
 
+def model_folder(model: str) -> str:
+    """Returns the name of a model as that of a folder: "qwen_qwen2.5" for "qwen/qwen2.5"."""
+    return _NOT_IN_FOLDERS.sub("_", model).lstrip(".") or "_"
+
+
 def read_exchanges(path: Path) -> list[RecordedExchange]:
     """Returns the exchanges of a file, each once, in its order: one of our own, or those of an AKG cache file.
 
     Raises:
         OpAtlasError: the file cannot be read, or holds no exchange.
     """
-    try:
-        text = read_safely(path, _MOST_BYTES)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
+    text = _read(path)
     try:
         return [decode(text, RecordedExchange, str(path))]
     except DecodeError as error:
@@ -111,6 +121,8 @@ def read_exchanges(path: Path) -> list[RecordedExchange]:
             parameters = {name: value for name, value in entry.params.items() if isinstance(value, (int, float))}
             exchange = RecordedExchange("", entry.messages, parameters, answer)
             exchanges.setdefault(exchange.key, exchange)
+    if not exchanges:
+        raise OpAtlasError(f"{path}: holds no exchange: remove the file")
     return list(exchanges.values())
 
 
@@ -133,10 +145,13 @@ class RecordedAnswers:
         key = request_key(request)
         path = self._folder / f"{key}.json"
         if path.exists():
-            (exchange,) = read_exchanges(path)
+            exchange = read_exchanges(path)[0]
             if exchange.key != key:
                 raise OpAtlasError(f"{path}: its request was edited: rename it to {exchange.key}.json, or remove it")
             return exchange.answer
+        written = self._folder / model_folder(request.model) / f"{request.name}.md"
+        if request.name and written.is_file():
+            return ChatAnswer(_read(written).decode("utf-8", "replace"))
         found = self._other_files().get(_key("", request.messages, request.parameters))
         return found.answer if found is not None else None
 
@@ -152,7 +167,8 @@ class RecordedAnswers:
             return answer
         if self._endpoint is None:
             raise NoRecordedAnswer(
-                f"{self._folder} has no answer of {request.model} to request {request_key(request)}: "
+                f"{self._folder} has no answer of {request.model} to {request.name or 'request'} "
+                f"({request_key(request)}): "
                 "record it with --endpoint URL, or choose tasks and models that are recorded"
             )
         answer = self._endpoint.ask(request)
@@ -161,7 +177,7 @@ class RecordedAnswers:
 
     def record(self, request: ChatRequest, answer: ChatAnswer) -> Path:
         """Writes an exchange in one step, and returns its file. Raises OpAtlasError."""
-        exchange = RecordedExchange(request.model, request.messages, request.parameters, answer)
+        exchange = RecordedExchange(request.model, request.messages, request.parameters, answer, request.name)
         path = self._folder / f"{exchange.key}.json"
         write_text(path, json.dumps(asdict(exchange), indent=1, ensure_ascii=False) + "\n")
         return path
@@ -175,7 +191,11 @@ class RecordedAnswers:
         return self._imported
 
 
-_KEY_DIGITS = 64
+def _read(path: Path) -> bytes:
+    try:
+        return read_safely(path, _MOST_BYTES)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
 
 
 def _akg_entries(text: bytes, path: Path) -> Iterator[_AkgEntry] | None:

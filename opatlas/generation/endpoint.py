@@ -64,6 +64,7 @@ class ChatRequest:
         messages: the conversation so far.
         temperature, top_p: how much the answer varies.
         max_tokens: the largest number of tokens of the answer.
+        name: what the question is about ("tasks/relu/0"); it is not sent.
     """
 
     model: str
@@ -71,6 +72,7 @@ class ChatRequest:
     temperature: float = 0.2
     top_p: float = 0.9
     max_tokens: int = 16_384
+    name: str = ""
 
     @property
     def parameters(self) -> Mapping[str, float]:

@@ -1,0 +1,220 @@
+"""The loop that asks a model for a kernel and for repairs, until the kernel passes or a limit is reached."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from opatlas.candidates.answer import AnswerError, read_answer
+from opatlas.candidates.judgement import ErrorClass, Judgement
+from opatlas.errors import OpAtlasError
+from opatlas.experiment.attempts import ModelAttempt
+from opatlas.store.csv_files import write_text
+from opatlas.text import cut_middle
+
+from .answers import ChatModel
+from .attempt_log import AttemptLog
+from .endpoint import ChatAnswer, ChatRequest
+from .prices import Prices
+from .prompt import Prompts, without_places
+
+#: Judges the candidate in a file.
+Judge = Callable[[Path], Judgement]
+#: The longest text of an error in the file of attempts.
+_MOST_TEXT = 16_000
+
+
+class StopReason(str, Enum):
+    """Why a loop has ended."""
+
+    PASSED = "passed"
+    ATTEMPTS = "the last attempt failed"
+    SAME_FAILURE = "the same failure three times"
+    COST = "the cost limit is reached"
+    DEADLINE = "the deadline has passed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class LoopLimits:
+    """When a loop ends without a kernel that passes.
+
+    Attributes:
+        attempts: the most attempts, the first one included.
+        same_failures: so many attempts in a row with one class and one text end the loop.
+        cost_usd: no request is sent once the attempts of the run cost as much; None: no limit.
+        deadline_s: no request is sent so many seconds after the first of this session.
+    """
+
+    attempts: int = 5
+    same_failures: int = 3
+    cost_usd: float | None = None
+    deadline_s: float = 3_600.0
+
+
+@dataclass(frozen=True)
+class LoopTask:
+    """A task and the model that is asked.
+
+    Attributes:
+        task_set: the set that the task belongs to.
+        task: the name of the task.
+        complexity: the class of the task, C1 to C4.
+        model: the name of the model.
+        folder: the folder of the candidates, below that of the run.
+    """
+
+    task_set: str
+    task: str
+    complexity: str
+    model: str
+    folder: Path
+
+
+class RepairLoop:
+    """The attempts of one model at one task.
+
+    Attempts of a former session count: they are neither asked for nor judged again.
+    """
+
+    def __init__(
+        self,
+        task: LoopTask,
+        prompts: Prompts,
+        log: AttemptLog,
+        prices: Prices,
+        limits: LoopLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads the attempts of former sessions.
+
+        Raises:
+            OpAtlasError: the file of attempts or a candidate of it cannot be read.
+        """
+        self.task = task
+        self._prompts, self._log, self._prices, self._limits, self._clock = prompts, log, prices, limits, clock
+        self._start = clock()
+        self._attempts = log.attempts(task.task_set, task.task, task.model)
+        self._code = self._last_code()
+
+    @property
+    def attempts(self) -> Sequence[ModelAttempt]:
+        """The attempts so far."""
+        return self._attempts
+
+    @property
+    def last_candidate(self) -> Path | None:
+        """The file of the candidate that was judged last; None if no answer held code."""
+        made = [attempt.candidate for attempt in self._attempts if attempt.candidate]
+        return self._log.path.parent / made[-1] if made else None
+
+    def stop_reason(self) -> StopReason | None:
+        """Returns why no further attempt is made; None: the next one may be. Raises OpAtlasError."""
+        limits, last = self._limits, self._attempts[-limits.same_failures :]
+        if last and last[-1].passed:
+            return StopReason.PASSED
+        if len(last) == limits.same_failures and len({_failure(attempt) for attempt in last}) == 1:
+            return StopReason.SAME_FAILURE
+        if len(self._attempts) >= limits.attempts:
+            return StopReason.ATTEMPTS
+        if limits.cost_usd is not None and self._log.cost_usd() >= limits.cost_usd:
+            return StopReason.COST
+        if self._clock() - self._start > limits.deadline_s:
+            return StopReason.DEADLINE
+        return None
+
+    def run(self, model: ChatModel, judge: Judge) -> StopReason:
+        """Makes attempts until there is a reason to stop, and returns the reason.
+
+        Raises:
+            OpAtlasError: the model gives no answer, or a file cannot be written. The attempts so far are recorded.
+        """
+        while (reason := self.stop_reason()) is None:
+            request = self.request()
+            self.take(request, model.ask(request), judge)
+        return reason
+
+    def request(self) -> ChatRequest:
+        """Returns the question of the next attempt."""
+        number = len(self._attempts)
+        messages = (
+            self._prompts.repair(number, self._code, self._attempts[-1].judgement) if number else self._prompts.first()
+        )
+        task = self.task
+        return ChatRequest(task.model, messages, name=f"{task.task_set}/{task.task}/{number}")
+
+    def take(self, request: ChatRequest, answer: ChatAnswer, judge: Judge) -> ModelAttempt:
+        """Judges an answer, and records the attempt. Raises OpAtlasError if a file cannot be written."""
+        path, start = None, self._clock()
+        try:
+            code = read_answer(answer.text, self._code)
+        except AnswerError as error:
+            judgement = Judgement(ErrorClass.ANSWER, text=_reason(error, answer))
+        else:
+            path = self.task.folder / self.task.task / f"{len(self._attempts)}.py"
+            write_text(path, code)
+            self._code = code
+            judgement = judge(path)
+        return self._record(request, answer, judgement, path, self._clock() - start)
+
+    def _record(
+        self, request: ChatRequest, answer: ChatAnswer, judgement: Judgement, path: Path | None, run_s: float
+    ) -> ModelAttempt:
+        cost = self._prices.cost(request, answer)
+        max_error = judgement.max_error
+        attempt = ModelAttempt(
+            self.task.task,
+            self.task.task_set,
+            self.task.complexity,
+            self.task.model,
+            len(self._attempts),
+            judgement.error_class,
+            judgement.sub_class,
+            judgement.level,
+            cut_middle(judgement.text, _MOST_TEXT),
+            judgement.within_1e3,
+            max_error if max_error is None or math.isfinite(max_error) else None,
+            judgement.duration_us,
+            judgement.baseline_us,
+            judgement.kernel_share,
+            judgement.notes,
+            answer.seconds,
+            run_s,
+            cost.tokens_in,
+            cost.tokens_out,
+            cost.estimated,
+            cost.usd,
+            path.relative_to(self._log.path.parent).as_posix() if path is not None else "",
+        )
+        self._log.append(attempt)
+        self._attempts.append(attempt)
+        return attempt
+
+    def _last_code(self) -> str:
+        path = self.last_candidate
+        if path is None:
+            return ""
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeError) as error:
+            raise OpAtlasError(
+                f"{path}: cannot be read ({error}): restore it, or remove the lines of {self.task.task} from "
+                f"{self._log.path}"
+            ) from None
+
+
+def _failure(attempt: ModelAttempt) -> tuple[str, str, str]:
+    return attempt.error_class, attempt.sub_class, without_places(attempt.text)
+
+
+def _reason(error: AnswerError, answer: ChatAnswer) -> str:
+    if answer.finish_reason == "length":
+        return f"{error}; the answer was cut off at its largest number of tokens"
+    return str(error)
