@@ -65,7 +65,9 @@ class Hardware:
         lines = [f"- device: {self.name.replace('_', ' ')} ({self.kind})"]
         if peak.bandwidth_gbps is not None:
             lines.append(f"- memory bandwidth: {peak.bandwidth_gbps:,.0f} GB/s")
-        lines += [f"- dense matrix products, {dtype}: {rate:,.1f} TFLOPS" for dtype, rate in sorted(peak.tera_ops.items())]
+        lines += [
+            f"- dense matrix products, {dtype}: {rate:,.1f} TFLOPS" for dtype, rate in sorted(peak.tera_ops.items())
+        ]
         return lines
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from opatlas.candidates.answer import AnswerError, read_answer
-from opatlas.candidates.judgement import ErrorClass, Judgement
+from opatlas.candidates.answer import read_answer
+from opatlas.candidates.judgement import Judgement
 from opatlas.errors import OpAtlasError
 from opatlas.experiment.attempts import ModelAttempt
 from opatlas.store.csv_files import write_text
@@ -117,7 +117,8 @@ class RepairLoop:
 
     def stop_reason(self) -> StopReason | None:
         """Returns why no further attempt is made; None: the next one may be. Raises OpAtlasError."""
-        limits, last = self._limits, self._attempts[-limits.same_failures :]
+        limits = self._limits
+        last = self._attempts[-limits.same_failures :]
         if last and last[-1].passed:
             return StopReason.PASSED
         if len(last) == limits.same_failures and len({_failure(attempt) for attempt in last}) == 1:
@@ -152,15 +153,16 @@ class RepairLoop:
 
     def take(self, request: ChatRequest, answer: ChatAnswer, judge: Judge) -> ModelAttempt:
         """Judges an answer, and records the attempt. Raises OpAtlasError if a file cannot be written."""
-        path, start = None, self._clock()
-        try:
-            code = read_answer(answer.text, self._code)
-        except AnswerError as error:
-            judgement = Judgement(ErrorClass.ANSWER, text=_reason(error, answer))
+        start, path = self._clock(), None
+        read = read_answer(answer.text, self._code or None)
+        if isinstance(read, Judgement):
+            judgement = read
+            if answer.finish_reason == "length":
+                judgement = replace(read, text=f"{read.text} (the answer was cut at its largest number of tokens)")
         else:
             path = self.task.folder / self.task.task / f"{len(self._attempts)}.py"
-            write_text(path, code)
-            self._code = code
+            write_text(path, read)
+            self._code = read
             judgement = judge(path)
         return self._record(request, answer, judgement, path, self._clock() - start)
 
@@ -212,9 +214,3 @@ class RepairLoop:
 
 def _failure(attempt: ModelAttempt) -> tuple[str, str, str]:
     return attempt.error_class, attempt.sub_class, without_places(attempt.text)
-
-
-def _reason(error: AnswerError, answer: ChatAnswer) -> str:
-    if answer.finish_reason == "length":
-        return f"{error}; the answer was cut off at its largest number of tokens"
-    return str(error)
