@@ -62,6 +62,7 @@ COMMANDS = {
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
     "fit": Command("fit the models that predict durations ahead of the first question", "opatlas.cli.fit"),
     "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),
+    "models": Command("show what models that write kernels achieve, and which to choose", "opatlas.cli.models"),
     "plan": Command("add the rows that tell the most of what models cost, to be measured next", "opatlas.cli.plan"),
     "export": Command("write the rows for other tools: Parquet, CSV, tables of aiconfigurator", "opatlas.cli.export"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.typed_json import decode, json_line
+from opatlas.errors import OpAtlasError
+from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 #: The name of the file in the folder of a run.
 ATTEMPTS = "attempts.jsonl"
+
+#: A number in a file that is 0 or more; above 0.
+_Amount = Annotated[float, msgspec.Meta(ge=0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -37,23 +44,23 @@ class ModelAttempt:
     task_set: str
     complexity: str
     model: str
-    number: int
+    number: Count
     error_class: ErrorClass
     sub_class: str = ""
     level: Level | None = None
     text: str = ""
     within_1e3: bool | None = None
     max_error: float | None = None
-    duration_us: float | None = None
-    baseline_us: float | None = None
+    duration_us: _Positive | None = None
+    baseline_us: _Positive | None = None
     kernel_share: float | None = None
     notes: tuple[str, ...] = ()
-    generation_s: float = 0.0
-    run_s: float = 0.0
-    tokens_in: int = 0
-    tokens_out: int = 0
+    generation_s: _Amount = 0.0
+    run_s: _Amount = 0.0
+    tokens_in: Count = 0
+    tokens_out: Count = 0
     tokens_estimated: bool = False
-    cost_usd: float = 0.0
+    cost_usd: _Amount = 0.0
     candidate: str = ""
 
     @property
@@ -83,12 +90,34 @@ def attempt_line(attempt: ModelAttempt) -> str:
     return json_line(asdict(attempt)) + "\n"
 
 
-def read_attempts(path: Path) -> list[ModelAttempt]:
-    """Returns the attempts in a file, in their order.
+@dataclass(frozen=True)
+class AttemptsFile:
+    """What a file of attempts holds.
+
+    Attributes:
+        attempts: in their order.
+        torn: whether the last line is cut off, as a killed session leaves it.
+    """
+
+    attempts: tuple[ModelAttempt, ...]
+    torn: bool
+
+
+def read_attempts(path: Path) -> AttemptsFile:
+    """Reads a file of attempts.
 
     Raises:
-        OSError: the file cannot be read.
+        OpAtlasError: the file cannot be read.
         DecodeError: a line is no attempt. The error names the file, the line and the field.
     """
-    lines: Iterable[str] = path.read_text("utf-8").splitlines()
-    return [decode(line, ModelAttempt, f"{path}:{at}") for at, line in enumerate(lines, 1) if line.strip()]
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+    found = [decode(line, ModelAttempt, f"{path}:{at}") for at, line in enumerate(lines, 1) if line.strip()]
+    if not rest.strip():
+        return AttemptsFile(tuple(found), torn=False)
+    try:
+        return AttemptsFile((*found, decode(rest, ModelAttempt, f"{path}:{len(lines) + 1}")), torn=False)
+    except DecodeError:
+        return AttemptsFile(tuple(found), torn=True)

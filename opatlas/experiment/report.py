@@ -1,0 +1,172 @@
+"""All tables of an experiment together, and the forms in which other tools read them: JSON, and CSVs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from opatlas.errors import UsageError
+from opatlas.experiment import tables
+from opatlas.experiment.outcomes import Experiment, TaskName, TaskOutcome
+from opatlas.experiment.strategies import (
+    Selection,
+    Selector,
+    StrategyResult,
+    strategy_differences,
+    strategy_results,
+)
+from opatlas.store.csv_files import write_text
+from opatlas.text import suggest
+
+
+@dataclass(frozen=True)
+class ExperimentReport:
+    """The tables of an experiment.
+
+    Attributes:
+        task_sets, complexities: figures of each model, by sets of tasks and by complexity.
+        classes, groups: shares of errors.
+        levels, verdicts, speed_ups: of all models and of each.
+        models: the model of the most passed tasks against each other one.
+        runs: runs of one model against each other.
+        selection: the model to choose for each complexity.
+        strategies, strategy_pairs: results of strategies, and their differences.
+    """
+
+    task_sets: Sequence[tables.ModelFigures]
+    complexities: Sequence[tables.ModelFigures]
+    classes: Sequence[tables.ErrorShare]
+    groups: Sequence[tables.ErrorShare]
+    levels: Sequence[tables.LevelRate]
+    verdicts: Sequence[tables.VerdictCounts]
+    speed_ups: Sequence[tables.SpeedUps]
+    models: Sequence[tables.PassDifference]
+    runs: Sequence[tables.RunDifference]
+    selection: Sequence[Selection]
+    strategies: Sequence[StrategyResult]
+    strategy_pairs: Sequence[tables.PassDifference]
+
+
+def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
+    """Computes all tables.
+
+    Args:
+        baseline: the model of strategy A; "" for the one that the other tasks choose.
+
+    Raises:
+        UsageError: no attempt has the model `baseline`.
+    """
+    if baseline and baseline not in experiment.models:
+        raise UsageError(
+            f"--baseline {baseline}: no attempt has this model{suggest(baseline, experiment.models)}: give one of "
+            f"{', '.join(experiment.models)}"
+        )
+    strategies = strategy_results(experiment, baseline)
+    return ExperimentReport(
+        tables.figures_by_task_set(experiment),
+        tables.figures_by_complexity(experiment),
+        tables.error_classes(experiment),
+        tables.error_groups(experiment),
+        tables.level_rates(experiment),
+        tables.verdict_counts(experiment),
+        tables.speed_ups(experiment),
+        tables.model_differences(experiment),
+        tables.run_differences(experiment),
+        Selector(experiment).table(),
+        strategies,
+        [*strategy_differences(strategies)],
+    )
+
+
+def as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
+    """Returns the runs, all tables, and the outcome of each task."""
+    return {
+        "folders": [
+            {**_plain(run, without=("outcomes",)), "path": str(run.path), "outcomes": len(run.outcomes)}
+            for run in experiment.runs
+        ],
+        "tasks": len(experiment.tasks),
+        "common_tasks": len(experiment.common_tasks),
+        "mixed_complexities": experiment.mixed_complexities,
+        **{
+            field.name: [_plain(line, without=("passed_tasks",)) for line in getattr(report, field.name)]
+            for field in fields(report)
+        },
+        "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
+    }
+
+
+def write_csvs(folder: Path, experiment: Experiment, report: ExperimentReport) -> int:
+    """Writes a CSV for each table, and one with the outcome of each task.
+
+    Returns:
+        The number of files. An empty table is a file with its header.
+
+    Raises:
+        OpAtlasError: a file cannot be written.
+    """
+    content = {name: lines for name, lines in as_json(experiment, report).items() if isinstance(lines, list)}
+    kinds = get_type_hints(ExperimentReport)
+    for name, lines in content.items():
+        rows = [dict(_flat(line)) for line in lines]
+        # An empty table has the names of its fields.
+        columns = dict.fromkeys(key for row in rows for key in row) or [
+            each.name for each in fields(*get_args(kinds[name]))
+        ]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(folder / f"{name}.csv", text.getvalue())
+    return len(content)
+
+
+def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
+    final, task = outcome.final, outcome.task
+    return {
+        "model": outcome.model,
+        "task_set": task.task_set,
+        "task": task.task,
+        "complexity": experiment.complexities[task],
+        "passed": outcome.passed,
+        "passed_first": outcome.passed_first,
+        "fixes": outcome.fixes,
+        "error_class": str(final.error_class),
+        "sub_class": final.sub_class,
+        "level": None if outcome.level is None else str(outcome.level),
+        "within_1e3": final.within_1e3,
+        "duration_us": final.duration_us,
+        "speed_up": outcome.speed_up,
+        "kernel_share": final.kernel_share,
+        "cost_usd": outcome.cost_usd,
+        "generation_s": outcome.generation_s,
+        "run_s": outcome.run_s,
+        "tokens": outcome.tokens,
+        "candidate": final.candidate,
+    }
+
+
+def _plain(value: Any, without: Sequence[str] = ()) -> Any:
+    """Returns a value in the types of JSON; the fields of dataclasses without those named."""
+    if is_dataclass(value):
+        names = [field.name for field in fields(value) if field.name not in without]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {f"{key:g}" if isinstance(key, float) else str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, TaskName):
+        return value._asdict()
+    return str(value) if isinstance(value, (Enum, Path)) else value
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields columns and cells of a line: `passed.rate`. What is not known is an empty cell."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,130 @@
+"""Attempts of simulated models, whose pass rates are known, and files of such."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from opatlas.candidates.judgement import ErrorClass, Level
+from opatlas.experiment.attempts import ATTEMPTS, ModelAttempt, attempt_line
+
+#: The last level that a candidate of an error class passed.
+_LEVELS = {
+    ErrorClass.SYNTAX: Level.ANSWER,
+    ErrorClass.COMPILE: Level.STATIC,
+    ErrorClass.RUNTIME: Level.COMPILE,
+    ErrorClass.MISMATCH: Level.COMPILE,
+    ErrorClass.PASS: Level.MEASURED,
+}
+
+
+def attempt(
+    model: str,
+    task: str,
+    error_class: ErrorClass = ErrorClass.PASS,
+    *,
+    number: int = 0,
+    task_set: str = "set",
+    complexity: str = "C1",
+    **fields: object,
+) -> ModelAttempt:
+    """Returns an attempt that costs 0.001 dollars, with the level of its error class."""
+    level = {"level": _LEVELS.get(error_class), "cost_usd": 0.001, "generation_s": 2.0, "run_s": 1.0, **fields}
+    return ModelAttempt(task, task_set, complexity, model, number, error_class, **level)  # type: ignore[arg-type]
+
+
+def loop(
+    model: str,
+    task: str,
+    fixes: int,
+    passes: bool,
+    *,
+    error_class: ErrorClass = ErrorClass.COMPILE,
+    task_set: str = "set",
+    complexity: str = "C1",
+    cost_usd: float = 0.001,
+) -> list[ModelAttempt]:
+    """Returns the attempts of a model at a task: `fixes` after the first, of which the last passes or fails."""
+    last = ErrorClass.PASS if passes else error_class
+    return [
+        attempt(
+            model,
+            task,
+            last if number == fixes else error_class,
+            number=number,
+            task_set=task_set,
+            complexity=complexity,
+            cost_usd=cost_usd,
+        )
+        for number in range(fixes + 1)
+    ]
+
+
+def draw_attempts(
+    rates: Mapping[str, Mapping[str, float]], tasks: Mapping[str, int], seed: int, costs: Mapping[str, float]
+) -> list[ModelAttempt]:
+    """Returns one attempt of each model at each task, which passes with the model's probability.
+
+    Args:
+        rates: by model and complexity, the probability.
+        tasks: by complexity, the number of tasks.
+        costs: by model, the price of an attempt.
+    """
+    draw = random.Random(seed)
+    return [
+        attempt(
+            model,
+            f"{complexity}/{number}",
+            ErrorClass.PASS if draw.random() < rate[complexity] else ErrorClass.MISMATCH,
+            complexity=complexity,
+            cost_usd=costs[model],
+        )
+        for complexity, count in tasks.items()
+        for number in range(count)
+        for model, rate in rates.items()
+    ]
+
+
+def write_run(folder: Path, attempts: Iterable[ModelAttempt], *, tail: str = "") -> Path:
+    """Writes the attempts of a run, and a tail as of a line that was cut off; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ATTEMPTS).write_text("".join(map(attempt_line, attempts)) + tail, "utf-8")
+    return folder
+
+
+def mixed_run() -> Sequence[ModelAttempt]:
+    """Returns attempts of three models at 20 tasks of two sets, with all that the tables tell."""
+    found: list[ModelAttempt] = []
+    draw = random.Random(24)
+    for number in range(20):
+        task_set, complexity = ("ours" if number < 8 else "public"), f"C{1 + number % 4}"
+        for model, rate, cost in (("small-7b", 0.3, 0.0005), ("large", 0.6, 0.003), ("large-reasoner", 0.7, 0.004)):
+            for at in range(4):
+                passes = draw.random() < rate / 2
+                failed = draw.choice([ErrorClass.COMPILE, ErrorClass.COMPILE, ErrorClass.MISMATCH, ErrorClass.RUNTIME])
+                error = ErrorClass.PASS if passes else failed
+                compared = error in (ErrorClass.PASS, ErrorClass.MISMATCH)
+                found.append(
+                    attempt(
+                        model,
+                        f"{number:02}_task",
+                        error,
+                        number=at,
+                        task_set=task_set,
+                        complexity=complexity,
+                        sub_class="507035" if error is ErrorClass.RUNTIME and draw.random() < 0.5 else "",
+                        within_1e3=draw.random() < (0.8 if passes else 0.3) if compared else None,
+                        duration_us=draw.uniform(5, 20) if passes else None,
+                        baseline_us=12.0 if passes else None,
+                        kernel_share=draw.choice([0.1, 0.9, 1.0]) if passes else None,
+                        cost_usd=cost,
+                        generation_s=draw.uniform(3, 9),
+                        run_s=draw.uniform(5, 40),
+                        tokens_in=1000,
+                        tokens_out=500,
+                    )
+                )
+                if passes:
+                    break
+    return found
