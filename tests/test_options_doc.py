@@ -36,6 +36,7 @@ COMMANDS = {
     "Export": "export",
     "Fit": "fit",
     "Model": "model",
+    "Models": "models",
     "Plan": "plan",
     "Plot": "plot",
     "Query": "query",

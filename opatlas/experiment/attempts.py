@@ -15,9 +15,9 @@ from opatlas.typed_json import Count, DecodeError, decode, json_line
 #: The name of the file in the folder of a run.
 ATTEMPTS = "attempts.jsonl"
 
-#: A number in a file that is 0 or more; above 0.
-_Amount = Annotated[float, msgspec.Meta(ge=0)]
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+#: Seconds and dollars in a file; durations in a file. Their sums and ratios are finite.
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+_Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
 
 
 @dataclass(frozen=True)

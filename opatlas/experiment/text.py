@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from opatlas.candidates.judgement import Level
 from opatlas.compare.comparison import FAST
@@ -12,8 +13,9 @@ from opatlas.experiment.proportions import PassRate
 from opatlas.experiment.report import ExperimentReport
 from opatlas.experiment.strategies import CHOICE_LEVEL, Strategy, StrategyResult
 from opatlas.experiment.tables import ErrorShare, ModelFigures, PassDifference, VerdictCounts
-from opatlas.text import align_numbers, pluralize, wrap
+from opatlas.text import align_numbers, pluralize, shorten, wrap
 
+_COLUMNS = 80
 _NO_DATA = "no data"
 _ALL = "all models"
 _MEANINGS = {
@@ -149,7 +151,7 @@ def _verdicts(counts: Iterable[VerdictCounts]) -> Iterator[str]:
 
 
 def _speeds(report: ExperimentReport) -> Iterator[str]:
-    yield from ("", "speed-up of what passed; percent of all tasks faster than p times the baseline", "")
+    yield from ("", "speed-up of the passed tasks; percent of all tasks with more than 1x, 1.5x, 2x", "")
     rows = [
         (
             each.model or _ALL,
@@ -168,8 +170,7 @@ def _selection(report: ExperimentReport) -> Iterator[str]:
     yield from ("", f"model to choose, by the lower bound of the {CHOICE_LEVEL:.0%} interval", "")
     rows = [
         (
-            "all" if each.complexity is None else each.complexity or "none",
-            each.model,
+            f"{'all' if each.complexity is None else each.complexity or 'none'}  {each.model}",
             f"{each.passed.passed}/{each.passed.of}",
             _percent(each.passed.rate),
             _percent(each.lower_bound),
@@ -177,7 +178,7 @@ def _selection(report: ExperimentReport) -> Iterator[str]:
         )
         for each in report.selection
     ]
-    yield from align_numbers([("complexity", "model", "passed", "", "at least", "a task"), *rows], least=8)
+    yield from align_numbers([("", "passed", "", "at least", "a task"), *rows], least=8)
 
 
 def _strategies(experiment: Experiment, report: ExperimentReport) -> Iterator[str]:
@@ -194,9 +195,9 @@ def _strategies(experiment: Experiment, report: ExperimentReport) -> Iterator[st
     yield wrap(f"strategies at the {pluralize(tasks, 'task')} that all models tried{left_out}", indent=0)
     yield "each choice is made from the other tasks"
     yield ""
-    titles = ("", "passed", "95 %", "cost", "a pass", "generation(s)", "run(s)")
+    titles = ("", "passed", "95 %", "cost", "a pass", "answers(s)", "runs(s)")
     estimates = [each for each in report.strategies if not each.in_sample]
-    yield from align_numbers([titles, *map(_strategy_cells, estimates)])
+    yield from align_numbers([titles, *map(_strategy_cells, estimates)], least=8)
     yield ""
     for each in estimates:
         chosen = ", ".join(f"{model} {count:,}" for model, count in each.models.items())
@@ -204,8 +205,8 @@ def _strategies(experiment: Experiment, report: ExperimentReport) -> Iterator[st
     for each in report.strategies:
         if each.in_sample:
             yield wrap(
-                f"{each.strategy} chosen from the very tasks would pass {_rate_text(each.passed)}: too many, by the "
-                "choice",
+                f"{each.strategy} with choices from the very tasks: {_rate_text(each.passed)}, an upper bound and no "
+                "estimate",
                 indent=0,
             )
 
@@ -222,24 +223,33 @@ def _strategy_cells(result: StrategyResult) -> tuple[str, ...]:
 
 
 def _differences(report: ExperimentReport) -> Iterator[str]:
-    for title, pairs in (("strategies", report.strategy_pairs), ("models", report.models)):
-        rows = [(f"{pair.first}, {pair.second}", *_difference_cells(pair)) for pair in pairs if pair.p is not None]
-        if rows:
-            yield from ("", f"differences of {title}, by tasks that only one passes", "")
-            yield from align_numbers([("", "only first", "only second", "p"), *rows], least=8)
+    titles = ("", "only first", "only second", "p")
+    pairs = [pair for pair in report.strategy_pairs if pair.p is not None]
+    if pairs:
+        yield from ("", "tasks that only one of two strategies passes", "")
+        yield from align_numbers(
+            [titles, *((f"{pair.first}, {pair.second}", *_difference_cells(pair)) for pair in pairs)], least=8
+        )
+    if report.models:
+        yield from ("", wrap(f"tasks that only {report.models[0].first}, only the other model passes", indent=0), "")
+        yield from align_numbers(
+            [titles, *((pair.second, *_difference_cells(pair)) for pair in report.models)], least=8
+        )
     if any(not pair.paired for pair in report.models):
         yield "-: no common task, so p is of a z-test of two proportions"
     if report.runs:
-        yield from ("", "runs of one model, on the tasks of both", "")
-        of_runs = [
+        yield from ("", "tasks that only one of two runs of a model passes", "")
+        rows = [
             (
-                f"{each.model}: {each.difference.first}, {each.difference.second}",
+                shorten(
+                    f"{each.model}: {Path(each.difference.first).name}, {Path(each.difference.second).name}", _COLUMNS
+                ),
                 f"{each.passed}, {each.later_passed} of {each.difference.tasks}",
                 *_difference_cells(each.difference),
             )
             for each in report.runs
         ]
-        yield from align_numbers([("", "passed", "only first", "only second", "p"), *of_runs], least=8)
+        yield from align_numbers([("", "passed", *titles[1:]), *rows], least=8)
 
 
 def _difference_cells(pair: PassDifference) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from . import attention_records, catalogs, checks, comparisons, journals, options, profiles, tables, traces
+from . import attention_records, catalogs, checks, comparisons, experiments, journals, options, profiles, tables, traces
 from .target import Target
 
 TARGETS: dict[str, Target] = {
@@ -31,6 +31,7 @@ TARGETS: dict[str, Target] = {
         checks.CHECKED,
         checks.CALIBRATION_SET,
         comparisons.STEP,
+        experiments.MODELS,
         options.OPTION_VALUES,
         options.SHAPES,
     )
