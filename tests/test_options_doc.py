@@ -32,6 +32,7 @@ COMMANDS = {
     "Check": "check",
     "Combine": "combine",
     "Compare": "compare",
+    "Diagnose": "diagnose",
     "Doctor": "doctor",
     "Export": "export",
     "Fit": "fit",

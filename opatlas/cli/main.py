@@ -59,6 +59,7 @@ COMMANDS = {
     ),
     "regressions": Command("find rows that became slower or faster from some run on", "opatlas.cli.regressions"),
     "compare": Command("compare implementations, or databases, row by row", "opatlas.cli.compare"),
+    "diagnose": Command("tell why kernels are slow, and what to do about it", "opatlas.cli.diagnose"),
     "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
     "fit": Command("fit the models that predict durations ahead of the first question", "opatlas.cli.fit"),
     "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),

@@ -1,0 +1,250 @@
+"""The kernels of captures or of a database as one table, whose columns have kernel_details' names.
+
+A line is a launch of a capture, or a row of a database. Cells of text are without the profiler's quotes; durations,
+waits, Block Dim and counters are float64, NaN where the cell holds no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from opatlas.capture.capture_discovery import find_captures, op_summaries
+from opatlas.capture.capture_reader import (
+    DURATION,
+    TYPE,
+    Capture,
+    CaptureHeader,
+    Chunk,
+    NotNumericError,
+    read_capture_header,
+)
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import (
+    AVERAGE,
+    BASE,
+    CACHE_STATE,
+    KERNEL_NAMES,
+    MICROBENCH_DEVICE_KERNELS,
+    OWN,
+    PROFILING_DURATIONS,
+    QUALITY,
+    RUNTIME_IN_SIGNATURE,
+    SPAN,
+    STAND_IN,
+)
+from opatlas.model.slots import strip_quotes
+from opatlas.progress import Progress
+from opatlas.query.stored_rows import StoredRows
+from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.store.database import Database
+from opatlas.text import parse_real, pluralize
+
+NAME, WAIT, BLOCK_DIM, MIX_BLOCK_DIM = "Name", "Wait Time(us)", "Block Dim", "Mix Block Dim"
+#: Where a line is from: the file and line of a launch, or the id of a row.
+FILE, LINE, ROW = "File", "Line", "Row"
+#: The names of columns in other versions, and in msprof's op_summary.
+_NUMBERS = {WAIT: (WAIT, "Task Wait Time(us)"), BLOCK_DIM: (BLOCK_DIM, "Block Num")}
+_NUMBERS |= {MIX_BLOCK_DIM: (MIX_BLOCK_DIM, "Mix Block Num")}
+_NAMES = (NAME, "Op Name")
+_PROFILED, _REPLAYED = "Profiling Average ", "MicroBench "
+_NO_COUNTERS = {*OWN, *PROFILING_DURATIONS}
+#: Cells of text of a database that rules and prompts read.
+_ROW_CELLS = (*BASE, CACHE_STATE, QUALITY, STAND_IN, KERNEL_NAMES, *RUNTIME_IN_SIGNATURE)
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """The kernels of one place.
+
+    Attributes:
+        place: the path that was read.
+        is_capture: whether a line is a launch, not a row of a database.
+        device: the device of a database; "" if it is not known.
+        frame: a line for each kernel.
+        counters: the columns of counters, in the file's order.
+        source_names: the file's names of columns that are named otherwise here.
+        problems: lines and files that could not be read.
+    """
+
+    place: Path
+    is_capture: bool
+    device: str
+    frame: pd.DataFrame
+    counters: tuple[str, ...]
+    source_names: Mapping[str, str]
+    problems: tuple[str, ...] = ()
+
+    def has(self, column: str) -> bool:
+        """Returns whether the files have a column, and some line a value in it."""
+        if column not in self.frame.columns:
+            return False
+        cells = self.frame[column]
+        return bool(cells.notna().any() if cells.dtype.kind == "f" else (cells != "").any())
+
+
+def read_kernels(place: Path) -> KernelTable:
+    """Reads a database, a capture file, or the captures below a folder.
+
+    Raises:
+        OpAtlasError: there is neither, or none of its files can be read.
+    """
+    if place.is_dir() and not _has_captures(place) and next(place.glob("[!.]*.csv"), None):
+        return read_database_kernels(place)
+    return _read_captures(place)
+
+
+def _has_captures(folder: Path) -> bool:
+    """Returns whether a folder holds captures; one with `runs` is a database, and may have profiles below it."""
+    if (folder / "runs").is_dir():
+        return False
+    return any("kernel_details" in path.name.lower() for path in folder.glob("*.csv")) or bool(op_summaries(folder))
+
+
+def _read_captures(place: Path) -> KernelTable:
+    frames: list[pd.DataFrame] = []
+    counters: dict[str, None] = {}
+    source_names: dict[str, str] = {}
+    problems: list[str] = []
+    paths = find_captures(place)
+    for path in paths:
+        try:
+            header = read_capture_header(path)
+            frames.append(_capture_frame(path, header, problems))
+        except TableError as error:
+            if len(paths) == 1:
+                raise
+            problems.append(str(error))
+            continue
+        counters |= dict.fromkeys(header.counters)
+        source_names |= {own: name for own, name in {**header.text, DURATION: header.duration}.items() if own != name}
+        source_names |= {own: name for own, name in _numbers(header).items() if own != name}
+    if not frames:
+        raise OpAtlasError("\n".join(problems))
+    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    return KernelTable(place, True, "", frame, tuple(counters), source_names, tuple(problems))
+
+
+def _numbers(header: CaptureHeader) -> dict[str, str]:
+    """Returns the file's columns of waits and blocks, by our names."""
+    found = {own: [name for name in names if name in header.names] for own, names in _NUMBERS.items()}
+    return {own: names[0] for own, names in found.items() if names}
+
+
+def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd.DataFrame:
+    """Returns the launches that have a duration; `problems` receives sentences about the other lines."""
+    numbers = _numbers(header)
+    named = {NAME: next(name for name in _NAMES if name in header.names)} if set(_NAMES) & set(header.names) else {}
+    wider = replace(header, text={**header.text, **named}, counters=(*header.counters, *numbers.values()))
+    own_names = {name: own for own, name in numbers.items()}
+    for as_text in (False, True):
+        try:
+            found: list[str] = []
+            with Progress(path.stat().st_size / 1e6, "MB", label="diagnose") as progress:
+                parts = []
+                for chunk in Capture(path, wider, numbers_as_text=as_text).chunks():
+                    parts.append(_launches(path, header, chunk, own_names, found))
+                    progress.advance(chunk.size_bytes / 1e6)
+            break
+        except NotNumericError:
+            continue
+    problems += found
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, FILE, LINE, *BASE])
+
+
+def _launches(
+    path: Path, header: CaptureHeader, chunk: Chunk, own_names: Mapping[str, str], problems: list[str]
+) -> pd.DataFrame:
+    columns: dict[str, Any] = {}
+    for name, array in chunk.text.items():
+        words = [strip_quotes(word or "") for word in array.dictionary.to_pylist()]
+        codes = array.indices.fill_null(len(words)).to_numpy()
+        columns[name] = np.array([*words, ""], dtype=object)[codes]
+    columns[DURATION] = chunk.duration_us
+    columns |= {own_names.get(name, name): values for name, values in chunk.counters.items()}
+    columns[FILE] = path.name
+    exact = chunk.malformed
+    columns[LINE] = (
+        [chunk.line_of(row) for row in range(chunk.rows)] if exact else chunk.first_line + np.arange(chunk.rows)
+    )
+    part = pd.DataFrame(columns)
+    # A blank line is a row with empty cells.
+    there = (part[TYPE] != "").to_numpy()
+    timed = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+    if len(without := np.flatnonzero(there & ~timed)):
+        problems.append(
+            f"{path}:{chunk.line_of(int(without[0]))}: {header.duration} {chunk.duration_text(int(without[0]))!r} is "
+            f"no duration: {pluralize(len(without), 'launch', 'launches')} left out"
+        )
+    problems += [f"{path}:{bad.line}: the row does not fit the header: left out" for bad in chunk.malformed]
+    timed_part: pd.DataFrame = part[there & timed]
+    return timed_part
+
+
+def read_database_kernels(folder: Path) -> KernelTable:
+    """Reads the rows of a database that have a duration, without collectives. Raises OpAtlasError."""
+    expect_tables(folder)
+    database = Database(folder)
+    frames: list[pd.DataFrame] = []
+    problems: list[str] = []
+    names = database.kernel_types()
+    with Progress(len(names), "kernel types", label="diagnose") as progress:
+        for kernel_type in names:
+            try:
+                frame = row_frame(StoredRows(folder, kernel_type, compositions=True, noisy=True))
+            except OpAtlasError as error:
+                problems.append(str(error))
+            else:
+                frames += [frame] if len(frame) else []
+            progress.advance()
+    if not frames:
+        raise OpAtlasError("\n".join(problems) or f"{folder}: no row has a duration: measure some, or ingest a capture")
+    return kernels_of_rows(folder, database_device(folder), frames, problems)
+
+
+def kernels_of_rows(folder: Path, device: str, frames: list[pd.DataFrame], problems: list[str]) -> KernelTable:
+    """Returns the rows of several kernel types, each as `row_frame` has them, as one table."""
+    frame = pd.concat(frames, ignore_index=True)
+    text = [name for name in (*_ROW_CELLS, TYPE, ROW) if name in frame.columns]
+    frame[text] = frame[text].fillna("")
+    counters = tuple(dict.fromkeys(name for each in frames for name in each.attrs["source_names"]))
+    source_names = {own: name for each in frames for own, name in each.attrs["source_names"].items()}
+    return KernelTable(folder, False, device, frame, counters, source_names, tuple(problems))
+
+
+def row_frame(rows: StoredRows) -> pd.DataFrame:
+    """Returns the rows of a kernel type as lines; `attrs["source_names"]` has the database's columns of counters.
+
+    Counters are those of the replay where the duration is, else those of the captures.
+    """
+    stored = rows.frame
+    columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
+    columns |= {name: stored[name].tolist() for name in _ROW_CELLS if name in stored.columns}
+    columns[DURATION] = rows.duration_us
+    for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
+        if name in stored.columns:
+            columns[name] = _numbers_of(stored[name].tolist())
+    averages = rows.cells(AVERAGE)
+    replayed = np.array([valid_duration(cell) is not None for cell in averages], dtype=bool)
+    source_names: dict[str, str] = {}
+    for prefix, here in ((_PROFILED, ~replayed), (_REPLAYED, replayed)):
+        for name in stored.columns:
+            if name.startswith(prefix) and name not in _NO_COUNTERS and here.any():
+                own = name.removeprefix(prefix)
+                values = np.where(here, _numbers_of(stored[name].tolist()), np.nan)
+                columns[own] = np.where(here, values, columns.get(own, np.nan))
+                source_names[own] = name
+    frame: pd.DataFrame = pd.DataFrame(columns, index=range(len(rows)))
+    frame.attrs["source_names"] = source_names
+    return frame
+
+
+def _numbers_of(cells: list[str]) -> np.ndarray:
+    values = [parse_real(cell) for cell in cells]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -1,0 +1,177 @@
+"""The peaks and cores of a device, and which share of the roofline each kernel reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.model.roofline import PEAKS, Peak, Work, device_peak, row_work
+from opatlas.model.schema import CACHE_STATE, INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.sizes import grouped_sizes
+from opatlas.model.slots import known_dtype
+from opatlas.query.features import row_features, row_slots
+from opatlas.text import suggest
+from opatlas.yaml_file import YamlError, parse_yaml
+
+Floats = npt.NDArray[np.float64]
+_KEYS = ("device", "bandwidth_gbps", "tera_ops", "cube_cores", "vector_cores")
+_REMEDY = f"give a YAML mapping of {', '.join(_KEYS)}, or the name of a device whose peaks OpAtlas knows"
+#: Columns that the work of a kernel depends on.
+_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
+
+
+@dataclass(frozen=True)
+class DevicePeaks:
+    """What a device can do.
+
+    Attributes:
+        peak: memory bandwidth and arithmetic rates.
+        cube_cores, vector_cores: the cores of an Ascend device; None if they are not known.
+        origin: where the peaks are from; "" if none is known.
+        origin_of_cores: where the numbers of cores are from; "" if they are not known.
+    """
+
+    peak: Peak = field(default_factory=Peak)
+    cube_cores: int | None = None
+    vector_cores: int | None = None
+    origin: str = ""
+    origin_of_cores: str = ""
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there is a roof."""
+        return bool(self.peak.bandwidth_gbps or self.peak.tera_ops)
+
+    def with_cores(self, cube: int | None, vector: int | None, origin: str) -> DevicePeaks:
+        """Returns the peaks with numbers of cores, unless they have some."""
+        if self.cube_cores or self.vector_cores or not (cube or vector):
+            return self
+        return replace(self, cube_cores=cube, vector_cores=vector, origin_of_cores=origin)
+
+
+def known_peaks(device: str) -> DevicePeaks:
+    """Returns the peaks of a device by its data sheet; none for an unknown device."""
+    peak = device_peak(device)
+    return DevicePeaks(peak, origin=f"data sheet of {device}" if peak.bandwidth_gbps else "")
+
+
+def read_peaks(text: str) -> DevicePeaks:
+    """Returns the peaks of a YAML file, or of a device that is named.
+
+    Raises:
+        UsageError: there is no such file or device, or the file holds something else.
+    """
+    path = Path(text)
+    if not path.is_file():
+        if text in PEAKS:
+            return known_peaks(text)
+        raise UsageError(f"--peaks {text}: neither a file nor a known device{suggest(text, PEAKS)}: {_REMEDY}")
+    try:
+        content = parse_yaml(path.read_bytes(), strict=True)
+    except (OSError, YamlError) as error:
+        raise UsageError(f"--peaks {path}: {error}: {_REMEDY}") from None
+    if not isinstance(content, dict) or not content:
+        raise UsageError(f"--peaks {path}: no mapping: {_REMEDY}")
+    for name in content:
+        if name not in _KEYS:
+            raise UsageError(f"--peaks {path}: {name}: no such key{suggest(name, _KEYS)}: {_REMEDY}")
+    of_device = device_peak(str(content.get("device", "")))
+    cores = {name: _positive(path, name, content[name], whole=True) for name in _KEYS[3:] if name in content}
+    bandwidth = content.get("bandwidth_gbps")
+    peak = Peak(
+        of_device.bandwidth_gbps if bandwidth is None else _positive(path, "bandwidth_gbps", bandwidth),
+        {**of_device.tera_ops, **_rates(path, content.get("tera_ops") or {})},
+    )
+    return DevicePeaks(
+        peak,
+        int(cores["cube_cores"]) if "cube_cores" in cores else None,
+        int(cores["vector_cores"]) if "vector_cores" in cores else None,
+        str(path),
+        str(path) if cores else "",
+    )
+
+
+def _rates(path: Path, given: Any) -> Mapping[str, float]:
+    if not isinstance(given, dict):
+        raise UsageError(f"--peaks {path}: tera_ops: {given!r}: give 10^12 operations/s for each dtype, as BF16: 313")
+    rates = {}
+    for word, rate in given.items():
+        dtype = known_dtype(word)
+        if dtype is None:
+            raise UsageError(f"--peaks {path}: tera_ops: {word}: no such dtype: name one as FLOAT16, BF16 or INT8")
+        rates[dtype.name] = _positive(path, f"tera_ops: {word}", rate)
+    return rates
+
+
+def _positive(path: Path, name: str, value: Any, *, whole: bool = False) -> float:
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
+        raise UsageError(f"--peaks {path}: {name}: {value!r}: give a {'whole ' if whole else ''}number above 0")
+    return float(value)
+
+
+def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
+    """Returns the work of a kernel; None if it is unknown, as that of attention, whose keys may also be its values.
+
+    Beside `row_work`: products of experts, with the weights of as many experts as may have tokens.
+    """
+    work = row_work(kernel_type, cells)
+    if work is not None:
+        return work
+    try:
+        inputs = row_slots(cells, INPUT_SLOTS)
+        features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
+    except OpAtlasError:
+        return None
+    if features is None:
+        return None
+    moved, operations, _ = features.work
+    return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
+
+
+@dataclass(frozen=True)
+class RooflineShares:
+    """Which part of the roofline kernels reach.
+
+    Attributes:
+        share: least time by the peaks / duration; NaN where work or peaks are unknown.
+        by_arithmetic: whether the arithmetic peak bounds the kernel, and not the memory.
+        gbps: 10^9 bytes/s moved; NaN if unknown.
+    """
+
+    share: Floats
+    by_arithmetic: npt.NDArray[np.bool_]
+    gbps: Floats
+
+
+def roofline_shares(frame: pd.DataFrame, peak: Peak) -> RooflineShares:
+    """Returns the shares of the roofline, by the msopprof formula achieved / min(peak, intensity x bandwidth).
+
+    Args:
+        frame: a table of `kernels.py`. The inputs of a row that was measured with a warm cache are not in memory.
+    """
+    names = [TYPE, *(name for name in _WORK_COLUMNS if name in frame.columns)]
+    codes, unique = pd.MultiIndex.from_frame(frame[names]).factorize() if len(frame) else (np.array([], int), [])
+    works = [kernel_work(str(key[0]), dict(zip(names[1:], map(str, key[1:]), strict=True))) for key in unique]
+    moved = np.array([np.nan if work is None else work.moved_bytes for work in works], dtype=np.float64)
+    done = np.array(
+        [np.nan if work is None else (work.operations or 0) / peak.tera_ops.get(work.dtype, np.inf) for work in works],
+        dtype=np.float64,
+    )
+    duration_us = frame[DURATION].to_numpy(np.float64)
+    gbps = (moved[codes] if len(works) else np.full(len(frame), np.nan)) / duration_us / 1e3
+    arithmetic = (done[codes] if len(works) else np.full(len(frame), np.nan)) / 1e6 / duration_us
+    memory = gbps / peak.bandwidth_gbps if peak.bandwidth_gbps else np.full(len(frame), np.nan)
+    if CACHE_STATE in frame.columns:
+        memory = np.where(frame[CACHE_STATE].to_numpy() == "warm", np.nan, memory)
+    arithmetic = np.where(arithmetic > 0, arithmetic, np.nan)
+    share = np.fmax(memory, arithmetic)
+    return RooflineShares(share, np.nan_to_num(arithmetic, nan=-1) >= np.nan_to_num(memory, nan=-0.5), gbps)

@@ -1,0 +1,332 @@
+"""The diagnosis on the terminal, and as JSON."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from opatlas.capture.capture_reader import DURATION
+from opatlas.diagnosis.advice import advice
+from opatlas.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel
+from opatlas.diagnosis.kernels import NAME
+from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
+from opatlas.model.schema import BASE, KERNEL_NAMES
+from opatlas.report.row_summary import microseconds_text
+from opatlas.text import align_numbers, pluralize, shorten, wrap
+
+_COLUMNS = 80
+#: Rows of the ranking that the terminal shows.
+SHOWN = 10
+#: The width of the names of facts, and the number of counters that a line names.
+_NAME, _COLUMNS_SHOWN = 10, 4
+_MARGIN = " " * _NAME
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yields the lines about a capture or a database: what was read, the verdicts, and the most time lost."""
+    yield from _facts(diagnosis)
+    yield ""
+    yield from _verdict_lines(diagnosis)
+    if untested := diagnosis.untested():
+        yield ""
+        yield from _untested_lines(diagnosis, untested)
+    yield ""
+    yield from _ranking_lines(diagnosis)
+
+
+def _facts(diagnosis: Diagnosis) -> Iterator[str]:
+    table, peaks, verdicts = diagnosis.table, diagnosis.peaks, diagnosis.verdicts
+    word = "launch" if table.is_capture else "row"
+    count = int((~verdicts.is_collective).sum())
+    yield _fact("capture" if table.is_capture else "database", str(table.place))
+    collectives = int(verdicts.is_collective.sum())
+    without = f"; without {collectives:,} of collectives ({microseconds_text(diagnosis.collective_us)})"
+    yield _fact(
+        "kernels",
+        f"{pluralize(count, word, f'{word}es' if table.is_capture else '')}, {microseconds_text(diagnosis.kernel_us)}"
+        + (without if collectives else ""),
+    )
+    yield _fact("peaks", _peaks_text(diagnosis))
+    if peaks.cube_cores or peaks.vector_cores:
+        yield _fact(
+            "cores",
+            f"{peaks.cube_cores or 'unknown'} cube, {peaks.vector_cores or 'unknown'} vector ({peaks.origin_of_cores})",
+        )
+    if table.is_capture or table.counters:
+        yield _fact("counters", ", ".join(diagnosis.metric_groups) or "none")
+    if diagnosis.with_ratios:
+        unbound = f"{diagnosis.unbound:,} of {diagnosis.with_ratios:,} with ratios bound by no pipe"
+        pipes = ", ".join(f"{pipe.removesuffix('_ratio')} {number:,}" for pipe, number in diagnosis.pipes.items())
+        yield _fact("pipes", f"{unbound}; busiest pipe of the others: {pipes or 'none'}")
+        over, share = diagnosis.memory_over_compute
+        half = limit(KernelVerdict.MEMORY_BOUND, "share_of_time")
+        judged = "memory bound as a whole" if share > half else "not memory bound as a whole"
+        yield _fact("memory", f"mte2 / max(vec, mac) > 1 in {over:,}, {share:.1%} of the time (> {half:.0%}: {judged})")
+    if not math.isnan(verdicts.wait_share):
+        host = limit(KernelVerdict.HOST_BOUND, "share")
+        waits = f"{int(verdicts.long_waits.sum()):,} launches wait > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
+        judged = "host-bound" if verdicts.wait_share > host else "not host-bound"
+        share_text = f"{verdicts.wait_share:.1%} of waits and durations is waiting"
+        yield _fact("waits", f"{waits}; {share_text} (> {host:.0%}: {judged})")
+
+
+def _peaks_text(diagnosis: Diagnosis) -> str:
+    peaks = diagnosis.peaks
+    if not peaks.are_known:
+        return "not known: time lost is at most the duration (--peaks FILE)"
+    rates = [f"{peaks.peak.bandwidth_gbps:,.0f} GB/s"] if peaks.peak.bandwidth_gbps else []
+    rates += [f"{dtype} {rate:,g} T/s" for dtype, rate in peaks.peak.tera_ops.items() if "FLOAT8" not in dtype]
+    return f"{', '.join(rates)} ({peaks.origin})"
+
+
+def _fact(name: str, text: str) -> str:
+    """Returns a name and a text that continues under itself."""
+    return textwrap.fill(
+        f"{name:{_NAME}}{text}", _COLUMNS, subsequent_indent=_MARGIN, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yields a table of the verdicts: how many kernels, and the share of the time; a kernel may have several."""
+    word = "launches" if diagnosis.table.is_capture else "rows"
+    rows = [("verdict", word, "time", "first")]
+    firsts = Counter(diagnosis.verdicts.first.tolist())
+    for verdict, count in diagnosis.counts.items():
+        rows.append(
+            (
+                str(verdict),
+                f"{count:,}",
+                f"{diagnosis.us_of(verdict) / diagnosis.kernel_us:.1%}",
+                f"{firsts[verdict]:,}",
+            )
+        )
+    if len(rows) == 1:
+        yield "no rule holds of any kernel"
+        return
+    for (name, *_), line in zip(rows, align_numbers(rows, least=24), strict=True):
+        rule = verdict_rules()[KernelVerdict(name)] if name != "verdict" else None
+        yield shorten(f"{line}  {_limits(rule)}".rstrip(), _COLUMNS) if rule is not None else line
+    hits = diagnosis.verdicts.l2_hit_rate
+    if np.isfinite(hits).any():
+        low, seed = (limit(KernelVerdict.L2_MISSES, name) for name in ("ratio", "seed_ratio"))
+        by_tool = f"{int((hits < low).sum()):,} below {low:.0%} (npu-mfu-analyzer)"
+        by_seed = f"{int((hits < seed).sum()):,} below {seed:.0%} (seed)"
+        yield wrap(f"L2 hit rate: {by_tool}, {by_seed}; neither decides", indent=0)
+
+
+def _limits(rule: VerdictRule) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in rule.limits.items() if not name.startswith("seed"))
+
+
+def _untested_lines(diagnosis: Diagnosis, untested: Mapping[VerdictRule, Sequence[str]]) -> Iterator[str]:
+    """Yields which verdicts lack which counters."""
+    if not diagnosis.table.counters and not diagnosis.table.is_capture:
+        names = ", ".join(rule.verdict for rule in untested)
+        yield wrap(f"not tested, without an NPU profiler's counters: {names}", indent=0)
+        return
+    yield "not tested, since their counters are lacking:"
+    for group in dict.fromkeys(rule.counters for rule in untested):
+        rules = [rule for rule in untested if rule.counters == group]
+        counters = list(dict.fromkeys(name for rule in rules for name in untested[rule]))
+        more = ", ..." if len(counters) > _COLUMNS_SHOWN else ""
+        public = "" if rules[0].published else "; no public capture has them"
+        names = ", ".join(rule.verdict for rule in rules)
+        yield wrap(f"{names}: {', '.join(counters[:_COLUMNS_SHOWN])}{more} ({group}{public})", indent=2)
+
+
+def _ranking_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    ranking = diagnosis.ranking[:SHOWN]
+    captured = diagnosis.table.is_capture
+    counts = [["launches"] if captured else [], *([f"{each.launches:,}"] if captured else [] for each in ranking)]
+    cells: list[tuple[str, ...]] = [("the most time lost", "time", "share", "roofline", "lost")]
+    cells += [(f"{each.rank:>2} {each.kernel_type}", *_ranked_cells(each)) for each in ranking]
+    rows = [(name, *count, *others) for (name, *others), count in zip(cells, counts, strict=True)]
+    width = _COLUMNS - sum(2 + max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])
+    header, *lines = align_numbers([(shorten(name, width), *others) for name, *others in rows], least=18)
+    yield header
+    for each, line in zip(ranking, lines, strict=True):
+        yield line
+        yield shorten(f"   {each.verdict or 'no verdict'}: {each.shapes}", _COLUMNS)
+    if any(not each.lost_is_known for each in ranking):
+        yield ""
+        yield wrap("<: at most; the peaks of the device, or the work of the kernel, are not known", indent=0)
+    first = dict.fromkeys(each.verdict for each in ranking if each.verdict is not None)
+    if first:
+        yield ""
+        yield "what to do first (--row N shows rule, cells and API)"
+    for verdict in first:
+        yield wrap(f"{verdict}: {advice()[verdict].what}", indent=2)
+
+
+def _ranked_cells(each: RankedKernel) -> tuple[str, ...]:
+    roofline = "" if each.roofline is None else f"{each.roofline:.0%}"
+    lost = ("" if each.lost_is_known else "<") + microseconds_text(each.lost_us)
+    return microseconds_text(each.duration_us), f"{each.share:.1%}", roofline, lost
+
+
+def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
+    """Yields everything about one kernel of the ranking: cells, verdicts with rule and source, advice with API."""
+    line = ranked.line
+    row = diagnosis.table.frame.iloc[line]
+    yield _fact(f"{ranked.rank}", ranked.kernel_type)
+    if diagnosis.table.is_capture:
+        longest = f"the longest, {microseconds_text(float(row[DURATION]))}, is {diagnosis.place(line)}"
+        yield _fact(
+            "launches", f"{ranked.launches:,}, {microseconds_text(ranked.duration_us)}, {ranked.share:.1%}; {longest}"
+        )
+    else:
+        yield _fact("row", diagnosis.place(line))
+        yield _fact("duration", f"{microseconds_text(ranked.duration_us)}, {ranked.share:.1%}")
+    for name in (NAME, *BASE, KERNEL_NAMES):
+        if cell := str(row.get(name, "")):
+            yield from textwrap.wrap(f"{name}: {cell}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+    yield _fact("roofline", _roofline_text(diagnosis, ranked))
+    findings = diagnosis.findings(line)
+    for finding in findings:
+        yield ""
+        yield from _finding_lines(finding)
+    if not findings:
+        yield ""
+        yield "no rule holds"
+    yield ""
+    yield from _counter_lines(diagnosis, line)
+
+
+def _roofline_text(diagnosis: Diagnosis, ranked: RankedKernel) -> str:
+    share = diagnosis.shares.share[ranked.line]
+    lost = f"time lost: {'' if ranked.lost_is_known else 'at most '}{microseconds_text(ranked.lost_us)}"
+    if math.isnan(share):
+        return f"not known; {lost}"
+    bound = "arithmetic" if diagnosis.shares.by_arithmetic[ranked.line] else "memory"
+    gbps = diagnosis.shares.gbps[ranked.line]
+    return f"{share:.1%} of the peak of {bound}, {gbps:,.0f} GB/s; {lost}"
+
+
+def _finding_lines(finding: KernelFinding) -> Iterator[str]:
+    rule, entry = finding.rule, advice()[finding.rule.verdict]
+    cells = ", ".join(f"{name} {_value(value)}" for name, value in finding.cells.items())
+    yield _fact("verdict", f"{rule.verdict}{'' if rule.decides else ' (decides nothing)'}: {cells}")
+    limits = _limits(rule)
+    yield _fact("rule", f"{rule.test}{f' ({limits})' if limits else ''}")
+    yield _fact("source", rule.source)
+    yield _fact("do", entry.what)
+    for language, api in entry.apis.items():
+        yield _fact("", f"{language}: {api}")
+    if entry.document:
+        yield _fact("", f"seed: {entry.document}")
+
+
+def _counter_lines(diagnosis: Diagnosis, line: int) -> Iterator[str]:
+    """Yields the counters, and beside some of them the ideal value of the seed document, which decides nothing."""
+    values = [(name, f"{value:g}", "") for name, value in diagnosis.counters(line).items()]
+    ideals = [
+        (each.name, "" if each.value is None else f"{each.value:.3g}", each.ideal)
+        for each in seed_ideals(diagnosis, line)
+    ]
+    yield from align_numbers([("counter", "value", "seed"), *ideals, *values], least=34)
+    yield wrap("seed: ideal values of bottleneck_diagnosis_zh, which no tool has: they decide nothing", indent=0)
+
+
+@dataclass(frozen=True)
+class SeedIdeal:
+    """A figure of the seed document: its value for a kernel, None if the counter is missing, and its ideal value."""
+
+    name: str
+    value: float | None
+    ideal: str
+
+
+def seed_ideals(diagnosis: Diagnosis, line: int) -> list[SeedIdeal]:
+    """Returns the four figures that the seed document wants of a kernel."""
+    row = diagnosis.table.frame.iloc[line]
+
+    def cell(name: str, factor: float = 1.0) -> float | None:
+        value = row.get(name, math.nan)
+        return None if value != value else float(value) * factor
+
+    hit_rate, gbps = float(diagnosis.verdicts.l2_hit_rate[line]), float(diagnosis.shares.gbps[line])
+    return [
+        SeedIdeal("AICORE compute efficiency (%)", cell("cube_utilization(%)"), "> 60"),
+        SeedIdeal("L2 cache hit rate (%)", None if math.isnan(hit_rate) else hit_rate * 100, "> 85"),
+        SeedIdeal("vector compute ratio (%)", cell("aiv_vec_ratio", 100), "> 90"),
+        SeedIdeal("memory bandwidth used (GB/s)", None if math.isnan(gbps) else gbps, "> 300"),
+    ]
+
+
+def _value(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns the diagnosis as a JSON value: facts, verdicts, rules without counters, and the whole ranking."""
+    verdicts = diagnosis.verdicts
+    over, share = diagnosis.memory_over_compute
+    return {
+        "place": str(diagnosis.table.place),
+        "kind": "capture" if diagnosis.table.is_capture else "database",
+        "kernels": int((~verdicts.is_collective).sum()),
+        "kernel_us": diagnosis.kernel_us,
+        "collectives": int(verdicts.is_collective.sum()),
+        "collective_us": diagnosis.collective_us,
+        "peaks": {
+            "origin": diagnosis.peaks.origin,
+            "bandwidth_gbps": diagnosis.peaks.peak.bandwidth_gbps,
+            "tera_ops": dict(diagnosis.peaks.peak.tera_ops),
+            "cube_cores": diagnosis.peaks.cube_cores,
+            "vector_cores": diagnosis.peaks.vector_cores,
+            "origin_of_cores": diagnosis.peaks.origin_of_cores,
+        },
+        "metric_groups": diagnosis.metric_groups,
+        "with_ratios": diagnosis.with_ratios,
+        "unbound": diagnosis.unbound,
+        "pipes": dict(diagnosis.pipes),
+        "mte2_over_compute": {"kernels": over, "share_of_time": share},
+        "waits": {"long": int(verdicts.long_waits.sum()), "share": _finite(verdicts.wait_share)},
+        "verdicts": {
+            str(verdict): {"kernels": count, "duration_us": diagnosis.us_of(verdict)}
+            for verdict, count in diagnosis.counts.items()
+        },
+        "untested": [
+            {
+                "verdict": str(rule.verdict),
+                "metric_group": rule.counters,
+                "counters": lacking,
+                "public_capture": rule.published,
+            }
+            for rule, lacking in diagnosis.untested().items()
+        ],
+        "ranking": [ranked_json(diagnosis, each) for each in diagnosis.ranking],
+        "problems": list(diagnosis.table.problems),
+    }
+
+
+def ranked_json(diagnosis: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
+    """Returns a kernel of the ranking as a JSON value, with all findings."""
+    content = asdict(ranked)
+    content |= {
+        "line": diagnosis.place(ranked.line),
+        "verdict": ranked.verdict and str(ranked.verdict),
+        "lost_is_known": ranked.lost_is_known,
+        "findings": [
+            {
+                "verdict": str(finding.rule.verdict),
+                "test": finding.rule.test,
+                "limits": dict(finding.rule.limits),
+                "source": finding.rule.source,
+                "cells": dict(finding.cells),
+            }
+            for finding in diagnosis.findings(ranked.line)
+        ],
+        "counters": diagnosis.counters(ranked.line),
+    }
+    return content
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else value

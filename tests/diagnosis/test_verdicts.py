@@ -1,0 +1,201 @@
+"""Each rule on a launch that is planted for it, and on one beside its limit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from opatlas.cli.main import main
+from opatlas.diagnosis.advice import LANGUAGES, advice
+from opatlas.diagnosis.diagnosis import Diagnosis, diagnose
+from opatlas.diagnosis.peaks import known_peaks
+from opatlas.diagnosis.rules import KernelVerdict, verdict_rules
+from tests.diagnosis.planted import OTHER_COUNTERS, PIPES, capture, kernel
+from tests.query.tables import product_rows, write_table
+
+#: 40 vector cores and 20 cube cores, by the largest Block Dim.
+_FULL = [kernel(), kernel(core="AI_CORE", blocks="20", aic_mac_ratio="0.5")]
+
+
+def first_of(folder: Path, launch: Mapping[str, str], peaks: str = "") -> KernelVerdict | str:
+    """Returns the verdict to act on of a launch beside two of which no rule holds."""
+    found = diagnose(capture(folder, [*_FULL, launch], (*PIPES, *OTHER_COUNTERS)), known_peaks(peaks))
+    return found.verdicts.first[2]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "inside", "outside"),
+    [
+        ("AICPU", {"us": 20.0, "core": "AI_CPU"}, {"us": 19.9, "core": "AI_CPU"}),
+        ("not enough work", {"blocks": "39"}, {"blocks": "80"}),
+        ("not enough work", {"blocks": "100"}, {"blocks": "40"}),
+        ("not enough work", {"core": "AI_CORE", "blocks": "19"}, {"core": "AI_CORE", "blocks": "20"}),
+        (
+            "not enough work",
+            {"core": "MIX_AIC", "blocks": "10", "mix_blocks": "20"},
+            {"core": "MIX_AIC", "blocks": "10", "mix_blocks": "40"},
+        ),
+        ("bank conflict", {"aiv_vec_bank_cflt_ratio": "0.05"}, {"aiv_vec_bank_cflt_ratio": "0.04"}),
+        ("bank conflict", {"aiv_vec_bankgroup_cflt_ratio": "0.05"}, {"aiv_vec_bankgroup_cflt_ratio": "0.04"}),
+        ("memory bound", {"aiv_mte2_ratio": "0.81"}, {"aiv_mte2_ratio": "0.8"}),
+        ("memory bound", {"aic_mte2_ratio": "0.9", "aic_mac_ratio": "0.9"}, {"aic_mte2_ratio": "0.7"}),
+        ("store bound", {"aiv_mte3_ratio": "0.81"}, {"aiv_mte3_ratio": "0.8"}),
+        ("store bound", {"aic_fixpipe_ratio": "0.81"}, {"aic_fixpipe_ratio": "0.8"}),
+        ("scalar bound", {"aiv_scalar_ratio": "0.81"}, {"aiv_scalar_ratio": "0.8"}),
+        ("compute bound", {"aic_mac_ratio": "0.9", "aic_mte2_ratio": "0.85"}, {"aic_mac_ratio": "0.8"}),
+        ("compute bound", {"aiv_vec_ratio": "0.81"}, {"aiv_vec_ratio": "0.8"}),
+        ("bound by nothing", {"us": 20.1}, {"us": 20.0}),
+        ("low vector utilization", {"aiv_vec_ratio": "0.49"}, {"aiv_vec_ratio": "0.5"}),
+        ("low vector utilization", {"aiv_vec_ratio": "0"}, {"aiv_vec_ratio": "0", "core": "AI_CORE", "blocks": "20"}),
+        ("host-bound", {"wait": "11"}, {"wait": "10"}),
+    ],
+)  # fmt: skip
+def test_a_rule_holds_beyond_its_limit_only(
+    verdict: str, inside: dict[str, str], outside: dict[str, str], tmp_path: Path
+) -> None:
+    assert first_of(tmp_path, kernel(**inside)) == verdict  # type: ignore[arg-type]
+    assert first_of(tmp_path, kernel(**outside)) != verdict  # type: ignore[arg-type]
+
+
+def test_waits_are_the_hosts_only_where_they_take_a_share_of_the_time(tmp_path: Path) -> None:
+    long = kernel(us=10_000.0, aiv_mte2_ratio="0.9")
+    found = diagnose(capture(tmp_path, [kernel(wait="11"), long]))
+    assert not found.verdicts.holds[KernelVerdict.HOST_BOUND].any()
+    assert found.verdicts.long_waits.sum() == 1
+
+
+def test_a_slow_clock_is_that_of_the_whole_capture(tmp_path: Path) -> None:
+    clocks = {"Rated Freq": "1800"}
+    counters = (*PIPES, *OTHER_COUNTERS)
+    slow = diagnose(capture(tmp_path, [kernel(**clocks, **{"Current Freq": "1700"})] * 2, counters))
+    assert slow.verdicts.clock_drop == pytest.approx(100 / 1800)
+    assert set(slow.verdicts.first) == {KernelVerdict.CLOCK}
+    assert first_of(tmp_path, kernel(**clocks, **{"Current Freq": "1720"})) == ""
+
+
+def test_l2_hits_are_told_and_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hits = [
+        {"aiv_write_cache_hit": str(each), "aiv_write_cache_miss_allocate": str(100 - each)} for each in (49, 84, 86)
+    ]
+    path = capture(tmp_path, [kernel(**each) for each in hits], OTHER_COUNTERS)
+    found = diagnose(path)
+    assert found.verdicts.l2_hit_rate.tolist() == [0.49, 0.84, 0.86]
+    assert found.counts == {KernelVerdict.L2_MISSES: 1}
+    assert set(found.verdicts.first) == {""}
+    assert main(["diagnose", str(path)]) == 0
+    assert "1 below 50% (npu-mfu-analyzer), 2 below 85% (seed)" in capsys.readouterr().out
+
+
+#: A product of 2 x 4096^3 operations: 388.4 us at 353.9 T/s, the BF16 peak of this device.
+_DEVICE, _PEAK_US = "ATLAS_800_A2_376T_64G", 2 * 4096**3 / 353.9e6
+_SQUARE = {"Input Shapes": '"4096,4096;4096,4096"', "Output Shapes": '"4096,4096"', "core": "AI_CORE", "blocks": "20"}
+
+
+@pytest.mark.parametrize(
+    ("of_peak", "verdict"),
+    [(1.01, "above the roof"), (0.99, "at the roof"), (0.81, "at the roof"), (0.79, "latency bound")],
+)
+def test_the_roofline_of_a_product(of_peak: float, verdict: str, tmp_path: Path) -> None:
+    launch = kernel(_PEAK_US / of_peak, "MatMulV3", **_SQUARE)
+    path = capture(tmp_path, [launch], OTHER_COUNTERS)
+    found = diagnose(path, known_peaks(_DEVICE))
+    assert found.shares.share[0] == pytest.approx(of_peak)
+    assert found.verdicts.first[0] == verdict
+    (ranked,) = found.ranking
+    assert ranked.lost_us == pytest.approx(max(_PEAK_US / of_peak - _PEAK_US, 0), abs=1e-6)
+    assert diagnose(path).ranking[0].lost_us == pytest.approx(_PEAK_US / of_peak)
+    assert not diagnose(path).ranking[0].lost_is_known
+
+
+def test_rules_of_a_database_of_a_gpu(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    # 2 x 4096^3 operations are 138.9 us at 989.5 T/s.
+    halves = [(4096, 4096, 4096), (8192, 2048, 4096), (2048, 8192, 4096), (8192, 4096, 2048), (4096, 8192, 2048)]
+    rows = product_rows([*halves, (4096, 2048, 8192)], [150.0, 300.0, 300.0, 300.0, 100.0, 300.0])
+    rows["MicroBench Device Kernels"] = ["2", "1", "2", "2", "1", "2"]
+    rows["Kernel Names"] = ["memset + nvjet", "nvjet", "splitK + reduce", "memset + nvjet", "nvjet", "memset + nvjet"]
+    rows["Span Median(us)"] = ["150", "300", "300", "361", "100", "359"]
+    write_table(folder, "MatMulV2", rows)
+    rows["Quality"] = "throttled"
+    write_table(folder, "MatMulV3", rows.iloc[:1])
+    found = diagnose(folder)
+    roof = [
+        KernelVerdict.AT_ROOF,
+        *[KernelVerdict.LATENCY_BOUND] * 3,
+        KernelVerdict.ABOVE_ROOF,
+        KernelVerdict.LATENCY_BOUND,
+    ]
+    assert [found.findings(line)[-1].rule.verdict for line in (0, 1, 2, 4, 5)] == [*roof[:3], *roof[4:]]
+    firsts = found.verdicts.first.tolist()
+    assert firsts == [roof[0], roof[1], "composition", roof[3], roof[4], roof[5], "clock"]
+    assert found.verdicts.holds[KernelVerdict.HOST_BOUND].tolist() == [False] * 3 + [True] + [False] * 3
+    assert found.ranking[0].lost_us == pytest.approx(300 - 2 * 4096**3 / 989.5e6)
+
+
+def test_collectives_are_neither_ranked_nor_judged(tmp_path: Path) -> None:
+    for core in ("HCCL", "COMMUNICATION"):
+        path = capture(tmp_path, [kernel(), kernel(us=900.0, core=core, blocks="1", wait="500")])
+        found = diagnose(path)
+        assert (found.kernel_us, found.collective_us, len(found.ranking)) == (10.0, 900.0, 1)
+        assert found.verdicts.first[1] == ""
+
+
+def test_equal_launches_are_ranked_together_unless_their_verdicts_differ(tmp_path: Path) -> None:
+    path = capture(tmp_path, [kernel(10), kernel(30), kernel(12), kernel(11, aiv_mte2_ratio="0.9")])
+    ranking = diagnose(path).ranking
+    assert [(each.launches, each.lost_us) for each in ranking] == [(1, 30), (2, 22), (1, 11)]
+    assert ranking[1].line == 2
+
+
+def test_each_verdict_has_a_rule_a_source_and_advice() -> None:
+    assert set(verdict_rules()) == set(advice()) == set(KernelVerdict)
+    for verdict, rule in verdict_rules().items():
+        assert rule.source
+        assert rule.zh
+        assert advice()[verdict].source
+        assert set(advice()[verdict].apis) <= set(LANGUAGES)
+        assert "obsolete" in advice()[verdict].apis.get("TBE", "obsolete")
+    assert sum(bool(each.document) for each in advice().values()) == 5
+
+
+def test_findings_name_the_cells_by_the_files_own_columns(tmp_path: Path) -> None:
+    text = capture(tmp_path, [kernel(), kernel(blocks="1")]).read_text()
+    other = tmp_path / "op_summary.csv"
+    other.write_text(
+        text.replace("Block Dim,Mix Block Dim", "Block Num,Mix Block Num").replace("Name,Type", "Op Name,OP Type")
+    )
+    (finding,) = diagnose(other).findings(1)
+    assert finding.cells == {"Block Num": 1.0, "Mix Block Num": 0.0, "Accelerator Core": "AI_VECTOR_CORE", "cores": 40}
+
+
+def test_counters_that_are_lacking_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture(tmp_path, [kernel()], ("aic_l0a_read_bw(GB/s)",))
+    assert main(["diagnose", str(path), "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["metric_groups"] == ["MemoryL0"]
+    lacking = {each["verdict"]: each for each in content["untested"]}
+    assert {"memory bound", "compute bound", "bank conflict", "L2 misses", "clock"} <= set(lacking)
+    assert [name for name, each in lacking.items() if not each["public_capture"]] == [
+        "clock",
+        "bank conflict",
+        "L2 misses",
+    ]
+    assert "aiv_vec_bank_cflt_ratio" in lacking["bank conflict"]["counters"]
+    pipes = diagnose(capture(tmp_path, [kernel()]))
+    assert [rule.verdict for rule in pipes.untested()] == ["clock", "bank conflict", "L2 misses"]
+
+
+def test_a_database_has_the_counters_of_its_captures_or_replays(tmp_path: Path) -> None:
+    rows = product_rows([(16, 32, 64), (32, 32, 64)], [50.0, 50.0])
+    rows["Profiling Average Duration(us)"] = "60"
+    rows["Profiling Average aic_mac_ratio"] = "0.95"
+    rows["MicroBench aic_mac_ratio"] = ["0.5", "0.9"]
+    rows.loc[0, "Average Duration(us)"] = ""
+    rows["Accelerator Core"] = "AI_CORE"
+    write_table(tmp_path, "MatMulV3", rows)
+    found: Diagnosis = diagnose(tmp_path)
+    assert found.table.frame["aic_mac_ratio"].tolist() == [0.95, 0.9]
+    assert found.verdicts.first.tolist() == ["compute bound"] * 2
