@@ -14,7 +14,7 @@ from opatlas.model.errors import WrongResult
 #: Tolerance of an element by the dtype of the result, relative to the element and to the root mean square of the result
 #: (terms of that size cancel in sums): two units in the last place for half types and FP8, which accumulate in float32;
 #: for float32 the error of thousands of additions.
-_RELATIVE_TOLERANCE = {
+RELATIVE_TOLERANCE = {
     torch.bfloat16: 2 * 2.0**-7,
     torch.float16: 2 * 2.0**-10,
     torch.float8_e4m3fn: 2 * 2.0**-3,
@@ -192,7 +192,7 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
     """Returns the largest error as a share of the tolerance; None for an exact comparison. Raises WrongResult."""
     actual, expected, relative = comparison.actual, comparison.expected, 0.0
     if not comparison.exact and actual.is_floating_point():
-        relative = comparison.steps * _RELATIVE_TOLERANCE[actual.dtype]
+        relative = comparison.steps * RELATIVE_TOLERANCE[actual.dtype]
     rounding = 0.0
     match expected:
         case Picks(values=values):

@@ -1,0 +1,5 @@
+"""Guards against candidates that only seem right or fast. docs/guards.md lists what each of them finds.
+
+`CandidateTrial` (trial.py) calls a candidate with inputs that change between calls, and judges the results at the end.
+`ProcessGuard` (process_guard.py) finds what a candidate replaces in the process, and restores the settings of torch.
+"""

@@ -1,0 +1,334 @@
+"""Calls a candidate in ways in which only real work gives right results, and judges all results at the end.
+
+The order is part of the guard: the candidate runs before any reference, so that its process holds no expected value
+until its last call has returned. `first_call` is the compilation, `examine` the calls that are not timed, `prepare` and
+`launch` those that an instrument times, and `verify` compares with the reference.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from opatlas.candidates.judgement import ErrorClass
+from opatlas.candidates.rejection import CandidateRejected
+from opatlas.engine.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
+from opatlas.engine.guards.input_sets import InputSets, Variant
+from opatlas.engine.guards.results import TensorResults, have_equal_bits, kept, plain_results, same_results
+from opatlas.engine.guards.threads import ThreadWatch
+from opatlas.model.errors import ReplayError
+
+#: Share of the timed calls that get inputs which no earlier call had, and how many of these results are verified.
+_FRESH_SHARE = 0.5
+_FRESH_KEPT = 3
+#: Share of the calls that get their inputs at new addresses.
+_MOVED_SHARE = 0.125
+#: Largest number of further calls before the samples; the number is random, so that no count tells a timed call.
+_FURTHER_CALLS = 3
+_SEEDS = 1 << 31
+
+#: Computes the results of the task from arguments and weights; it may change the arguments.
+Reference = Callable[[list[Any], dict[str, torch.Tensor]], TensorResults]
+_Compared = TypeVar("_Compared")
+
+
+@dataclass
+class _Kept:
+    """A result of a timed call on inputs of its own."""
+
+    variant: Variant
+    results: TensorResults
+
+
+class CandidateTrial:
+    """The calls of one candidate on the inputs of one task.
+
+    Attributes:
+        notes: remarks that fail nobody, a phrase for each.
+        calls: number of calls so far.
+    """
+
+    def __init__(
+        self,
+        candidate: Callable[..., Any],
+        inputs: InputSets,
+        device: torch.device,
+        *,
+        synchronize: Callable[[], None] = lambda: None,
+        threads: ThreadWatch | None = None,
+    ) -> None:
+        """
+        Args:
+            candidate: called with the arguments of a set.
+            inputs: at least two sets.
+            device: the device of the inputs and of the results.
+            synchronize: waits until all launched work has ended.
+            threads: the threads of the process before the candidate was imported.
+        """
+        self.notes: list[str] = []
+        self.calls = 0
+        self._candidate = candidate
+        self._inputs = inputs
+        self._device = device
+        self._synchronize = synchronize
+        self._threads = threads
+        # Seeded by the system: a candidate cannot draw the same numbers.
+        self._random = random.Random(random.SystemRandom().getrandbits(64))
+        bases = [Variant(number) for number in range(len(inputs))]
+        self._variants = [*bases, Variant(0, self._random.randrange(_SEEDS))]
+        self._known: dict[Variant, TensorResults] = {}
+        self._arguments: Sequence[Any] = inputs.arguments
+        self._latest: Any = None
+        #: Whether each timed call on known inputs gave the known results.
+        self._samples: list[torch.Tensor] = []
+        self._fresh: list[_Kept] = []
+        self._fresh_count = 0
+        self._is_pending = False
+        #: Numbers of the inputs that the candidate has changed.
+        self._changed: set[int] = set()
+
+    def first_call(self) -> TensorResults:
+        """Calls the candidate for the first time, where it compiles. Returns its results.
+
+        Raises:
+            CandidateRejected: the results are no plain tensors on the device.
+            Exception: whatever the candidate raises.
+        """
+        if self._device.type != "cpu":
+            poison_free_memory(self._device, 2 * sum(tensor.nbytes for tensor in self._inputs.tensors()))
+        return self._call(Variant(0))
+
+    def examine(self) -> None:
+        """Calls the candidate with each set of inputs, untimed, and with poisoned memory.
+
+        Raises:
+            CandidateRejected: two calls on equal inputs differ; results have elements that nothing has written; a call
+                leaves a thread, or writes beside its inputs.
+        """
+        for variant in self._shuffled():
+            self._known[variant] = kept(self._call(variant))
+            self._expect_no_threads()
+            self._changed |= set(self._inputs.changed())
+            self._call_poisoned(variant)
+        for _ in range(self._random.randint(0, _FURTHER_CALLS)):
+            variant = self._random.choice(self._variants)
+            if not bool(same_results(self._call(variant), self._known[variant])):
+                raise _unstable()
+        self._inputs.expect_margins()
+        self._latest = None
+
+    def prepare(self) -> None:
+        """Records the result of the last timed call, and gives the next one its inputs, without a wait."""
+        self._expect_no_threads()
+        self._record()
+        if self._random.random() < _MOVED_SHARE:
+            self._inputs.move()
+        if self._random.random() < _FRESH_SHARE:
+            variant = Variant(self._random.randrange(len(self._inputs)), self._random.randrange(_SEEDS))
+        else:
+            variant = self._random.choice(self._variants)
+        self._inputs.write(variant)
+        self._arguments = self._inputs.arguments
+        self._is_pending = True
+
+    def launch(self) -> None:
+        """Calls the candidate. This method is timed."""
+        self.calls += 1
+        self._latest = self._candidate(*self._arguments)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Returns the tensors of the arguments and of the latest results."""
+        latest = self._latest
+        results = latest if isinstance(latest, (list, tuple)) else [latest]
+        return (*self._inputs.tensors(), *(each for each in results if type(each) is torch.Tensor))
+
+    def verify(
+        self, reference: Reference, compare: Callable[[TensorResults, TensorResults], _Compared]
+    ) -> list[_Compared]:
+        """Compares the results of all sets, and of timed calls, with a reference. Call it once, after the samples.
+
+        Args:
+            reference: computes the expected results.
+            compare: compares results with the expected results; raises ReplayError if an element is wrong.
+
+        Returns what `compare` has returned for each set.
+
+        Raises:
+            CandidateRejected: a guard objects.
+            ReplayError: raised by `compare`, for results of calls that were not timed.
+        """
+        self._record()
+        self._latest = None
+        self._synchronize()
+        self._inputs.expect_margins()
+        compared, expected = [], {}
+        for variant in self._variants:
+            expected[variant] = self._expected(variant, reference)
+            try:
+                compared.append(compare(self._known[variant], expected[variant]))
+            except ReplayError:
+                self._expect_not_stale(variant, reference, compare)
+                raise
+            self._expect_no_repeat(self._known[variant], variant, expected)
+        self._expect_unchanged()
+        self._expect_different(expected)
+        self._expect_samples(reference, compare, expected)
+        return compared
+
+    def _call(self, variant: Variant) -> TensorResults:
+        if self._random.random() < _MOVED_SHARE:
+            self._inputs.move()
+        self._inputs.write(variant)
+        self._arguments = self._inputs.arguments
+        self.launch()
+        self._synchronize()
+        return plain_results(self._latest, self._device)
+
+    def _call_poisoned(self, variant: Variant) -> None:
+        """Raises CandidateRejected if a call whose allocations hold NaN has other results."""
+        with PoisonedAllocations():
+            poisoned = self._call(variant)
+        known = self._known[variant]
+        if not bool(same_results(poisoned, known)):
+            raise _uninitialized() if poisoned_elements(poisoned) > poisoned_elements(known) else _unstable()
+
+    def _record(self) -> None:
+        """Compares the results of the last timed call with the known ones, or keeps a random choice of them."""
+        if not self._is_pending or self._latest is None:
+            return
+        self._is_pending = False
+        variant = self._inputs.variant
+        results = plain_results(self._latest, self._device)
+        if variant in self._known:
+            self._samples.append(same_results(results, self._known[variant]))
+        else:
+            self._fresh_count += 1
+            if len(self._fresh) < _FRESH_KEPT:
+                self._fresh.append(_Kept(variant, kept(results)))
+            elif (place := self._random.randrange(self._fresh_count)) < _FRESH_KEPT:
+                self._fresh[place] = _Kept(variant, kept(results))
+        self._latest = None
+
+    def _expected(self, variant: Variant, reference: Reference) -> TensorResults:
+        arguments, weights = self._inputs.values(variant)
+        return reference(arguments, weights)
+
+    def _expect_no_repeat(
+        self, results: TensorResults, variant: Variant, expected: dict[Variant, TensorResults]
+    ) -> None:
+        """Raises CandidateRejected if a variant has the results of its base, and should not have."""
+        base = Variant(variant.base)
+        if variant == base or not have_equal_bits(results, self._known[base]):
+            return
+        if not _round_alike(expected[variant], expected[base], results):
+            raise CandidateRejected(
+                ErrorClass.HACK,
+                "stale-result",
+                "inputs that differ in one percent of the elements give the results of earlier inputs: compute each "
+                "result from the inputs of its call",
+            )
+
+    def _expect_not_stale(
+        self, variant: Variant, reference: Reference, compare: Callable[[TensorResults, TensorResults], object]
+    ) -> None:
+        """Raises CandidateRejected if wrong results are right for other inputs, or for the first weights."""
+        others: list[tuple[Variant, int | None, str]] = [
+            (other, None, "inputs") for other in self._variants if other != variant
+        ]
+        if self._inputs.has_weights and variant.base:
+            others.append((variant, 0, "weights"))
+        for other, weights_of, what in others:
+            arguments, weights = self._inputs.values(other, weights_of)
+            try:
+                compare(self._known[variant], reference(arguments, weights))
+            except ReplayError:
+                continue
+            raise CandidateRejected(
+                ErrorClass.HACK,
+                "stale-result",
+                f"the candidate returned the result of earlier {what}: compute each result from the {what} of its call",
+            )
+
+    def _expect_unchanged(self) -> None:
+        if self._changed:
+            numbers = ", ".join(map(str, sorted(self._changed)))
+            raise CandidateRejected(
+                ErrorClass.HACK, "changed-input", f"the candidate changed input {numbers}: work on a copy"
+            )
+
+    def _expect_different(self, expected: dict[Variant, TensorResults]) -> None:
+        """Raises CandidateRejected if the results of all sets are equal; notes it if they should be."""
+        first, *others = (Variant(number) for number in range(len(self._inputs)))
+        if not others:
+            return
+        if all(_round_alike(expected[first], expected[other], self._known[first]) for other in others):
+            self.notes.append("the task has the same result for all inputs: a constant passes")
+        elif all(have_equal_bits(self._known[first], self._known[other]) for other in others):
+            raise CandidateRejected(
+                ErrorClass.HACK, "constant", "the candidate returns the same result for all inputs: compute it"
+            )
+
+    def _expect_samples(
+        self,
+        reference: Reference,
+        compare: Callable[[TensorResults, TensorResults], object],
+        expected: dict[Variant, TensorResults],
+    ) -> None:
+        """Raises CandidateRejected if timed calls gave wrong results, though the calls before were right."""
+        wrong = [not bool(same) for same in self._samples]
+        for each in self._fresh:
+            should_be = self._expected(each.variant, reference)
+            self._expect_no_repeat(each.results, each.variant, {**expected, each.variant: should_be})
+            try:
+                compare(each.results, should_be)
+            except ReplayError:
+                wrong.append(True)
+            else:
+                wrong.append(False)
+        if not any(wrong):
+            return
+        # An honest kernel may be wrong now and then. Only one that is wrong in most calls gains by it.
+        is_hack = sum(wrong) > len(wrong) / 2
+        text = f"{sum(wrong)} of {len(wrong)} timed calls gave other results than the calls before them"
+        raise CandidateRejected(
+            ErrorClass.HACK if is_hack else ErrorClass.UNSTABLE,
+            "stale-result" if is_hack else "",
+            f"{text}: compute each result from the inputs of its call",
+        )
+
+    def _expect_no_threads(self) -> None:
+        if self._threads is not None:
+            self._threads.expect_same()
+
+    def _shuffled(self) -> list[Variant]:
+        return self._random.sample(self._variants, len(self._variants))
+
+
+def _round_alike(one: TensorResults, other: TensorResults, like: TensorResults) -> bool:
+    """Returns whether two expected results are equal in the dtypes of a candidate's results, but for some elements."""
+    for first, second, result in zip(one, other, like, strict=False):
+        if first.shape != second.shape:
+            return False
+        differing = (first.to(result.dtype) != second.to(result.dtype)).sum()
+        # A kernel may round an element the other way.
+        if int(differing) > max(0, min(8, result.numel() // 8)):
+            return False
+    return True
+
+
+def _uninitialized() -> CandidateRejected:
+    return CandidateRejected(
+        ErrorClass.HACK,
+        "uninitialized",
+        "results hold memory that the candidate has not written: write all elements in each call",
+    )
+
+
+def _unstable() -> CandidateRejected:
+    return CandidateRejected(
+        ErrorClass.UNSTABLE, "", "two calls on equal inputs differ by more than twice the tolerance: find the race"
+    )
