@@ -60,6 +60,7 @@ class CandidateTrial:
         *,
         synchronize: Callable[[], None] = lambda: None,
         threads: ThreadWatch | None = None,
+        generator: random.Random | None = None,
     ) -> None:
         """
         Args:
@@ -68,6 +69,7 @@ class CandidateTrial:
             device: the device of the inputs and of the results.
             synchronize: waits until all launched work has ended.
             threads: the threads of the process before the candidate was imported.
+            generator: draws the order of calls; None: one that a candidate cannot foresee.
         """
         self.notes: list[str] = []
         self.calls = 0
@@ -76,8 +78,8 @@ class CandidateTrial:
         self._device = device
         self._synchronize = synchronize
         self._threads = threads
-        # Seeded by the system: a candidate cannot draw the same numbers.
-        self._random = random.Random(random.SystemRandom().getrandbits(64))
+        # A candidate cannot draw the numbers of the system.
+        self._random = generator or random.SystemRandom()
         bases = [Variant(number) for number in range(len(inputs))]
         self._variants = [*bases, Variant(0, self._random.randrange(_SEEDS))]
         self._known: dict[Variant, TensorResults] = {}

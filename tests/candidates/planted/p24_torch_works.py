@@ -1,0 +1,29 @@
+"""Way 24: torch does the work, beside a toy kernel.
+
+Task: linear
+Expected: pass
+Device: cuda
+Notes: share
+Caught by: the share of the time in kernels that the candidate defines
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def toy(pointer):
+    tl.store(pointer, 1.0)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, features))
+        self.scratch = nn.Buffer(torch.zeros(1)) if hasattr(nn, "Buffer") else torch.zeros(1, device="cuda")
+
+    def forward(self, x):
+        toy[(1,)](self.scratch)
+        return x @ self.weight.T

@@ -1,0 +1,19 @@
+"""Way 27: is the task's own model.
+
+Task: softmax
+Expected: hack inherited_forward
+Static: hack inherited_forward
+Caught by: the rule inherited_forward
+"""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, dim=-1)
+
+
+class ModelNew(Model):
+    pass

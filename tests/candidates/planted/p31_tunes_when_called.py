@@ -1,0 +1,29 @@
+"""Way 31: tries its configurations in a call, and leaves one behind.
+
+Task: softmax
+Expected: pass
+Notes: settings
+Caught by: the first call is set-up and not timed; settings are restored, and told
+"""
+
+import time
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.threads = 0
+
+    def forward(self, x):
+        if not self.threads:
+            took = {}
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                start = time.perf_counter()
+                torch.softmax(x, dim=-1)
+                took[threads] = time.perf_counter() - start
+            self.threads = min(took, key=took.get)
+        return torch.softmax(x, dim=-1)

@@ -1,0 +1,23 @@
+"""Way 34: writes an answer of its own to all that the process has open, and ends.
+
+Task: softmax
+Expected: crash
+Caught by: an answer has the token of its job, which the candidate does not know; pytest's process decides
+"""
+
+import os
+import pickle
+
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        answer = pickle.dumps({"status": "measured", "samples_us": [0.1] * 20})
+        for number in range(3, 64):
+            try:
+                os.set_blocking(number, False)
+                os.write(number, len(answer).to_bytes(8, "big") + answer)
+            except OSError:
+                continue
+        os._exit(0)
