@@ -67,6 +67,7 @@ class Samples:
         durations_us: durations in microseconds, in order of time; () if a profile has them.
         device_kernels: number of device kernels of one call; None if the instrument cannot tell.
         kernel_names: readable names of the device kernels of one call, in the order of their launches; () if unknown.
+        kernels_us: mean duration of each of these kernels in microseconds; () if unknown.
         spans_us: time from the start of the first to the end of the last device kernel of each call, in microseconds,
             in order of time; () if unknown.
         calls_per_sample: number of calls that one sample averages.
@@ -79,6 +80,7 @@ class Samples:
     durations_us: tuple[float, ...]
     device_kernels: int | None = None
     kernel_names: tuple[str, ...] = ()
+    kernels_us: tuple[float, ...] = ()
     spans_us: tuple[float, ...] = ()
     calls_per_sample: int = 1
     pending: PendingSamples | None = None

@@ -86,6 +86,7 @@ class KernelRecords:
         durations_us: list[float] = []
         spans_us: list[float] = []
         kernels: tuple[str, ...] = ()
+        totals_us: list[float] = []
         with gc_paused():
             at_once = self._calls_at_once(call, before_each)
             while not rule.enough(durations_us):
@@ -99,8 +100,15 @@ class KernelRecords:
                 (kernels,) = names
                 durations_us += [sum(record.duration_us for record in launched) for launched in calls]
                 spans_us += map(_span_us, calls)
-        names_shown = tuple(map(readable_name, kernels))
-        return Samples(tuple(durations_us), len(kernels), kernel_names=names_shown, spans_us=tuple(spans_us))
+                of_each = [sum(record.duration_us for record in same) for same in zip(*calls, strict=True)]
+                totals_us = [sum(pair) for pair in zip(of_each, totals_us or [0.0] * len(of_each), strict=True)]
+        return Samples(
+            tuple(durations_us),
+            len(kernels),
+            kernel_names=tuple(map(readable_name, kernels)),
+            kernels_us=tuple(total / len(durations_us) for total in totals_us),
+            spans_us=tuple(spans_us),
+        )
 
     def _records(
         self, call: Callable[[], object], before_each: Callable[[], None] | None, count: int

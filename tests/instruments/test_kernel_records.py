@@ -57,6 +57,20 @@ def sample(device, call, before_each=None, rule=None):
     return instrument.sample(call, before_each, rule or StopRule(repeat_count=3, time_limit_s=60))
 
 
+def test_each_kernel_of_a_call_has_its_mean_duration():
+    device = Device()
+    durations = iter([1.0, 3.0] * 20)
+
+    def call():
+        device.launch("one", next(durations))
+        device.launch("two", 5.0)
+
+    # One call finds out how many are queued at once.
+    found = sample(device, call, rule=StopRule(repeat_count=4, time_limit_s=60))
+    assert found.kernel_names == ("one", "two")
+    assert found.kernels_us == (2.0, 5.0)
+
+
 def test_a_calls_kernels_add_up_and_what_prepares_it_does_not_count():
     device = Device()
 

@@ -175,9 +175,10 @@ class CandidateTrial:
             except ReplayError:
                 self._expect_not_stale(variant, reference, compare)
                 raise
-            self._expect_no_repeat(self._known[variant], variant, expected)
         self._expect_unchanged()
         self._expect_different(expected)
+        for variant in self._variants:
+            self._expect_no_repeat(self._known[variant], variant, expected)
         self._expect_samples(reference, compare, expected)
         return compared
 

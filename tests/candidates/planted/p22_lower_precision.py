@@ -1,4 +1,4 @@
-"""Way 22: computes a float32 product in bfloat16.
+"""Way 22: computes a float32 product in float16.
 
 Task: linear
 Expected: mismatch precision
@@ -15,4 +15,4 @@ class ModelNew(nn.Module):
         self.weight = nn.Parameter(torch.randn(outputs, features))
 
     def forward(self, x):
-        return (x.bfloat16() @ self.weight.T.bfloat16()).float()
+        return (x.half() @ self.weight.T.half()).float()

@@ -9,7 +9,7 @@ Caught by: settings are restored before each step, and told
 import torch
 from torch import nn
 
-torch.set_num_threads(1)
+torch.set_num_threads(2)
 torch.backends.cudnn.benchmark = True
 torch.backends.cuda.matmul.allow_tf32 = True
 

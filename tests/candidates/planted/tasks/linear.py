@@ -1,7 +1,7 @@
 """A linear layer without bias."""
 
-from torch import nn
 import torch
+from torch import nn
 
 
 class Model(nn.Module):

@@ -1,0 +1,164 @@
+"""Reads the planted kernels of tests/candidates/planted, and tries one in this process with all guards."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from opatlas.candidates.error_class import mismatch_sub_class
+from opatlas.candidates.judgement import ErrorClass
+from opatlas.candidates.rejection import CandidateRejected
+from opatlas.engine.guards.fallback import falls_back
+from opatlas.engine.guards.input_sets import InputSets
+from opatlas.engine.guards.process_guard import ProcessGuard
+from opatlas.engine.guards.trial import CandidateTrial
+from opatlas.engine.result_check import RELATIVE_TOLERANCE
+from opatlas.instruments.stop_rule import StopRule
+from opatlas.instruments.timers import WallClock
+
+PLANTED = Path(__file__).parents[1] / "candidates" / "planted"
+_HEADER = re.compile(r"^(\w[\w ]*): (.+)$", re.MULTILINE)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class PlantedKernel:
+    """A planted kernel, and what its header says.
+
+    Attributes:
+        path, task: the candidate, and the file of its task.
+        error_class, sub_class: what it is to get; PASS for one that gains nothing.
+        static: the sub-class of the rule on its source; "" if no rule fails it.
+        device: "cuda" if it needs a GPU.
+        notes: what is told of it ("settings").
+        row: the number of the task's inputs that it is wrong for.
+    """
+
+    path: Path
+    task: Path
+    error_class: ErrorClass
+    sub_class: str
+    static: str
+    device: str
+    notes: str
+    row: int
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name[1:3])
+
+
+def planted_kernels() -> list[PlantedKernel]:
+    return [_planted(path) for path in sorted(PLANTED.glob("p*.py"))]
+
+
+def _planted(path: Path) -> PlantedKernel:
+    fields = dict(_HEADER.findall(path.read_text().split('"""')[1]))
+    error_class, _, sub_class = fields["Expected"].partition(" ")
+    return PlantedKernel(
+        path,
+        PLANTED / "tasks" / f"{fields['Task']}.py",
+        ErrorClass(error_class),
+        sub_class,
+        fields.get("Static", "").partition(" ")[2],
+        fields.get("Device", ""),
+        fields.get("Notes", ""),
+        int(fields.get("Row", "0")),
+    )
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"planted_{path.stem}_{random.getrandbits(32)}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def inputs_of(task: ModuleType, row: int) -> Callable[[int], list[Any]]:
+    def make(seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        inputs: list[Any] = (
+            task.get_inputs_dyn_list()[row] if hasattr(task, "get_inputs_dyn_list") else task.get_inputs()
+        )
+        return inputs
+
+    return make
+
+
+def compare(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    """Raises CandidateRejected if an element is off by more than the tolerance of its dtype."""
+    for result, right in zip(results, expected, strict=True):
+        tolerance = RELATIVE_TOLERANCE[result.dtype]
+        found, right = result.double(), right.double()
+        if result.shape != right.shape:
+            raise CandidateRejected(ErrorClass.INTERFACE, "shape", f"{tuple(result.shape)}")
+        limit = tolerance * (right.abs() + right.square().mean().sqrt())
+        if not bool(((found - right).abs() <= limit).all()):
+            kind = mismatch_sub_class(found.numpy(), right.numpy(), tolerance)
+            raise CandidateRejected(ErrorClass.MISMATCH, kind, "wrong elements")
+
+
+def trial_of(
+    task: Path, candidate: Callable[..., Any], *, seed: int = 0, row: int = 0, **options: Any
+) -> tuple[Any, Any]:
+    """A trial of a candidate without weights, and the reference of its task."""
+    module = load(task)
+    inputs = InputSets(inputs_of(module, row), (1, 2, 3))
+    model = module.Model().double()
+    trial = CandidateTrial(candidate, inputs, CPU, generator=random.Random(seed), **options)
+    return trial, lambda arguments, weights: (model(*(argument.double() for argument in arguments)),)
+
+
+@torch.no_grad()
+def judge(task: Path, path: Path, *, samples: int = 40, seed: int = 0, row: int = 0) -> tuple[str, ...]:
+    """Tries a candidate. Returns what is told of one that passes.
+
+    Raises:
+        CandidateRejected: it does not pass.
+    """
+    task_module = load(task)
+    guard = ProcessGuard(CPU, (task, path))
+    module = load(path)
+    guard.examine("its import")
+    torch.manual_seed(0)
+    arguments = getattr(task_module, "get_init_inputs", list)()
+    model = task_module.Model(*arguments)
+    candidate = module.ModelNew(*arguments)
+    candidate.load_state_dict(model.state_dict())
+    guard.examine("its construction")
+    weights = {name: parameter.data for name, parameter in candidate.named_parameters()}
+    inputs = InputSets(inputs_of(task_module, row), (1, 2, 3), weights)
+    trial = CandidateTrial(candidate, inputs, CPU, threads=guard.threads, generator=random.Random(seed))
+
+    def reference(inputs: list[Any], values: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        model.load_state_dict(values)
+        return (model.double()(*(each.double() for each in inputs)),)
+
+    trial.first_call()
+    guard.examine("its first call")
+    trial.examine()
+    guard.examine("its calls")
+    WallClock().sample(trial.launch, trial.prepare, StopRule(repeat_count=samples, time_limit_s=60))
+    guard.examine("its timed calls")
+    guard.expect_files()
+    trial.verify(reference, compare)
+    notes = [*guard.notes, *trial.notes]
+    if falls_back(module, trial.launch):
+        notes.append("falls back to torch")
+    return tuple(notes)
+
+
+def each_of(kernels: list[PlantedKernel]) -> list[Any]:
+    """Parameters of pytest, one for each kernel."""
+    return [pytest.param(kernel, id=kernel.path.stem) for kernel in kernels]
