@@ -43,6 +43,7 @@ COMMANDS = {
     "Query": "query",
     "Report": "report",
     "Regressions": "regressions",
+    "SuperKernel": "superkernel",
 }
 #: Sections whose rows have their options in `pytest --help`.
 OF_PYTEST = ("Replay", "Theory rows", "Communication", "Nodes", OWN)

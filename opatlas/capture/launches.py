@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from opatlas.capture.capture_reader import TYPE, Capture, Chunk
 from opatlas.errors import CellError
-from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.model.schema import (
     ACCELERATOR_CORE,
     BASE,
@@ -240,9 +240,14 @@ class CaptureLaunches:
         self._problems.append((line, f"{self.path}:{line}: {problem}: left out{remedy and f'; {remedy}'}"))
 
 
+def is_collective(kernel_type: str, cells: Mapping[str, str]) -> bool:
+    """Returns whether a launch is communication between devices; `cells` has its base columns."""
+    return is_communication(kernel_type) or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES
+
+
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:
     """Returns the most specific reason why a row of a capture does not count; None if the row counts."""
-    if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
+    if is_collective(kernel_type, cells):
         return SkipReason.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else SkipReason.OTHER_COLLECTIVE
     # The profiler writes 0 for a kernel without a known name.
     if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():

@@ -1,0 +1,85 @@
+"""An analysis and a comparison as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from opatlas.superkernel.advice import ScopeAdvice
+from opatlas.superkernel.analysis import ScopeAnalysis
+from opatlas.superkernel.comparison import StepTimes, SuperKernelComparison
+from opatlas.superkernel.gains import GATE, PUBLIC_GAINS
+from opatlas.superkernel.kernel_types import known_types
+
+
+def analysis_as_json(analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, Any]:
+    """Returns everything that an analysis found, for JSON."""
+    timeline, bound = analysis.timeline, analysis.stretches
+    return {
+        "capture": str(timeline.path),
+        "kernels": len(timeline.launches),
+        "streams": dict(timeline.streams),
+        "main_stream": timeline.main_stream,
+        "waits": timeline.wait_pairs,
+        "waits_that_do_not_fit": timeline.wait_mismatches,
+        "is_excerpt": timeline.is_excerpt,
+        "steps": analysis.steps,
+        "steps_by": str(analysis.step_source),
+        "phases": {str(phase): count for phase, count in analysis.phases.items()},
+        "analysed_steps": analysis.analysed,
+        "step_us": analysis.step_us,
+        **asdict(analysis.model),
+        "gate": GATE,
+        "upper_bound": {
+            **asdict(bound),
+            "raw_ceiling": bound.raw_ceiling,
+            "capped_ceiling": bound.capped_ceiling,
+            "saved_ceiling": bound.saved_ceiling,
+        },
+        "cuts": [
+            {
+                "reason": str(cut.reason),
+                "count": cut.count,
+                "kernel_types": dict(cut.kernel_types),
+                "sources": cut.sources,
+            }
+            for cut in analysis.cuts
+        ],
+        "supported_collectives": analysis.collectives,
+        "supported_collectives_source": known_types().collectives_source,
+        "layers": [asdict(kind) for kind in analysis.layers],
+        "module_shares": {str(module): share for module, share in analysis.module_shares.items()},
+        "scopes": [
+            {**asdict(gain), "kind": str(gain.kind), "verdict": str(gain.verdict), "host_us": gain.host_us}
+            for gain in analysis.scopes
+        ],
+        "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
+        "refusals": analysis.refusals,
+        "notes": analysis.notes,
+        "advice": {**asdict(advice), "order": [str(kind) for kind in advice.order]},
+    }
+
+
+def comparison_as_json(comparison: SuperKernelComparison) -> dict[str, Any]:
+    """Returns a comparison for JSON."""
+    return {
+        "base": _times(comparison.base),
+        "new": _times(comparison.new),
+        "gain": comparison.gain,
+        "gate": GATE,
+        "checks": [{**asdict(check), "state": str(check.state)} for check in comparison.checks],
+        "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
+        "notes": comparison.notes,
+        "verdict": str(comparison.verdict),
+    }
+
+
+def _times(times: StepTimes) -> dict[str, Any]:
+    return {
+        "path": str(times.path),
+        "runs": times.runs,
+        "mean_us": times.mean_us,
+        "variation": times.variation,
+        "class": str(times.steadiness),
+        "super_kernels": times.super_kernels,
+    }
