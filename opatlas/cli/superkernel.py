@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=GainModel.cap_us,
         metavar="US",
         help="the longest gap that a SuperKernel saves; what is above it waits for the host, and a graph removes it; "
-        "an assumption: gaps of static graphs are 1 to 3 us (default: %(default)s)",
+        "an assumption, docs/superkernel.md (default: %(default)s)",
     )
     parser.add_argument(
         "--sync",
