@@ -33,7 +33,7 @@ def write_templates(folder: Path, kernel_types: Sequence[str], database: Path | 
             )
         if (path := paths[kernel_type]).exists():
             raise OpAtlasError(f"{path} exists: nothing is written; remove it, or name another folder")
-    rows = _sample_rows(kernel_types, database)
+    rows = sample_rows(kernel_types, database)
     # Imported here because it imports torch.
     from opatlas.engine.kernel_template import template
 
@@ -44,7 +44,7 @@ def write_templates(folder: Path, kernel_types: Sequence[str], database: Path | 
     return list(texts)
 
 
-def _sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[str, Mapping[str, str]]:
+def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[str, Mapping[str, str]]:
     """Returns a small row of each kernel type. Raises OpAtlasError where no database has one."""
     found: dict[str, Mapping[str, str]] = {}
     for path in [database] if database is not None else list_databases():

@@ -157,7 +157,7 @@ class Diagnosis:
             own = {_ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
             value = float(own[name][line]) if name in own else row.get(name, "")
             if value != "" and value == value:
-                cells[self.source_name(name)] = value
+                cells[self.source_name(name)] = value if isinstance(value, str) else float(value)
         if rule.verdict is KernelVerdict.NOT_ENOUGH_WORK:
             cube = self.peaks.cube_cores if row.get(ACCELERATOR_CORE) in ("AI_CORE", "MIX_AIC") else None
             cells["cores"] = cube or self.peaks.vector_cores or 0

@@ -41,7 +41,7 @@ class VerdictRule:
 
     Attributes:
         zh: the verdict in Chinese.
-        test: what holds, with the names of limits.
+        test: what holds, with the limits.
         limits: thresholds by name.
         columns: cells that the rule reads, by the names of kernel_details.
         counters: metric group of the profiler that has the columns; "" if every capture has them.
@@ -65,10 +65,11 @@ class VerdictRule:
 def verdict_rules() -> Mapping[KernelVerdict, VerdictRule]:
     """Returns the rules in the order of importance."""
     text = resources.files(__package__).joinpath("rules.yaml").read_bytes()
-    return {
-        KernelVerdict(name): VerdictRule(KernelVerdict(name), **{**entry, "columns": tuple(entry["columns"])})
-        for name, entry in parse_yaml(text, strict=True).items()
-    }
+    rules = {}
+    for name, entry in parse_yaml(text, strict=True).items():
+        read = {"columns": tuple(entry["columns"]), "test": entry["test"].format(**entry["limits"])}
+        rules[KernelVerdict(name)] = VerdictRule(KernelVerdict(name), **{**entry, **read})
+    return rules
 
 
 def limit(verdict: KernelVerdict, name: str) -> float:

@@ -70,7 +70,8 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
         yield _fact("memory", f"mte2 / max(vec, mac) > 1 in {over:,}, {share:.1%} of the time (> {half:.0%}: {judged})")
     if not math.isnan(verdicts.wait_share):
         host = limit(KernelVerdict.HOST_BOUND, "share")
-        waits = f"{int(verdicts.long_waits.sum()):,} launches wait > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
+        launches = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
+        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {launches}"
         judged = "host-bound" if verdicts.wait_share > host else "not host-bound"
         share_text = f"{verdicts.wait_share:.1%} of waits and durations is waiting"
         yield _fact("waits", f"{waits}; {share_text} (> {host:.0%}: {judged})")
@@ -186,7 +187,7 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
     for name in (NAME, *BASE, KERNEL_NAMES):
         if cell := str(row.get(name, "")):
             yield from textwrap.wrap(f"{name}: {cell}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
-    yield _fact("roofline", _roofline_text(diagnosis, ranked))
+    yield _fact("roofline", roofline_text(diagnosis, ranked))
     findings = diagnosis.findings(line)
     for finding in findings:
         yield ""
@@ -198,7 +199,8 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
     yield from _counter_lines(diagnosis, line)
 
 
-def _roofline_text(diagnosis: Diagnosis, ranked: RankedKernel) -> str:
+def roofline_text(diagnosis: Diagnosis, ranked: RankedKernel) -> str:
+    """Returns the share of the roofline of a kernel, and the time that its launches lose."""
     share = diagnosis.shares.share[ranked.line]
     lost = f"time lost: {'' if ranked.lost_is_known else 'at most '}{microseconds_text(ranked.lost_us)}"
     if math.isnan(share):
@@ -210,16 +212,19 @@ def _roofline_text(diagnosis: Diagnosis, ranked: RankedKernel) -> str:
 
 def _finding_lines(finding: KernelFinding) -> Iterator[str]:
     rule, entry = finding.rule, advice()[finding.rule.verdict]
-    cells = ", ".join(f"{name} {_value(value)}" for name, value in finding.cells.items())
-    yield _fact("verdict", f"{rule.verdict}{'' if rule.decides else ' (decides nothing)'}: {cells}")
-    limits = _limits(rule)
-    yield _fact("rule", f"{rule.test}{f' ({limits})' if limits else ''}")
+    yield _fact("verdict", f"{rule.verdict}{'' if rule.decides else ' (decides nothing)'}: {finding_cells(finding)}")
+    yield _fact("rule", rule.test)
     yield _fact("source", rule.source)
     yield _fact("do", entry.what)
     for language, api in entry.apis.items():
         yield _fact("", f"{language}: {api}")
     if entry.document:
         yield _fact("", f"seed: {entry.document}")
+
+
+def finding_cells(finding: KernelFinding) -> str:
+    """Returns the cells that a verdict comes from: `aiv_mte2_ratio 0.93, aiv_vec_ratio 0.2`."""
+    return ", ".join(f"{name} {_value(value)}" for name, value in finding.cells.items())
 
 
 def _counter_lines(diagnosis: Diagnosis, line: int) -> Iterator[str]:

@@ -99,6 +99,8 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     verdicts[KernelVerdict.LATENCY_BOUND] = shares.share <= limit(KernelVerdict.LATENCY_BOUND, "share")
     if table.is_capture:
         verdicts[KernelVerdict.AICPU] = (core == "AI_CPU") & (duration_us >= limit(KernelVerdict.AICPU, "us"))
+    else:
+        verdicts[KernelVerdict.COMPOSITION] = _composition(frame)
     verdicts[KernelVerdict.NOT_ENOUGH_WORK] = _not_enough_work(frame, core, peaks) & on_core
     conflicts = _highest(frame, _BANK_CONFLICTS)
     verdicts[KernelVerdict.BANK_CONFLICT] = conflicts > limit(KernelVerdict.BANK_CONFLICT, "ratio")
@@ -107,7 +109,6 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     verdicts[KernelVerdict.LOW_VECTOR] = low & np.isin(core, _VECTOR)
     hit_rate = _l2_hit_rate(frame)
     verdicts[KernelVerdict.L2_MISSES] = hit_rate < limit(KernelVerdict.L2_MISSES, "ratio")
-    verdicts[KernelVerdict.COMPOSITION] = _composition(frame)
     clock_drop = _clock_drop(frame)
     throttled = _cells(frame, QUALITY) == Quality.THROTTLED.value
     slow_clock = clock_drop >= limit(KernelVerdict.CLOCK, "share")

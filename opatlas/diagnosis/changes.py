@@ -1,0 +1,182 @@
+"""Two diagnoses side by side: durations, verdicts and counters of the kernels that both have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.diagnosis.diagnosis import Diagnosis
+from opatlas.diagnosis.kernels import ROW
+from opatlas.diagnosis.rules import KernelVerdict
+from opatlas.model.schema import BASE, INPUT_SHAPES
+from opatlas.report.row_summary import microseconds_text
+from opatlas.text import align_numbers, pluralize, shorten, wrap
+
+#: Kernels that the terminal shows, and the least change of a ratio that it shows there.
+_SHOWN, _TELLING = 10, 0.05
+_COLUMNS = 80
+_VERDICT = "verdict"
+#: Counters that compare between calls of other durations.
+_RATIOS = ("_ratio", "_rate", "(%)")
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """One kernel in both diagnoses: equal launches of captures, or a row of databases.
+
+    Attributes:
+        rank: from 1, by how much time changed.
+        old_us, new_us: mean duration of a launch.
+        old_verdict, new_verdict: the verdicts to act on, of the longest launch; None if none holds.
+        counters: mean of each counter in both, by its name; only those that both have.
+    """
+
+    rank: int
+    kernel_type: str
+    shapes: str
+    launches: int
+    old_us: float
+    new_us: float
+    old_verdict: KernelVerdict | None
+    new_verdict: KernelVerdict | None
+    counters: Mapping[str, tuple[float, float]]
+
+    @property
+    def speed_up(self) -> float:
+        """The former duration divided by the new one."""
+        return self.old_us / self.new_us
+
+    @property
+    def ratios(self) -> Mapping[str, tuple[float, float]]:
+        """The counters that are ratios."""
+        return {name: both for name, both in self.counters.items() if name.endswith(_RATIOS)}
+
+
+@dataclass(frozen=True)
+class DiagnosisChanges:
+    """What changed between two diagnoses.
+
+    Attributes:
+        kernels: those in both, the largest change of time first.
+        only_old, only_new: numbers of kernels that one of them has.
+    """
+
+    kernels: tuple[KernelChange, ...]
+    only_old: int
+    only_new: int
+
+
+def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> DiagnosisChanges:
+    """Returns the kernels of both; they are the same where type, shapes, dtypes and formats are, or the row's id."""
+    captured = new.table.is_capture or old.table.is_capture
+    names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
+    keys = names if captured else [ROW]
+    counters = [name for name in new.table.counters if name in old.table.counters]
+    before, after = (_by_kernel(each, keys, counters) for each in (old, new))
+    both = after.index.intersection(before.index, sort=False)
+    changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, "launches"]
+    kernels = []
+    for rank, key in enumerate(changed_us.sort_values(ascending=False, kind="stable").index, 1):
+        first, second = before.loc[key], after.loc[key]
+        values = {name: (float(first[name]), float(second[name])) for name in counters}
+        kernels.append(
+            KernelChange(
+                rank=rank,
+                kernel_type=str(second[TYPE]),
+                shapes=str(second[INPUT_SHAPES]),
+                launches=int(second["launches"]),
+                old_us=float(first[DURATION]),
+                new_us=float(second[DURATION]),
+                old_verdict=first[_VERDICT] or None,
+                new_verdict=second[_VERDICT] or None,
+                counters={name: each for name, each in values.items() if not any(map(math.isnan, each))},
+            )
+        )
+    return DiagnosisChanges(tuple(kernels), len(before) - len(both), len(after) - len(both))
+
+
+def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
+    """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
+    frame = diagnosis.table.frame
+    wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
+    lines = frame[wanted].assign(**{_VERDICT: diagnosis.verdicts.first})[~diagnosis.verdicts.is_collective]
+    grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
+        [lines[name] for name in keys], sort=False, dropna=False
+    )
+    found: pd.DataFrame = grouped[[TYPE, INPUT_SHAPES, _VERDICT]].first()
+    found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
+    found["launches"] = grouped.size()
+    return found
+
+
+def change_lines(changes: DiagnosisChanges, old: Diagnosis, new: Diagnosis) -> Iterator[str]:
+    """Yields the kernels that changed most: durations, verdicts, and the ratios that changed."""
+    yield from (f"old  {old.table.place}", f"new  {new.table.place}", "")
+    shown = changes.kernels[:_SHOWN]
+    if not shown:
+        yield "no kernel is in both: kernels are the same where type, shapes, dtypes and formats are"
+        return
+    rows = [("the largest changes", "old", "new", "speed-up")]
+    rows += [(shorten(f"{each.rank:>2} {each.kernel_type}", 40), *_durations(each)) for each in shown]
+    header, *lines = align_numbers(rows, least=24)
+    yield header
+    for each, line in zip(shown, lines, strict=True):
+        yield line
+        yield shorten(f"   {verdict_change(each)}: {each.shapes}", _COLUMNS)
+        told = [
+            f"{name} {before:.3g} -> {after:.3g}"
+            for name, (before, after) in each.ratios.items()
+            if abs(after - before) >= _TELLING * (100 if name.endswith("(%)") else 1)
+        ]
+        if told:
+            yield wrap(", ".join(told), indent=3)
+    yield ""
+    changed = sum(each.old_verdict != each.new_verdict for each in changes.kernels)
+    yield wrap(
+        f"{pluralize(len(changes.kernels), 'kernel')} in both, {changed:,} with another verdict; "
+        f"{changes.only_old:,} only in old, {changes.only_new:,} only in new",
+        indent=0,
+    )
+
+
+def kernel_change_lines(change: KernelChange) -> Iterator[str]:
+    """Yields all counters of one kernel, side by side."""
+    yield f"{change.rank} {change.kernel_type}"
+    yield from (wrap(change.shapes, indent=2), f"  {verdict_change(change)}", "")
+    rows = [("", "old", "new", "new / old"), ("Duration(us)", f"{change.old_us:.4g}", f"{change.new_us:.4g}", "")]
+    rows[1] = (*rows[1][:3], f"{change.new_us / change.old_us:.2f}")
+    for name, (before, after) in change.counters.items():
+        rows.append((name, f"{before:.4g}", f"{after:.4g}", f"{after / before:.2f}" if before else ""))
+    yield from align_numbers(rows, least=30)
+
+
+def verdict_change(change: KernelChange) -> str:
+    """Returns `memory bound -> compute bound`, or one verdict that stayed."""
+    before, after = (str(each or "no verdict") for each in (change.old_verdict, change.new_verdict))
+    return before if before == after else f"{before} -> {after}"
+
+
+def _durations(change: KernelChange) -> tuple[str, str, str]:
+    return microseconds_text(change.old_us), microseconds_text(change.new_us), f"{change.speed_up:.2f}x"
+
+
+def changes_json(changes: DiagnosisChanges) -> dict[str, Any]:
+    """Returns the changes as a JSON value."""
+    return {
+        "only_old": changes.only_old,
+        "only_new": changes.only_new,
+        "kernels": [
+            {
+                **asdict(each),
+                "old_verdict": each.old_verdict and str(each.old_verdict),
+                "new_verdict": each.new_verdict and str(each.new_verdict),
+                "speed_up": each.speed_up,
+            }
+            for each in changes.kernels
+        ],
+    }

@@ -1,0 +1,255 @@
+"""`opatlas diagnose`: what it prints, the prompt, answers of an endpoint with faults, and two captures side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captures import cells
+from chat_server import ChatServer, Fault, chat_server
+
+from opatlas.cli.main import main
+from opatlas.diagnosis.diagnosis import diagnose
+from opatlas.diagnosis.peaks import known_peaks, read_peaks
+from opatlas.diagnosis.prompt import prompt_text
+from opatlas.errors import UsageError
+from opatlas.implementations.directory import read_directory
+from opatlas.text import parse_real
+from tests.diagnosis.planted import PIPES, capture, kernel, shared
+
+_SWIGLU = cells("4096,3072", "4096,1536")
+_KERNELS = [
+    kernel(90.0, "SwiGlu", **_SWIGLU, aiv_mte2_ratio="0.93", aiv_vec_ratio="0.31"),
+    kernel(30.0, "SwiGlu", **_SWIGLU, aiv_mte2_ratio="0.95", aiv_vec_ratio="0.30"),
+    kernel(40.0, "MyKernel", blocks="1", wait="25", aiv_scalar_ratio="0.9"),
+    kernel(9.0, "Cast", core="AI_CPU"),
+    kernel(70.0, "hcom_allReduce_", core="HCCL"),
+]
+_DEVICE = "ATLAS_800_A2_313T_64G"
+_CODE = 'import torch\n\n\ndef kernel(x, dim):\n    """Doubles."""\n    return x * 2\n'
+_ANSWER = f"The copy is the bottleneck.\n\n```python\n{_CODE}```\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return capture(tmp_path, _KERNELS)
+
+
+def test_the_terminal_gets_facts_verdicts_ranking_and_advice(
+    path: Path, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    assert main(["diagnose", path.name, "--peaks", _DEVICE]) == 0
+    ranking = capsys.readouterr().out
+    assert main(["diagnose", path.name, "--peaks", _DEVICE, "--row", "2"]) == 0
+    text = f"{ranking}\n--row 2\n\n{capsys.readouterr().out}"
+    assert max(map(len, text.splitlines())) <= 80
+    golden("diagnosis.txt", text)
+
+
+def test_the_prompt(path: Path, golden: Callable[[str, str], None]) -> None:
+    found = diagnose(path, known_peaks(_DEVICE))
+    code = '@triton.jit\ndef swiglu(x):\n    """Has ``` in it."""\n'
+    golden("prompt.md", prompt_text(found, found.ranking[1], source=code, interface="def kernel(x, dim): ...\n"))
+
+
+def test_prompts_have_the_interface_of_kernels_with_a_replay(path: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.md"
+    command = ["diagnose", str(path), "--json", str(tmp_path / "row.json"), "--prompt", str(prompt)]
+    assert main([*command, "--row", "1"]) == 0
+    assert json.loads((tmp_path / "row.json").read_text())["kernel_type"] == "SwiGlu"
+    assert '@implements("SwiGlu")' in prompt.read_text()
+    source = tmp_path / "mine.cpp"
+    source.write_text("class MyKernel {};")
+    assert main([*command, "--row", "2", "--source", str(source)]) == 0
+    text = prompt.read_text()
+    assert "```cpp\nclass MyKernel {};\n```" in text
+    assert "@implements" not in text
+
+
+def test_an_answer_becomes_a_candidate_beside_earlier_ones(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    with chat_server(ChatServer(lambda body: _ANSWER, faults=[Fault.TOO_MANY], retry_after="0")) as server:
+        command = [
+            "diagnose",
+            str(path),
+            "--row",
+            "2",
+            "--endpoint",
+            server.url,
+            "--model",
+            "Qwen/Q-3",
+            "--output",
+            str(folder),
+        ]
+        assert main(command) == 0
+        assert main(command) == 0
+    asked = server.bodies[-1]
+    assert asked["model"] == "Qwen/Q-3"
+    assert "scalar bound" in asked["messages"][0]["content"]
+    candidates = {each.name: each for each in read_directory(folder)}
+    assert set(candidates) == {"kernels-Qwen_Q_3_1", "kernels-Qwen_Q_3_2"}
+    assert (folder / "MyKernel" / "Qwen_Q_3_2.py").read_text() == _CODE
+    assert (folder / "MyKernel" / "Qwen_Q_3_2.md").read_text() == _ANSWER
+
+
+def test_a_modification_of_the_source_is_applied(path: Path, tmp_path: Path) -> None:
+    source, folder = tmp_path / "mine.py", tmp_path / "kernels"
+    source.write_text(_CODE)
+    change = json.dumps({"modifications": [{"old_string": "x * 2", "new_string": "x + x"}]})
+    with chat_server(ChatServer(lambda body: change)) as server:
+        command = [
+            "diagnose",
+            str(path),
+            "--row",
+            "2",
+            "--endpoint",
+            server.url,
+            "--model",
+            "m",
+            "--output",
+            str(folder),
+        ]
+        assert main([*command, "--source", str(source)]) == 0
+    assert (folder / "MyKernel" / "m_1.py").read_text() == _CODE.replace("x * 2", "x + x")
+
+
+@pytest.mark.parametrize(
+    ("server", "status", "named"),
+    [
+        (ChatServer(lambda body: "I cannot."), 1, "m_1.md"),
+        (ChatServer(faults=[Fault.HTML]), 1, "HTML"),
+        (ChatServer(faults=[Fault.NO_CHOICES]), 1, "choices"),
+        (ChatServer(key="secret"), 1, "401"),
+        (ChatServer(faults=[Fault.ERROR_IN_REPLY]), 1, "no such model"),
+    ],
+    ids=["no code", "web page", "no choices", "key", "error"],
+)
+def test_an_endpoint_without_an_answer_leaves_no_candidate(
+    server: ChatServer, status: int, named: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, prompt = tmp_path / "kernels", tmp_path / "prompt.md"
+    with chat_server(server):
+        command = [
+            "diagnose",
+            str(path),
+            "--row",
+            "2",
+            "--endpoint",
+            server.url,
+            "--model",
+            "m",
+            "--output",
+            str(folder),
+        ]
+        assert main([*command, "--prompt", str(prompt)]) == status
+    assert named in capsys.readouterr().err
+    assert not list(tmp_path.rglob("m_*.py"))
+    assert prompt.is_file()
+
+
+def test_a_change_shows_verdicts_and_counters_side_by_side(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faster = [
+        kernel(30.0, "SwiGlu", **_SWIGLU, aiv_mte2_ratio="0.6", aiv_vec_ratio="0.85"),
+        *_KERNELS[2:4],
+        kernel(1.0, "New"),
+    ]
+    new = capture(tmp_path / "new", faster)
+    assert main(["diagnose", str(new), "--against", str(path), "--json", "-"]) == 0
+    content: Mapping[str, Any] = json.loads(capsys.readouterr().out)
+    first, *others = content["kernels"]
+    assert (content["only_old"], content["only_new"], len(others)) == (0, 1, 2)
+    assert (first["old_verdict"], first["new_verdict"]) == ("memory bound", "compute bound")
+    assert (first["old_us"], first["new_us"], first["speed_up"]) == (60.0, 30.0, 2.0)
+    assert first["counters"]["aiv_mte2_ratio"] == pytest.approx([0.94, 0.6])
+    assert {each["speed_up"] for each in others} == {1.0}
+    assert main(["diagnose", str(new), "--against", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "memory bound -> compute bound" in text
+    assert "aiv_mte2_ratio 0.94 -> 0.6" in text
+    assert main(["diagnose", str(new), "--against", str(path), "--row", "1"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("aiv_vec_ratio")]
+    assert [parse_real(word) for word in line.split()[1:3]] == [0.305, 0.85]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--row", "9"], "choose 1 to 3"),
+        (["--source", "kernel.py"], "--prompt"),
+        (["--endpoint", "http://localhost:1", "--model", "m"], "--output"),
+        (["--api-key-variable", "KEY"], "--endpoint"),
+        (["--against", "nowhere"], "nowhere"),
+        (["--against", ".", "--prompt", "p.md"], "--prompt"),
+        (["--peaks", "ATLAS_800_A2"], "ATLAS_800_A2_313T_64G"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], named: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(path), *arguments]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_place_that_is_missing_or_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(tmp_path / "nothing")]) == 2
+    (tmp_path / "kernel_details.csv").write_text("Type,Shapes\n")
+    assert main(["diagnose", str(tmp_path)]) == 1
+    assert str(tmp_path / "kernel_details.csv") in capsys.readouterr().err
+
+
+def test_lines_without_a_duration_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture(tmp_path, [*_KERNELS, {**kernel(), "Duration(us)": "long"}])
+    assert main(["diagnose", str(path)]) == 1
+    shown = capsys.readouterr()
+    assert f"{path}:7" in shown.err
+    assert "4 launches" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("bandwidth_gbps: fast", "bandwidth_gbps"),
+        ("bandwith_gbps: 1600", "bandwidth_gbps"),
+        ("cube_cores: 1.5", "cube_cores"),
+        ("tera_ops: {BF17: 3}", "BF17"),
+        ("tera_ops: 300", "BF16: 313"),
+        ("- 1", "mapping"),
+        ("{", "peaks.yaml"),
+    ],
+)
+def test_peaks_that_are_none(text: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "peaks.yaml").write_text(text)
+    with pytest.raises(UsageError, match=named):
+        read_peaks(str(tmp_path / "peaks.yaml"))
+
+
+def test_peaks_of_a_file_complete_those_of_a_device(tmp_path: Path) -> None:
+    (tmp_path / "peaks.yaml").write_text(
+        f"device: {_DEVICE}\ntera_ops: {{bf16: 300}}\ncube_cores: 20\nvector_cores: 48\n"
+    )
+    peaks = read_peaks(str(tmp_path / "peaks.yaml"))
+    assert (peaks.peak.bandwidth_gbps, peaks.peak.tera_ops["BF16"], peaks.peak.tera_ops["FLOAT16"]) == (1600, 300, 313)
+    found = diagnose(capture(tmp_path, [kernel(blocks="40")], PIPES), peaks)
+    assert found.verdicts.first.tolist() == ["not enough work"]
+
+
+def test_a_hundred_thousand_launches(tmp_path: Path) -> None:
+    launches = [kernel(float(us), blocks=str(us % 41), Name="a") for us in range(1, 101)]
+    path = capture(tmp_path, launches)
+    header, _, rows = path.read_text().partition("\n")
+    path.write_text(f"{header}\n{rows * 1_000}")
+    found = diagnose(path)
+    assert len(found.table.frame) == 100_000
+    assert sum(each.launches for each in found.ranking) == 100_000
+
+
+def test_a_real_capture_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    place = shared("llm_training_level2_rank0")
+    for arguments in ([], ["--row", "1"], ["--peaks", _DEVICE], ["--against", str(place)]):
+        assert main(["diagnose", str(place), *arguments]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if len(line) > 80 and str(place) not in line] == []
