@@ -15,7 +15,7 @@ import pytest
 from opatlas.combine.provenance import Provenance, folder_origin, run_origins
 from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import database_name
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.model.location import UNNAMED_NPU, default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
@@ -59,6 +59,8 @@ def _sizes(text: str) -> Sequence[int]:
     return tuple(sorted({size for size in sizes if size}))
 
 
+#: The options whose values resolve_targets refuses, by its arguments.
+_TARGET_OPTIONS = {"model": "--target-models", "tp": "--tp-sizes", "ep": "--ep-sizes"}
 #: The options of theory rows alone.
 OPTIONS = (
     declare(
@@ -175,6 +177,7 @@ class Theory:
 
         from opatlas.query.spread import spread_rows
         from opatlas.theory.catalog import built_in_catalog, database_kernels
+        from opatlas.theory.models import TargetError
         from opatlas.theory.plan import Request
         from opatlas.theory.sources import resolve_targets
         from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB
@@ -187,7 +190,11 @@ class Theory:
                 f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, because the buffer that flushes the cache takes "
                 f"{FLUSH_BUFFER_BYTES / GB:g} GB: give more"
             )
-        targets = resolve_targets(option.target_models, option.tp_sizes, option.ep_sizes)
+        try:
+            targets = resolve_targets(option.target_models, option.tp_sizes, option.ep_sizes)
+        except TargetError as error:
+            named = _TARGET_OPTIONS[error.argument]
+            raise UsageError(f"{named} {error.value}: {error.problem}") from None
         database = Database(database_path(self._config))
         kernels = database_kernels(database, catalog)
         for name in option.ops:

@@ -13,14 +13,12 @@ from pathlib import Path
 
 from opatlas.cli.arguments import add_product_dtype, write_or_print_json
 from opatlas.devices.discovery import available_devices, database_name
-from opatlas.errors import UsageError
 from opatlas.model.location import default_path, parse_implementation
 from opatlas.model.versions import detect
 from opatlas.progress import Progress
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost, PartCost
 from opatlas.text import shorten, show
-from opatlas.theory.models import TargetError
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
@@ -69,23 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the cost. Raises OpAtlasError."""
     place = arguments.database or default_path(database_name(available_devices(None)), detect())
-    try:
-        # The first questions about a database fit models, which takes up to half a minute.
-        with Progress(0, "calls", label="model") as progress:
-            cost = model_cost(
-                place,
-                arguments.model,
-                tp=arguments.tp,
-                ep=arguments.ep,
-                batch=arguments.batch,
-                context=arguments.context,
-                phase=arguments.phase,
-                dtype=arguments.dtype,
-                tell=lambda kernel_type: progress.advance(1, kernel_type),
-            )
-    except TargetError as error:
-        # Theory rows name it by the option of their command.
-        raise UsageError(f"{error.value}: {error.problem}") from None
+    # The first questions about a database fit models, which takes up to half a minute.
+    with Progress(0, "calls", label="model") as progress:
+        cost = model_cost(
+            place,
+            arguments.model,
+            tp=arguments.tp,
+            ep=arguments.ep,
+            batch=arguments.batch,
+            context=arguments.context,
+            phase=arguments.phase,
+            dtype=arguments.dtype,
+            tell=lambda kernel_type: progress.advance(1, kernel_type),
+        )
     if not write_or_print_json(arguments.json, _as_json(cost)):
         show("\n".join(_lines(cost)))
     return 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import UsageError
 from opatlas.model.communication import is_communication
 from opatlas.model.signature import signature, signatures
 from opatlas.query.features import RowFeatures, row_features
@@ -127,7 +127,7 @@ def calls_of(step: Step, dtype: str = "BF16") -> list[ModelCall]:
     """Returns the calls of a step that are measured by row; collectives are not.
 
     Raises:
-        OpAtlasError: the model is unknown, or cannot be divided so.
+        UsageError: the model is unknown, or cannot be divided so.
     """
     found = model_calls(
         _facts(step.model),
@@ -155,10 +155,11 @@ def next_rows(database: OpenDatabase, n: int, steps: Sequence[Sequence[ModelCall
         steps: the calls of each step.
 
     Raises:
+        UsageError: `n` is below 1.
         OpAtlasError: a table cannot be read.
     """
     if n < 1:
-        raise OpAtlasError(f"{n} rows: give a number above 0")
+        raise UsageError(f"{n} rows: give a number above 0")
     types: dict[str, _Calls] = {}
     known = database.kernel_types()
     for number, calls in enumerate(steps):

@@ -97,7 +97,7 @@ def architectures() -> frozenset[str]:
 
 def load_architecture(name: str) -> ModelFacts:
     """Returns an architecture with the default sizes of transformers. Raises OpAtlasError."""
-    return _model(name, {"model_type": name})
+    return _model(name, {"model_type": name}, given=name)
 
 
 def load_config_file(path: Path) -> ModelFacts:
@@ -110,18 +110,18 @@ def load_config_file(path: Path) -> ModelFacts:
         whole = json.loads(path.read_text(encoding="utf-8"))
         content = _shape_keys(whole)
     except RecursionError:
-        raise TargetError("--target-models", str(path), "nested too deep for a model's config.json") from None
+        raise TargetError("model", str(path), "nested too deep for a model's config.json") from None
     except (OSError, ValueError) as error:
         # UnicodeDecodeError and JSONDecodeError are ValueErrors; a number with too many digits raises one, too.
-        raise TargetError("--target-models", str(path), f"cannot be read as JSON ({error})") from None
+        raise TargetError("model", str(path), f"cannot be read as JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise TargetError("--target-models", str(path), "no key 'model_type': give the config.json of a model")
+        raise TargetError("model", str(path), "no key 'model_type': give the config.json of a model")
     if find_spec("transformers") is None:
         raise TargetError(
-            "--target-models", str(path), f"transformers, which reads config.json files, is not installed: {_INSTALL}"
+            "model", str(path), f"transformers, which reads config.json files, is not installed: {_INSTALL}"
         )
     name = whole.get("_name_or_path")
-    return _model(name if isinstance(name, str) and name else path.resolve().parent.name, content)
+    return _model(name if isinstance(name, str) and name else path.resolve().parent.name, content, given=str(path))
 
 
 def _shape_keys(value: Any) -> Any:
@@ -146,16 +146,17 @@ def _stay_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
+def _model(name: str, content: Mapping[str, Any], *, given: str) -> ModelFacts:
+    """Returns a model; `given` is what the user named it by."""
     model_type = content["model_type"]
-    given = {key: value for key, value in content.items() if key != "model_type"}
+    settings = {key: value for key, value in content.items() if key != "model_type"}
     _stay_offline()
     try:
         # transformers imports torch's compiler, which fails while the meta device is the default (torch 2.6).
         import torch._dynamo
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = AutoConfig.for_model(model_type, **given)
+        config = AutoConfig.for_model(model_type, **settings)
         config = config.get_text_config()
         with torch.device("meta"):
             build: Any = AutoModelForCausalLM.from_config
@@ -165,8 +166,8 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
         # The code of an architecture may raise anything.
         problem = " ".join(str(error).split())[:300]
         raise TargetError(
-            "--target-models",
-            name,
+            "model",
+            given,
             f"transformers cannot build a {model_type} of this configuration "
             f"({type(error).__name__}: {problem}); give another config.json, or another version of transformers",
         ) from error

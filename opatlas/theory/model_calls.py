@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Collective
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.model.signature import signature
 from opatlas.model.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.models import Indexer, Latent, Linear, ModelFacts, RoutedExperts
+from opatlas.theory.models import Indexer, Latent, Linear, ModelFacts, RoutedExperts, TargetError
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
@@ -96,13 +96,13 @@ def model_calls(
         tier: the topology tier of the collectives.
 
     Raises:
-        OpAtlasError: the model cannot be divided so, or a number or the dtype is impossible.
+        UsageError: the model cannot be divided so, or a number or the dtype is impossible.
     """
     _expect_possible(model, tp, ep, batch, context, phase)
     known = known_dtype(dtype)
     name = known.name if known is not None else dtype
     if name not in (*_ACTIVATIONS, *_QUANTIZED):
-        raise OpAtlasError(
+        raise UsageError(
             f"{dtype!r} is no dtype of a model's step: give one of {', '.join((*_ACTIVATIONS, *_QUANTIZED))}"
         )
     step = _ModelStep(model, tp, ep, batch, context, phase == "prefill", name, nz_weights, tier)
@@ -132,24 +132,24 @@ def call_cells(
 def _expect_possible(model: ModelFacts, tp: int, ep: int, batch: int, context: int, phase: str) -> None:
     for what, number in (("tp", tp), ("ep", ep), ("batch", batch), ("context", context)):
         if number < 1:
-            raise OpAtlasError(f"{what} is {number}: give a whole number above 0")
+            raise UsageError(f"{what} is {number}: give a whole number above 0")
     if phase not in ("prefill", "decode"):
-        raise OpAtlasError(f"{phase!r} is no phase: give 'prefill' or 'decode'")
+        raise UsageError(f"{phase!r} is no phase: give 'prefill' or 'decode'")
     if not model.tp_sizes((tp,)):
         sizes = ", ".join(map(str, model.tp_sizes(range(1, 65))))
-        raise OpAtlasError(f"tp {tp} does not divide {model.name}: give one of {sizes}")
+        raise TargetError("tp", str(tp), f"does not divide {model.name}: give one of {sizes}")
     experts = model.experts
     if ep > 1 and experts is None:
-        raise OpAtlasError(f"ep {ep}: {model.name} has no experts: give ep 1")
+        raise TargetError("ep", str(ep), f"{model.name} has no experts: give 1")
     if experts is None:
         return
     if ep > 1 and (ep % tp or experts.count % ep):
-        raise OpAtlasError(
+        raise UsageError(
             f"ep {ep} with tp {tp}: {model.name} has {experts.count} experts: "
             f"give 1, or a multiple of tp that divides their number"
         )
     if ep == 1 and experts.width % tp:
-        raise OpAtlasError(
+        raise UsageError(
             f"tp {tp} does not divide the {experts.width} features of an expert of {model.name}: "
             f"give another tp, or divide the experts with ep"
         )

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Literal
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import UsageError
 
 #: Engines pad the rows of the LM head to a multiple of this (vLLM's VocabParallelEmbedding).
 _VOCAB_MULTIPLE = 64
@@ -17,17 +17,18 @@ TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class TargetError(OpAtlasError):
-    """A model, or a size of parallelism, that theory rows cannot be made for.
+class TargetError(UsageError):
+    """A model, or a size of parallelism, that has no shapes. A session and each command have options of their own.
 
     Attributes:
-        option, value: the option and its value, as the user gave them.
+        argument: "model", "tp" or "ep".
+        value: the value, as the user gave it.
         problem: what is wrong with the value.
     """
 
-    def __init__(self, option: str, value: str, problem: str) -> None:
-        self.option, self.value, self.problem = option, value, problem
-        super().__init__(f"{option} {value}: {problem}")
+    def __init__(self, argument: Literal["model", "tp", "ep"], value: str, problem: str) -> None:
+        self.argument, self.value, self.problem = argument, value, problem
+        super().__init__(f"{value}: {problem}" if argument == "model" else f"{argument} {value}: {problem}")
 
 
 @dataclass(frozen=True)

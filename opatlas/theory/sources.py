@@ -363,13 +363,13 @@ def resolve_targets(names: Sequence[str], tp_sizes: Sequence[int] = (), ep_sizes
     for model in models:
         if not model.tp_sizes(targets.tp_sizes):
             raise TargetError(
-                "--tp-sizes",
+                "tp",
                 ",".join(map(str, tp_sizes)),
                 f"none of these divides {model.name}; these do: {', '.join(map(str, model.tp_sizes(range(1, 65))))}",
             )
         if names and model.experts is not None and not model.ep_sizes(targets.ep_sizes):
             raise TargetError(
-                "--ep-sizes",
+                "ep",
                 ",".join(map(str, ep_sizes)),
                 f"none of these divides the {model.experts.count} experts of {model.name}",
             )
@@ -396,16 +396,16 @@ def resolve_model(name: str) -> ModelFacts:
 
         return load_config_file(path)
     if path.suffix == ".json":
-        raise TargetError("--target-models", name, "no such file: give the path of a model's config.json")
+        raise TargetError("model", name, "no such file: give the path of a model's config.json")
     from opatlas.theory.architectures import architectures, load_architecture
 
     if name.lower() in architectures():
         return load_architecture(name.lower())
     others = [*models_by_name(), *architectures()]
     remedy = (
-        "give a model's config.json, or a name of --target-models in docs/theory-rows.md"
+        "give a model's config.json, or a name that docs/theory-rows.md lists"
         if architectures()
         else "give one of the built-in names, or install transformers, which knows more architectures and reads "
         "config.json files: pip install 'opatlas[models]'"
     )
-    raise TargetError("--target-models", name, f"no such model{suggest(name, others)}: {remedy}")
+    raise TargetError("model", name, f"no such model{suggest(name, others)}: {remedy}")

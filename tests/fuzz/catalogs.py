@@ -102,7 +102,7 @@ def _seeds_of_model() -> Iterator[bytes]:
 def _model(data: bytes, folder: Path) -> None:
     path = folder / "config.json"
     path.write_bytes(data)
-    with refusing("--target-models"):
+    with refusing(path):
         facts = load_config_file(path)
         expect(facts.hidden > 0 and facts.weights, f"a model without sizes: {facts}")
 

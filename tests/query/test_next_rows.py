@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.cli.main import main
+from opatlas.cli.main import USAGE, main
 from opatlas.model.signature import signatures
 from opatlas.query.next_rows import NextRows, calls_of, steps_of
 from opatlas.store.database import Database
@@ -107,6 +107,18 @@ def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     assert sum(len(database.read(name).frame) for name in database.kernel_types()) == len(TOKENS) * len(WEIGHTS) + 6
 
 
-@pytest.mark.parametrize("options", [["--next", "0"], ["--model", "nothing"], ["--tp", "7"], ["--batch", "0"]])
-def test_an_impossible_plan_is_an_error(folder: Path, options: list[str]) -> None:
-    assert main(["plan", str(folder), "--model", MODEL, "--context", "1024", *options]) == 1
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--next", "0"], "0"),
+        (["--model", "nothing"], "nothing"),
+        (["--tp", "7"], "tp 7"),
+        (["--batch", "0"], "batch"),
+        (["--dtype", "INT3"], "INT3"),
+    ],
+)
+def test_an_impossible_plan_is_wrong_usage(
+    folder: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(folder), "--model", MODEL, "--context", "1024", *options]) == USAGE
+    assert named in capsys.readouterr().err

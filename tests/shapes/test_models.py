@@ -234,7 +234,7 @@ def test_an_unknown_model_is_refused_with_similar_names(name: str, similar: str)
     with pytest.raises(TargetError) as error:
         resolve_targets([name])
     assert similar in str(error.value)
-    assert (error.value.option, error.value.value) == ("--target-models", name)
+    assert (error.value.argument, error.value.value) == ("model", name)
 
 
 def test_without_transformers_built_in_models_serve_and_others_say_what_to_install(
@@ -311,7 +311,7 @@ def test_how_a_model_is_computed_has_no_bearing_on_its_shapes(
 def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:
     with pytest.raises(TargetError) as tp_error:
         resolve_targets(["qwen3-32b"], tp_sizes=(3, 5))
-    assert (tp_error.value.option, tp_error.value.value) == ("--tp-sizes", "3,5")
+    assert (tp_error.value.argument, tp_error.value.value) == ("tp", "3,5")
     with pytest.raises(TargetError) as ep_error:
         resolve_targets(["dsv3"], ep_sizes=(3,))
-    assert (ep_error.value.option, ep_error.value.value) == ("--ep-sizes", "3")
+    assert (ep_error.value.argument, ep_error.value.value) == ("ep", "3")
