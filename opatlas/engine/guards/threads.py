@@ -38,7 +38,7 @@ class ThreadWatch:
         started = [thread for thread in threading.enumerate() if thread not in self._known]
         if any(name in sys.modules for name in _COMPILERS):
             frames = sys._current_frames()
-            started = [thread for thread in started if not _is_of_library(frames.get(thread.ident or 0))]
+            started = [thread for thread in started if not _waits_for_compilations(frames.get(thread.ident or 0))]
         if started:
             names = ", ".join(thread.name for thread in started[:3])
             raise CandidateRejected(
@@ -48,11 +48,18 @@ class ThreadWatch:
             )
 
 
-def _is_of_library(frame: FrameType | None) -> bool:
-    """Returns whether a thread runs code of Python and of installed libraries alone."""
+def _waits_for_compilations(frame: FrameType | None) -> bool:
+    """Returns whether a thread runs code of installed libraries alone, and no task of a pool."""
+    if frame is None:
+        return True
+    is_task = frame.f_code.co_filename.endswith("concurrent/futures/thread.py") and frame.f_code.co_name == "run"
+    files = []
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(("<frozen", *_LIBRARIES)):
-            return False
+        files.append(frame.f_code.co_filename)
         frame = frame.f_back
-    return True
+    # A thread without code of a library besides `threading` calls a function in C, or only waits.
+    return (
+        not is_task
+        and all(file.startswith(("<frozen", *_LIBRARIES)) for file in files)
+        and not all(file == threading.__file__ for file in files)
+    )
