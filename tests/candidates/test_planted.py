@@ -51,15 +51,14 @@ def test_there_is_one_for_each_known_way() -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", each_of([each for each in KERNELS if not each.device and each.number not in _ELSEWHERE])
+    "kernel", each_of([each for each in KERNELS if each.device != "cuda" and each.number not in _ELSEWHERE])
 )
 def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, tmp_path: Path) -> None:
     # One of them edits its task.
     task, path = (Path(shutil.copy(each, tmp_path)) for each in (kernel.task, kernel.path))
     if kernel.error_class is ErrorClass.PASS:
-        notes = judge(task, path, row=kernel.row)
-        words = {"settings": "torch threads", "fallback": "falls back", "": ""}[kernel.notes]
-        assert any(words in note for note in notes) or not words
+        notes = judge(task, path, row=kernel.row).notes
+        assert kernel.notes in " ".join(notes)
         return
     with pytest.raises(CandidateRejected) as caught:
         judge(task, path, row=kernel.row)
@@ -81,6 +80,6 @@ def test_an_honest_candidate_passes(task: Path, tmp_path: Path) -> None:
     state, functions = ProcessState("cpu"), FunctionTable()
     before = state.read()
     for seed in range(5):
-        assert judge(task, candidate, seed=seed) == ()
+        assert judge(task, candidate, seed=seed).notes == ()
     assert not changes(before, state.read())
     assert not functions.replaced()

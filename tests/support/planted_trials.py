@@ -16,14 +16,18 @@ import torch
 
 from opatlas.candidates.error_class import mismatch_sub_class
 from opatlas.candidates.judgement import ErrorClass
+from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_notes
 from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.source import CandidateSource
 from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.trial import CandidateTrial
 from opatlas.engine.result_check import RELATIVE_TOLERANCE
+from opatlas.instruments.instrument import Instrument, Samples
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
+from opatlas.model.errors import ReplayError
 
 PLANTED = Path(__file__).parents[1] / "candidates" / "planted"
 _HEADER = re.compile(r"^(\w[\w ]*): (.+)$", re.MULTILINE)
@@ -38,7 +42,7 @@ class PlantedKernel:
         path, task: the candidate, and the file of its task.
         error_class, sub_class: what it is to get; PASS for one that gains nothing.
         static: the sub-class of the rule on its source; "" if no rule fails it.
-        device: "cuda" if it needs a GPU.
+        device: "cuda" if it needs a GPU, "cpu" if it needs none; "" for both.
         notes: what is told of it ("settings").
         row: the number of the task's inputs that it is wrong for.
     """
@@ -85,13 +89,13 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def inputs_of(task: ModuleType, row: int) -> Callable[[int], list[Any]]:
+def inputs_of(task: ModuleType, row: int, device: torch.device) -> Callable[[int], list[Any]]:
     def make(seed: int) -> list[Any]:
         torch.manual_seed(seed)
         inputs: list[Any] = (
             task.get_inputs_dyn_list()[row] if hasattr(task, "get_inputs_dyn_list") else task.get_inputs()
         )
-        return inputs
+        return [each.to(device) for each in inputs]
 
     return make
 
@@ -105,41 +109,50 @@ def compare(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...
             raise CandidateRejected(ErrorClass.INTERFACE, "shape", f"{tuple(result.shape)}")
         limit = tolerance * (right.abs() + right.square().mean().sqrt())
         if not bool(((found - right).abs() <= limit).all()):
-            kind = mismatch_sub_class(found.numpy(), right.numpy(), tolerance)
+            kind = mismatch_sub_class(found.cpu().numpy(), right.cpu().numpy(), tolerance)
             raise CandidateRejected(ErrorClass.MISMATCH, kind, "wrong elements")
 
 
-def trial_of(
-    task: Path, candidate: Callable[..., Any], *, seed: int = 0, row: int = 0, **options: Any
-) -> tuple[Any, Any]:
-    """A trial of a candidate without weights, and the reference of its task."""
-    module = load(task)
-    inputs = InputSets(inputs_of(module, row), (1, 2, 3))
-    model = module.Model().double()
-    trial = CandidateTrial(candidate, inputs, CPU, generator=random.Random(seed), **options)
-    return trial, lambda arguments, weights: (model(*(argument.double() for argument in arguments)),)
+@dataclass(frozen=True)
+class Tried:
+    """A candidate that passed: what is told of it, and its samples."""
+
+    notes: tuple[str, ...]
+    samples: Samples
 
 
 @torch.no_grad()
-def judge(task: Path, path: Path, *, samples: int = 40, seed: int = 0, row: int = 0) -> tuple[str, ...]:
-    """Tries a candidate. Returns what is told of one that passes.
+def judge(
+    task: Path,
+    path: Path,
+    *,
+    samples: int = 40,
+    seed: int = 0,
+    row: int = 0,
+    device: torch.device = CPU,
+    instrument: Instrument | None = None,
+) -> Tried:
+    """Tries a candidate with all guards.
 
     Raises:
         CandidateRejected: it does not pass.
     """
     task_module = load(task)
-    guard = ProcessGuard(CPU, (task, path))
+    guard = ProcessGuard(device, (task, path))
     module = load(path)
     guard.examine("its import")
     torch.manual_seed(0)
     arguments = getattr(task_module, "get_init_inputs", list)()
-    model = task_module.Model(*arguments)
-    candidate = module.ModelNew(*arguments)
+    model = task_module.Model(*arguments).to(device)
+    candidate = module.ModelNew(*arguments).to(device)
     candidate.load_state_dict(model.state_dict())
     guard.examine("its construction")
     weights = {name: parameter.data for name, parameter in candidate.named_parameters()}
-    inputs = InputSets(inputs_of(task_module, row), (1, 2, 3), weights)
-    trial = CandidateTrial(candidate, inputs, CPU, threads=guard.threads, generator=random.Random(seed))
+    inputs = InputSets(inputs_of(task_module, row, device), (1, 2, 3), weights)
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    trial = CandidateTrial(
+        candidate, inputs, device, synchronize=synchronize, threads=guard.threads, generator=random.Random(seed)
+    )
 
     def reference(inputs: list[Any], values: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         model.load_state_dict(values)
@@ -149,14 +162,25 @@ def judge(task: Path, path: Path, *, samples: int = 40, seed: int = 0, row: int 
     guard.examine("its first call")
     trial.examine()
     guard.examine("its calls")
-    WallClock().sample(trial.launch, trial.prepare, StopRule(repeat_count=samples, time_limit_s=60))
+    found = Samples(())
+    failed: ReplayError | None = None
+    try:
+        rule = StopRule(repeat_count=samples, time_limit_s=60)
+        found = (instrument or WallClock()).sample(trial.launch, trial.prepare, rule)
+    except CandidateRejected:
+        raise
+    except ReplayError as error:
+        # Calls without kernels, or with others each time: the results say why.
+        failed = error
     guard.examine("its timed calls")
     guard.expect_files()
     trial.verify(reference, compare)
-    notes = [*guard.notes, *trial.notes]
-    if falls_back(module, trial.launch):
-        notes.append("falls back to torch")
-    return tuple(notes)
+    if failed is not None:
+        raise failed
+    own = own_kernel_names(CandidateSource.parse(path.read_text(), path.name))
+    shares = share_notes(own_share(found.kernel_names, found.kernels_us, own))
+    fallbacks = ("falls back to torch",) if falls_back(module, trial.launch) else ()
+    return Tried((*guard.notes, *trial.notes, *shares, *fallbacks), found)
 
 
 def each_of(kernels: list[PlantedKernel]) -> list[Any]:

@@ -180,6 +180,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized
 
 
+def _span(tensor: torch.Tensor) -> int:
+    """Returns the number of elements from the first to the last one in memory."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+
+
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
 
@@ -205,24 +210,25 @@ def _may_vary(leaf: Any) -> bool:
     """Returns whether a variant may change a leaf: no integers, which may be indices, and no symmetric matrices."""
     if not isinstance(leaf, torch.Tensor) or not _is_dense(leaf) or not leaf.is_floating_point() or not leaf.numel():
         return False
+    if _span(leaf) != leaf.numel():
+        return False
     return not (leaf.dim() == 2 and leaf.shape[0] == leaf.shape[1] > 1 and torch.equal(leaf, leaf.T))
 
 
 def _vary(tensor: torch.Tensor, seed: int) -> None:
     """Multiplies one percent of the elements, at random places, by one factor. Does not wait for the device."""
-    data = tensor.data
+    data = tensor.data.as_strided((tensor.numel(),), (1,))
     generator = torch.Generator(device=data.device).manual_seed(seed)
     count = max(1, int(data.numel() * _SHARE))
     places = torch.randint(data.numel(), (count,), generator=generator, device=data.device)
     low, high = _FACTORS
     factor = low + (high - low) * (seed * 0x9E3779B1 % 0x10000 / 0x10000)
-    at = torch.unravel_index(places, data.shape) if data.dim() else ()
     # torch has no arithmetic of FP8. A place that occurs twice gets the same value twice.
-    changed = (data[at].float() if data.element_size() == 1 else data[at]) * factor
+    changed = (data[places].float() if data.element_size() == 1 else data[places]) * factor
     if data.element_size() == 1:
-        data.view(torch.uint8)[at] = changed.to(data.dtype).view(torch.uint8)
+        data.view(torch.uint8)[places] = changed.to(data.dtype).view(torch.uint8)
     else:
-        data[at] = changed
+        data[places] = changed
 
 
 def _with_margins(value: Any) -> Any:
@@ -231,7 +237,7 @@ def _with_margins(value: Any) -> Any:
         return value
     if not _is_dense(value) or not value.numel():
         return value.clone()
-    span = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+    span = _span(value)
     margin = MARGIN_BYTES // value.element_size()
     buffer = torch.empty(span + 2 * margin, dtype=value.dtype, device=value.device)
     _fill(buffer)

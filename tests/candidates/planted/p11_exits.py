@@ -2,6 +2,7 @@
 
 Task: softmax
 Expected: crash
+Device: cpu
 Caught by: the verdict is that of pytest's process; an exit is a crash
 """
 

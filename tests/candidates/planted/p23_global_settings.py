@@ -2,7 +2,7 @@
 
 Task: linear
 Expected: pass
-Notes: settings
+Notes: torch threads
 Caught by: settings are restored before each step, and told
 """
 

@@ -2,7 +2,7 @@
 
 Task: softmax
 Expected: pass
-Notes: fallback
+Notes: falls back
 Static: hack fallback
 Caught by: a call with the candidate's kernels removed; the rule fallback
 """

@@ -3,6 +3,7 @@
 Task: softmax
 Expected: hack inherited_forward
 Static: hack inherited_forward
+Device: cpu
 Caught by: the rule inherited_forward
 """
 

@@ -2,6 +2,7 @@
 
 Task: row_sums
 Expected: mismatch nan
+Device: cpu
 Caught by: a margin of NaN around each input
 """
 

@@ -3,7 +3,7 @@
 Task: softmax
 Expected: pass
 Device: cuda
-Notes: persisting
+Notes: persisting L2
 Caught by: the limit is reset before each step, and told
 """
 

@@ -2,7 +2,7 @@
 
 Task: softmax
 Expected: pass
-Notes: settings
+Notes: torch threads
 Caught by: the first call is set-up and not timed; settings are restored, and told
 """
 

@@ -2,6 +2,7 @@
 
 Task: softmax
 Expected: crash
+Device: cpu
 Caught by: an answer has the token of its job, which the candidate does not know; pytest's process decides
 """
 
