@@ -64,9 +64,17 @@ _CONTAINERS = _names("Module ModuleList ModuleDict Parameter ParameterList Param
 _TORCH_FUNCTIONS = ("torch", "torch.nn.functional", "torch.special", "torch.linalg")
 
 
-def _torch_calls(source: CandidateSource) -> Iterator[tuple[int, str, str]]:
-    """Yields line, operator and text of the calls of torch's operators while the candidate is called."""
-    for function in source.forward_functions:
+#: Further operators of torch that are noted: KernelBench's, as far as they have no entry above.
+_FURTHER = _names(
+    "hardtanh selu softsign softplus hardsigmoid normalize rms_norm cross_entropy kl_div mse_loss huber_loss dropout "
+    "triplet_margin_loss cosine_similarity adaptive_avg_pool1d adaptive_avg_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d var std max min sort topk argsort"
+)
+
+
+def _torch_calls(source: CandidateSource, functions: Iterable[Function]) -> Iterator[tuple[int, str, str]]:
+    """Yields line, operator and text of the calls of torch's operators in functions."""
+    for function in functions:
         parameters = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
         for node in ast.walk(function):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -105,14 +113,14 @@ def _triton_kernel_not_called(source: CandidateSource) -> Iterator[Finding]:
 
 
 def _torch_api_instead_of_kernel(source: CandidateSource) -> Iterator[Finding]:
-    for line, name, text in _torch_calls(source):
+    for line, name, text in _torch_calls(source, source.forward_functions):
         if name in _HARD:
             yield line, f"{text} computes; a kernel has to"
 
 
 def _torch_api_without_kernel(source: CandidateSource) -> Iterator[Finding]:
     if not _launched(source):
-        for line, name, text in _torch_calls(source):
+        for line, name, text in _torch_calls(source, source.forward_functions):
             if name in _SOFT:
                 yield line, f"{text} computes, and no kernel is launched"
 
@@ -318,9 +326,12 @@ def _no_kernel(source: CandidateSource) -> Iterator[Finding]:
 
 
 def _torch_operator(source: CandidateSource) -> Iterator[Finding]:
-    for line, name, text in _torch_calls(source):
-        if name in _HARD | _SOFT:
-            yield line, f"{text} computes while the candidate is called"
+    functions = [each for of_name in source.functions.values() for each in of_name]
+    for line, name, text in _torch_calls(source, functions):
+        if name in _HARD | _SOFT | _FURTHER or (
+            text.startswith("torch.nn.functional.") and name not in ("pad", "unfold")
+        ):
+            yield line, f"{text} computes"
 
 
 def _torch_layer(source: CandidateSource) -> Iterator[Finding]:
@@ -505,7 +516,9 @@ RULES = (
         _looks_at_harness,
     ),
     StaticRule("no_kernel", "hack 24", None, "neither a kernel of Triton nor of CUDA", _no_kernel),
-    StaticRule("torch_operator", "KernelBench, hack 24", None, "`forward` calls an operator of torch", _torch_operator),
+    StaticRule(
+        "torch_operator", "KernelBench, hack 24", None, "a function calls an operator of torch", _torch_operator
+    ),
     StaticRule("torch_layer", "KernelBench, hack 24", None, "makes a layer of torch.nn", _torch_layer),
     StaticRule("stream", "KernelBench, hack 6", None, "work on a stream of its own", _stream),
     StaticRule("precision", "KernelBench, hack 22", None, "float16, bfloat16, TF32, autocast", _precision),

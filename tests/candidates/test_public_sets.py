@@ -41,4 +41,9 @@ def test_the_checks_of_kernelbench_on_the_kernels_of_cuda_l1() -> None:
     for source in sources:
         found.update({rule.name for rule, _ in static_findings(source, Path("candidate.py"), installed=lambda _: True)})
     assert (found["fallback"], found["no_kernel"], found["empty_code"], found["syntax_error"]) == (128, 128, 17, 1)
-    assert (found["global_setting"], found["tensor_subclass"], found["stream"]) == (51, 1, 2)
+    assert (found["global_setting"], found["tensor_subclass"], found["stream"], found["torch_operator"]) == (
+        51,
+        1,
+        2,
+        183,
+    )
