@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from opatlas.combine.apply import COMBINE, all_kernel_types, combine
-from opatlas.combine.compositions import drop_compositions
 from opatlas.combine.pool import pool, without_pooled
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.summary import summary, write_conflicts, write_disagreements
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
-from opatlas.model.location import implementation_of
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.history import clear_edited
@@ -56,12 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "columns: runs, machines, and the spread between machines (default: off)",
     )
     parser.add_argument(
-        "--drop-compositions",
-        action="store_true",
-        help="at last move rows whose duration is that of a composition of torch operators from TARGET to its pruned/, "
-        "before TARGET ships (default: off)",
-    )
-    parser.add_argument(
         "--dry-run", action="store_true", help="print what would change, and write nothing (default: TARGET changes)"
     )
 
@@ -69,11 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Combines, and returns the exit status that the help explains. Raises OpAtlasError."""
     target: Path = arguments.target
-    steps = _Steps(arguments.pool, arguments.drop_compositions)
-    if not (arguments.sources or steps.pool_runs or steps.drop):
+    if not (arguments.sources or arguments.pool):
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
-    if steps.drop and implementation_of(target)[0]:
-        raise UsageError(f"{target}: of an implementation, whose rows are its own: leave out --drop-compositions")
     with TemporaryFolder("combine") as scratch:
         with usage_errors(), Progress(0, "journals", label="read") as progress:
             opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
@@ -84,13 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
             lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
             lock.acquire(0, show)
             try:
-                text, problems = _combine(Database(target), opened, steps, dry_run=False)
+                text, problems = _combine(Database(target), opened, arguments.pool, dry_run=False)
             finally:
                 lock.release()
         else:
             # The changes are made to a copy, so that the summary is exact.
             copy = copy_for_dry_run(target, scratch / "target")
-            text, problems = _combine(copy, opened, steps, dry_run=True)
+            text, problems = _combine(copy, opened, arguments.pool, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
     show(text)
@@ -99,15 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """What follows the combination: whether runs are pooled, and compositions are dropped."""
-
-    pool_runs: bool
-    drop: bool
-
-
-def _combine(target: Database, opened: CombineSources, steps: _Steps, *, dry_run: bool) -> tuple[str, list[str]]:
+def _combine(target: Database, opened: CombineSources, pool_runs: bool, *, dry_run: bool) -> tuple[str, list[str]]:
     """Combines the opened sources and returns the summary and the problems. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     edited = clear_edited(target, COMBINE)
@@ -116,11 +96,10 @@ def _combine(target: Database, opened: CombineSources, steps: _Steps, *, dry_run
     outcome.edited += edited.count
     outcome.problems += edited.problems
     pooled = None
-    if steps.pool_runs:
+    if pool_runs:
         with Progress(len(target.kernel_types()), "kernel types", label="pool") as progress:
             pooled = pool(target, outcome.problems, progress.advance)
         outcome.conflicts = without_pooled(outcome.conflicts, pooled)
-    dropped = drop_compositions(target, outcome.problems) if steps.drop else None
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     now = time.time()
     reports: dict[str, Path] = {}
@@ -134,4 +113,4 @@ def _combine(target: Database, opened: CombineSources, steps: _Steps, *, dry_run
             problems.append(str(error))
         else:
             reports |= {what: path} if path is not None else {}
-    return summary(target.path, recovered, opened, outcome, pooled, dropped, reports, dry_run=dry_run), problems
+    return summary(target.path, recovered, opened, outcome, pooled, reports, dry_run=dry_run), problems

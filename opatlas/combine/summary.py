@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from opatlas.combine.apply import CombineResult
-from opatlas.combine.compositions import DroppedRows
 from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, pooled_cells
 from opatlas.combine.sources import CombineSources
 from opatlas.combine.table import Conflict
@@ -26,7 +25,7 @@ from opatlas.text import (
 )
 
 CONFLICTS_SHOWN = 10
-#: Kernel types with rows that disagree, or were dropped.
+#: Kernel types with rows that disagree.
 DISAGREEING_SHOWN = 10
 _DISAGREEMENT_HEADER = ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID)
 _HEADER = (
@@ -41,7 +40,6 @@ def summary(
     opened: CombineSources,
     result: CombineResult,
     pooled: Sequence[PooledRow] | None,
-    dropped: DroppedRows | None,
     reports: Mapping[str, Path],
     *,
     dry_run: bool,
@@ -51,7 +49,6 @@ def summary(
     Args:
         recovered: journals of the target that were written back first.
         pooled: the rows whose runs were pooled; None without --pool.
-        dropped: the compositions that were moved away; None without --drop-compositions.
         reports: the files of further lists, by what they list.
         dry_run: whether nothing was written.
     """
@@ -86,7 +83,6 @@ def summary(
     lines += unknown_dtype_lines(result.unknown_dtypes)
     lines += _largest_conflicts(conflicts)
     lines += _pool_lines(pooled) if pooled is not None else []
-    lines += _drop_lines(dropped) if dropped is not None else []
     if result.clocks_ahead:
         lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
         lines += [f"  {run_id}" for run_id in result.clocks_ahead]
@@ -210,16 +206,6 @@ def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
     if len(worst) > DISAGREEING_SHOWN:
         lines.append(f"  and {pluralize(len(worst) - DISAGREEING_SHOWN, 'kernel type')}")
     return lines
-
-
-def _drop_lines(dropped: DroppedRows) -> list[str]:
-    """Returns lines with the kernel types that lost compositions."""
-    count = sum(dropped.rows.values())
-    lines = ["", f"compositions moved to pruned/: {count:,}"]
-    lines += [f"  {kernel_type}: {rows:,}" for kernel_type, rows in dropped.rows.most_common(DISAGREEING_SHOWN)]
-    if len(dropped.rows) > DISAGREEING_SHOWN:
-        lines.append(f"  and {pluralize(len(dropped.rows) - DISAGREEING_SHOWN, 'kernel type')}")
-    return lines + ([f"  kept, for their captured durations: {dropped.captured:,}"] if dropped.captured else [])
 
 
 def _ratio(ratio: float) -> str:

@@ -238,34 +238,6 @@ def test_the_status_of_a_later_run_stays(database: Database) -> None:
     assert [before.get(name) for name in STATUS_GROUP] == [after.get(name) for name in STATUS_GROUP]
 
 
-def test_compositions_move_to_pruned_and_can_come_back(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    composed = {"Quality": "composition", "Stand-In": "composition of 2 torch operators (abs, mul)"}
-    rows = [
-        {**cells(1), "Average Duration(us)": "10.0", "Quality": "quiet"},
-        {**cells(2), "Average Duration(us)": "20.0", **composed},
-        {**cells(3), "Average Duration(us)": "30.0", "Profiling Average Duration(us)": "25.0", **composed},
-    ]
-    names = dict.fromkeys(name for row in rows for name in row)
-    write(database, [{name: row.get(name, "") for name in names} for row in rows])
-    write(database, [{name: rows[1].get(name, "") for name in names}], "Neg")
-    before = [row["Input Shapes"] for row in read(database)]
-    assert main(["combine", str(database.path), "--drop-compositions", "--dry-run"]) == 0
-    assert [row["Input Shapes"] for row in read(database)] == before
-    assert main(["combine", str(database.path), "--drop-compositions"]) == 0
-    assert [row["Input Shapes"] for row in read(database)] == [before[0], before[2]]
-    assert not database.csv_path("Neg").exists()
-    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
-    assert sorted(row["Input Shapes"] for row in read(database)) == before
-    assert read(database, "Neg")[0]["Average Duration(us)"] == "20.0"
-
-
-def test_compositions_of_an_implementation_are_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "db/implementations/flashinfer-0.5.3"
-    folder.mkdir(parents=True)
-    write(Database(folder), [cells(1)])
-    assert main(["combine", str(folder), "--drop-compositions"]) == 2
-
-
 def test_show_counts_the_rows_by_their_machines(database: Database, tmp_path: Path) -> None:
     for run_id in RUNS[:3]:
         run(database, run_id, 10.0, run_id)
