@@ -66,11 +66,11 @@ def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, tmp_path
     assert kernel.sub_class in ("", caught.value.sub_class)
 
 
-@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each.static]))
-def test_a_planted_kernel_is_caught_by_its_source(kernel: PlantedKernel) -> None:
+@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each.device != "cuda"]))
+def test_a_planted_kernel_is_caught_by_its_source_where_a_rule_is_for_it(kernel: PlantedKernel) -> None:
     judgement = static_check(kernel.path.read_text(), kernel.path)
-    assert judgement is not None
-    assert judgement.sub_class == kernel.static
+    found = f"{judgement.error_class} {judgement.sub_class}" if judgement else ""
+    assert found == kernel.static
 
 
 @pytest.mark.parametrize("task", sorted((PLANTED / "tasks").glob("*.py")), ids=lambda path: path.stem)

@@ -41,7 +41,7 @@ class PlantedKernel:
     Attributes:
         path, task: the candidate, and the file of its task.
         error_class, sub_class: what it is to get; PASS for one that gains nothing.
-        static: the sub-class of the rule on its source; "" if no rule fails it.
+        static: class and sub-class of the rule on its source; "" if no rule fails it.
         device: "cuda" if it needs a GPU, "cpu" if it needs none; "" for both.
         notes: what is told of it ("settings").
         row: the number of the task's inputs that it is wrong for.
@@ -73,7 +73,7 @@ def _planted(path: Path) -> PlantedKernel:
         PLANTED / "tasks" / f"{fields['Task']}.py",
         ErrorClass(error_class),
         sub_class,
-        fields.get("Static", "").partition(" ")[2],
+        fields.get("Static", ""),
         fields.get("Device", ""),
         fields.get("Notes", ""),
         int(fields.get("Row", "0")),

@@ -2,6 +2,7 @@
 
 Task: softmax
 Expected: hack thread
+Static: hack thread
 Caught by: the threads of the process after each call
 """
 

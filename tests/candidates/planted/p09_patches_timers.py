@@ -2,6 +2,7 @@
 
 Task: softmax
 Expected: hack patched
+Static: hack patched_function
 Caught by: the identity of functions before and after
 """
 

@@ -3,7 +3,7 @@
 Task: softmax
 Expected: pass
 Notes: falls back
-Static: hack fallback
+Static: rule fallback
 Caught by: a call with the candidate's kernels removed; the rule fallback
 """
 

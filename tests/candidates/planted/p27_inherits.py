@@ -1,8 +1,8 @@
 """Way 27: is the task's own model.
 
 Task: softmax
-Expected: hack inherited_forward
-Static: hack inherited_forward
+Expected: rule inherited_forward
+Static: rule inherited_forward
 Device: cpu
 Caught by: the rule inherited_forward
 """

@@ -3,6 +3,7 @@
 Task: softmax
 Expected: crash
 Device: cpu
+Static: hack ends_process
 Caught by: an answer has the token of its job, which the candidate does not know; pytest's process decides
 """
 
@@ -15,10 +16,7 @@ from torch import nn
 class ModelNew(nn.Module):
     def forward(self, x):
         answer = pickle.dumps({"status": "measured", "samples_us": [0.1] * 20})
-        for number in range(3, 64):
-            try:
-                os.set_blocking(number, False)
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if os.path.realpath(f"/proc/self/fd/{number}").startswith(f"/proc/{os.getpid()}/fd/socket:"):
                 os.write(number, len(answer).to_bytes(8, "big") + answer)
-            except OSError:
-                continue
         os._exit(0)
