@@ -242,7 +242,7 @@ class CaptureLaunches:
 
 def is_collective(kernel_type: str, cells: Mapping[str, str]) -> bool:
     """Returns whether a launch is communication between devices; `cells` has its base columns."""
-    return is_communication(kernel_type) or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES
+    return is_communication(kernel_type) or cells.get(ACCELERATOR_CORE, "").upper() in _COLLECTIVE_CORES
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:

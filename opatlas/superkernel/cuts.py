@@ -12,6 +12,7 @@ import numpy as np
 from opatlas.capture.launches import is_collective
 from opatlas.capture.single_launches import Launch
 from opatlas.model.schema import ACCELERATOR_CORE, OP_STATE
+from opatlas.model.slots import EMPTY_WORDS
 from opatlas.superkernel.kernel_types import is_supported_collective, unfusable_rule
 from opatlas.superkernel.timeline import Timeline
 
@@ -99,14 +100,14 @@ def _ranges(inside: np.ndarray, begins: np.ndarray, start: int, stop: int) -> li
 def reasons_of(launch: Launch, *, beside_main: bool) -> tuple[CutReason, ...]:
     """Returns why a launch is in no SuperKernel; nothing if it may be in one."""
     reasons = [CutReason.OTHER_STREAM] if beside_main else []
-    core = launch.cells[ACCELERATOR_CORE].upper()
+    core = launch.cells.get(ACCELERATOR_CORE, "").upper()
     if is_collective(launch.kernel_type, launch.cells):
         if not is_supported_collective(launch.kernel_type):
             reasons.append(CutReason.COLLECTIVE)
         return tuple(reasons)
     if core == _AI_CPU:
         reasons.append(CutReason.AI_CPU)
-    elif core not in _AI_CORES:
+    elif core not in _AI_CORES and core not in EMPTY_WORDS:
         reasons.append(CutReason.NO_AI_CORE)
     if unfusable_rule(launch.kernel_type) is not None:
         reasons.append(CutReason.UNFUSABLE)

@@ -48,6 +48,9 @@ def longest_repeat(codes: np.ndarray) -> Repeat | None:
     for period in range(2, min(len(codes) // 2, _MOST_PERIOD) + 1):
         equal = codes[:-period] == codes[period:]
         covered = best.length if best else 0
+        if best is not None and covered + best.period > len(codes):
+            # What is left is less than one occurrence.
+            break
         if int(np.count_nonzero(equal)) + period <= covered:
             continue
         differs = np.flatnonzero(~equal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from opatlas.model.slots import split_cell
 from opatlas.superkernel.kernel_types import Module, StepPhase, is_normalization, module_of_type, phase_of_type
 from opatlas.superkernel.repeats import Layer, find_layers
 from opatlas.superkernel.timeline import Timeline
+from opatlas.text import parse_whole
 
 _FUSED_ATTENTION = "FusedInferAttentionScore"
 #: The slot of the lengths of a fused attention, and the most tokens of a sequence in a decoding step that drafts some.
@@ -174,7 +174,8 @@ def _phase_of_attention(launch: Launch) -> StepPhase | None:
 
 
 def _dimensions(slot: str) -> tuple[int, ...]:
-    return tuple(map(int, slot.split(","))) if re.fullmatch(r"[0-9]+(,[0-9]+)*", slot) else ()
+    sizes = [parse_whole(word) for word in slot.split(",")]
+    return tuple(size for size in sizes if size is not None) if None not in sizes else ()
 
 
 def find_scopes(

@@ -15,12 +15,15 @@ from opatlas.capture.capture_discovery import find_captures, op_summaries
 from opatlas.capture.launches import is_collective
 from opatlas.capture.single_launches import Launch, read_launches
 from opatlas.errors import OpAtlasError, TableError
+from opatlas.text import pluralize
 
 #: The profiler computes waits from floats, which hold a time since 1970 to 0.25 us; three of them are rounded.
 WAIT_TOLERANCE_US = 0.5
 #: A capture with a larger share of waits that do not fit its rows is an excerpt.
 _EXCERPT = 0.01
 _NAMED = 4
+#: Sums of two such times are int64.
+_MOST_NS = 1 << 61
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,10 @@ def captures_at(path: Path) -> list[Path]:
 def read_file(path: Path) -> Timeline:
     """Reads one capture file. Raises TableError."""
     read = read_launches(path)
-    launches = read.launches
+    launches = tuple(launch for launch in read.launches if _is_possible(launch))
+    problems = read.problems
+    if impossible := len(read.launches) - len(launches):
+        problems += (f"{path}: {pluralize(impossible, 'launch', 'launches')} with an impossible time: left out",)
     devices = sorted({launch.device for launch in launches})
     if len(devices) > 1:
         raise TableError(
@@ -160,7 +166,11 @@ def read_file(path: Path) -> Timeline:
         if after.wait_us is not None
     ]
     mismatches = sum(abs(wait - gap) > WAIT_TOLERANCE_US for wait, gap in waits)
-    return Timeline(path, tuple(launches), read.problems, len(waits), mismatches)
+    return Timeline(path, tuple(launches), problems, len(waits), mismatches)
+
+
+def _is_possible(launch: Launch) -> bool:
+    return 0 <= launch.start_ns < _MOST_NS and 0 <= launch.duration_us * 1000 < _MOST_NS
 
 
 def end_ns(launch: Launch) -> int:

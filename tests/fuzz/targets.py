@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import importlib
 
-from . import attention_records, catalogs, checks, comparisons, experiments, journals, options, profiles, tables, traces
+from . import (
+    attention_records,
+    catalogs,
+    checks,
+    comparisons,
+    experiments,
+    journals,
+    options,
+    profiles,
+    superkernels,
+    tables,
+    traces,
+)
 from .target import Target
 
 TARGETS: dict[str, Target] = {
@@ -32,6 +44,8 @@ TARGETS: dict[str, Target] = {
         checks.CALIBRATION_SET,
         comparisons.STEP,
         experiments.MODELS,
+        superkernels.TIMELINE,
+        superkernels.MODULE_MAP,
         options.OPTION_VALUES,
         options.SHAPES,
     )
