@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key-variable",
         default="",
         metavar="NAME",
-        help="environment variable that holds the key of the endpoint (default: none, for a server without keys)",
+        help="environment variable that holds the key of the endpoint, if it wants one (default: none)",
     )
 
 
