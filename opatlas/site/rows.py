@@ -24,13 +24,15 @@ from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import row_sizes, typed_rows
+from opatlas.report.plots.timed_rows import database_device
 from opatlas.site.columns import number_column, word_column
+from opatlas.site.diagnosis import row_verdicts
 from opatlas.store.database import Database
 
 #: Columns of words, in the order of the table.
 _WORDS: tuple[str, ...] = (
     *("id", "input_shapes", "output_shapes", "dtype", "format", "implementation"),
-    *("status", "reason", "quality", "composed", "cache", "instrument", "run_id"),
+    *("status", "reason", "quality", "composed", "cache", "instrument", "run_id", "verdict"),
 )
 _CELLS = {
     "input_shapes": INPUT_SHAPES,
@@ -49,7 +51,8 @@ NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
     """Returns all rows of a kernel type, of each implementation: of equal rows the first.
 
-    The columns: those of `typed_rows`, noise in percent, bus_gbps of a message, and the cells of _CELLS.
+    The columns: those of `typed_rows`, noise in percent, bus_gbps of a message, those of `row_verdicts`, and the cells
+    of _CELLS.
 
     Raises:
         TableError: a CSV cannot be read.
@@ -62,7 +65,9 @@ def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
 def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> pd.DataFrame:
     frame = Database(database.implementations[implementation].path).read_or_empty(kernel_type).frame
     stored = database.stored_rows(kernel_type, implementation)
-    typed = {line["id"]: line for line in reversed(typed_rows(stored).to_dict("records"))}
+    device = database_device(database.implementations[implementation].path) or database_device(database.path)
+    judged = zip(typed_rows(stored).to_dict("records"), row_verdicts(stored, device), strict=True)
+    typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
     empty = [""] * len(frame)
     cells = {own: frame[name].tolist() if name in frame.columns else empty for own, name in _CELLS.items()}
     lines: dict[str, dict[str, Any]] = {}

@@ -9,6 +9,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from opatlas.checks.overview import read_overview
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
@@ -17,6 +19,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.query.database import OpenDatabase
 from opatlas.query.model_cost import ModelCost
+from opatlas.site.diagnosis import diagnosis_page
 from opatlas.site.pages import comparison_page, model_page, overview_page
 from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
 from opatlas.store.csv_files import write_bytes, write_text
@@ -73,6 +76,7 @@ def write_site(
     overviews = [read_overview(Database(each.path)) for source in sources for each in source.implementations.values()]
     problems += [problem for each in overviews for problem in each.problems]
     types: list[dict[str, Any]] = []
+    tables: list[pd.DataFrame] = []
     for source in sources:
         for kernel_type in source.kernel_types():
             if kernel_types and kernel_type not in kernel_types:
@@ -84,6 +88,7 @@ def write_site(
                 continue
             file = f"{_ROWS}{len(types):04}"
             _write_data(folder, file, columns_of(table))
+            tables.append(table.assign(kernel_type=kernel_type))
             timed = table["duration_us"].dropna()
             types.append(
                 {
@@ -120,6 +125,7 @@ def write_site(
         "databases": overview_page(overviews),
         "types": types,
         "pages": comparisons,
+        "diagnosis": diagnosis_page(tables),
         "models": [model_page(cost, question) for question, cost in costs],
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),

@@ -42,6 +42,17 @@ def test_a_step_of_training_of_a_language_model() -> None:
     assert not found.verdicts.holds[KernelVerdict.AICPU].any()
 
 
+def test_the_roofline_of_a_step_of_training() -> None:
+    found = diagnose(shared("llm_training_level2_rank0"), known_peaks("ATLAS_800_A2_313T_64G"))
+    share, frame = found.shares.share, found.table.frame
+    products = share[frame["Type"].isin(PRODUCTS).to_numpy()]
+    assert len(products) == 336
+    assert 0.4 < products.min() < products.max() < 0.8
+    # Their inputs were in the L2 cache, which no capture tells.
+    above = Counter(frame["Type"][found.verdicts.holds[KernelVerdict.ABOVE_ROOF]])
+    assert above == {"Add": 53, "TensorMove": 37}
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_step_of_a_convolutional_network(level: int) -> None:
     found = diagnose(shared(f"cnn_level{level}_rank0"))
@@ -76,10 +87,11 @@ def test_no_row_of_the_shipped_h200_is_above_the_roof(database: Path) -> None:
     assert not found.verdicts.holds[KernelVerdict.ABOVE_ROOF].any()
     if "warm" in database.name:
         return
-    # A product whose least time is shorter has too little work for all cores; QuantBatchMatmulV3 is a composition.
-    at_least_us = share * found.duration_us > 5
-    products = frame["Type"].isin(PRODUCTS).to_numpy() & at_least_us
-    below = Counter(frame["Type"][products & (share < 0.3)])
-    assert set(below) <= {"QuantBatchMatmulV3"}
-    assert sum(below.values()) <= 0.03 * products.sum()
+    # A product whose least time is shorter has too little work for all cores. Torch runs QuantBatchMatmulV3 as several
+    # kernels: rows of it, of 5 to 20 us, are the other products below 0.3.
+    least_us = share * found.duration_us
+    products = frame["Type"].isin(PRODUCTS).to_numpy() & (least_us > 5)
+    below = products & (share < 0.3)
+    assert below.sum() <= 0.03 * products.sum()
     assert np.all(share[products] > 0.2)
+    assert np.all(least_us[below] < 20)

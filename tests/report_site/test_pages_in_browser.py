@@ -279,3 +279,19 @@ def test_a_click_on_a_point_opens_its_row(visit: Callable[..., Visit]) -> None:
     page.mouse.click(x, y)
     page.wait_for_selector("section.row")
     assert page.locator("section.row h2").inner_text().startswith(ENTITIES)
+
+
+def test_the_diagnosis_ranks_rows_by_time_lost_and_says_what_to_do(visit: Callable[..., Visit]) -> None:
+    visited = visit(locale="zh-CN")
+    page = visited.show("#/diagnosis")
+    names, counts = (page.locator(f"main section:first-of-type td:nth-child({i})").all_inner_texts() for i in (1, 2))
+    verdicts = dict(zip(names, counts, strict=True))
+    assert int(verdicts["延迟受限"].replace(",", "")) > 0
+    lost = [float(cell.replace(",", "")) for cell in visited.column("损失时间 (µs)")]
+    assert lost == sorted(lost, reverse=True)
+    assert all(0 < float(cell) < 100 for cell in visited.column("屋顶线占比 (%)"))
+    page.locator("select[name=verdict]").select_option("latency bound")
+    assert visited.count_of_rows() > 0
+    page.click(".table tbody a >> nth=0")
+    page.wait_for_selector("section.row .advice")
+    assert "增加并发" in page.locator("section.row .advice").inner_text()

@@ -138,3 +138,27 @@ def test_without_bokeh_nothing_is_written(
     assert main(["report", str(database), "--output", str(tmp_path / "site")]) == 1
     assert "opatlas[report]" in capsys.readouterr().err
     assert not (tmp_path / "site").exists()
+
+
+def test_rows_have_verdicts_and_their_time_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    # 2 x 4096^3 operations are 138.9 us at 989.5 T/s.
+    rows = product_rows([(4096, 4096, 4096), (8192, 2048, 4096), (2048, 8192, 4096)], [150.0, 300.0, 1.0])
+    rows.loc[2, "Status"] = "failed"
+    write_table(folder, "MatMulV2", rows)
+    write_table(folder, "Sort", product_rows([(1, 2, 3)], [900.0]))
+    assert main(["report", str(folder), "--output", str(tmp_path / "site")]) == 0
+    page = content(tmp_path / "site", "overview")["diagnosis"]
+    assert [(each["verdict"], each["rows"]) for each in page["verdicts"]] == [("at the roof", 1), ("latency bound", 1)]
+    assert page["known"] == page["table"]["rows"] == 2
+    columns = page["table"]["columns"]
+    assert columns["lost_us"]["numbers"] == pytest.approx([161.1, 11.1], abs=0.05)
+    assert columns["roofline"]["numbers"] == pytest.approx([46.3, 92.6], abs=0.05)
+    table = row_table(opened(folder), "MatMulV2")
+    assert table["verdict"].fillna("").tolist() == ["at the roof", "latency bound", ""]
+
+
+def test_without_peaks_there_is_no_diagnosis(tmp_path: Path) -> None:
+    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3)], [1.0]))
+    write_site(tmp_path / "db", tmp_path / "site")
+    assert content(tmp_path / "site", "overview")["diagnosis"] is None

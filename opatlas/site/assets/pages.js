@@ -13,7 +13,8 @@
     { name: "tflops", title: "arithmetic rate", unit: "10¹²/s" }, { name: "gbps", title: "bandwidth", unit: "GB/s" },
     { name: "bus_gbps", title: "bus bandwidth", unit: "GB/s" }, { name: "samples", title: "samples" },
     { name: "status", title: "status" }, { name: "quality", title: "quality" },
-    { name: "implementation", title: "implementation" },
+    { name: "verdict", title: "verdict" }, { name: "roofline", title: "roofline share", unit: "%" },
+    { name: "lost_us", title: "time lost", unit: "µs" }, { name: "implementation", title: "implementation" },
   ];
   /* Titles of sizes. Other columns of numbers are sizes, too, under their own names. */
   const SIZES = {
@@ -25,8 +26,8 @@
     median_us: "median duration", std_us: "standard deviation", machines: "machines", machine_spread: "spread of the machines" };
   const FILTERS = [
     { name: "dtype", title: "dtype" }, { name: "format", title: "format" }, { name: "status", title: "status" },
-    { name: "quality", title: "quality" }, { name: "composed", title: "composition of operators" },
-    { name: "implementation", title: "implementation" }, { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
+    { name: "quality", title: "quality" }, { name: "verdict", title: "verdict" },
+    { name: "composed", title: "composition of operators" }, { name: "implementation", title: "implementation" }, { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
   ];
   const RATES = { duration_us: "duration (µs)", tflops: "arithmetic rate (10¹²/s)", gbps: "bandwidth (GB/s)", bus_gbps: "bus bandwidth (GB/s)" };
   const titleOf = (name) => {
@@ -71,6 +72,7 @@
         names.has("implementations") ? link("#/implementations", "implementations") : null,
         names.has("databases") ? link("#/databases", "comparison") : null,
         overview.types.some((each) => each.collective) ? link("#/collectives", "collectives") : null,
+        overview.diagnosis ? link("#/diagnosis", "diagnosis") : null,
         overview.models.length ? link("#/models", "models") : null),
       h("div", { class: "settings" },
         choice("language", "language", [["en", "English"], ["zh", "中文"]], opatlas.language), " ",
@@ -227,7 +229,46 @@
     };
     return h("section", { class: "row", "aria-label": t("row") }, h("h2", {}, h("a", { href: link }, id)),
       facts(names.filter((each) => columns.has(each.name)).map((each) => [each.title, cell(each)])),
+      adviceOn(columns.get("verdict", row)),
       h("p", {}, h("button", { type: "button", onclick: close }, t("close"))));
+  }
+
+  // The diagnosis.
+
+  /** What to do for each verdict, and the APIs that do it. The texts on rules and APIs are English in both languages. */
+  let verdicts = new Map();
+  function learnVerdicts(overview) {
+    verdicts = new Map((overview.diagnosis ? overview.diagnosis.verdicts : []).map((each) => [each.verdict, each]));
+    for (const each of verdicts.values()) {
+      opatlas.chinese[each.verdict] = opatlas.chinese[each.verdict] || each.zh;
+      opatlas.chinese[each.what] = each.what_zh;
+    }
+  }
+
+  function adviceOn(verdict) {
+    const known = verdicts.get(verdict);
+    return !known ? null : h("section", { class: "advice" }, h("p", {}, h("strong", {}, t(verdict)), ": ", t(known.what)),
+      facts([["rule", known.test], ["source", known.source], ...Object.entries(known.apis)]));
+  }
+
+  function diagnosisPage(overview, state) {
+    const { diagnosis } = overview;
+    if (!diagnosis) return [h("h1", {}, t("there is no such page"))];
+    const sum = diagnosis.verdicts.reduce((us, each) => us + each.duration_us, 0);
+    const titles = ["verdict", "rows", "share of the time", "what to do first"].map((title, i) => ({ title, number: i === 1 || i === 2 }));
+    const lines = diagnosis.verdicts.map((each) => [t(each.verdict), number(each.rows), `${(each.duration_us / sum * 100).toFixed(1)} %`, t(each.what)]);
+    const columns = new opatlas.Columns(diagnosis.table), link = (row) => rowLink(columns.get("kernel_type", row), columns.get("id", row), columns.get("implementation", row));
+    const shown = [{ name: "id", title: "row", long: true, link }, { name: "kernel_type", title: "kernel type" }, { name: "verdict", title: "verdict" },
+      { name: "duration_us", title: "duration", unit: "µs" }, { name: "roofline", title: "roofline share", unit: "%" }, { name: "lost_us", title: "time lost", unit: "µs" },
+      { name: "implementation", title: "implementation" }];
+    const table = new opatlas.Table({ columns, shown, searched: ["id", "kernel_type"], state, changed: () => keep(state),
+      filters: ["verdict", "kernel_type", "implementation"].map((each) => ({ name: each, title: shown.find((own) => own.name === each).title })) });
+    tables = [table];
+    return [
+      h("h1", {}, t("diagnosis")),
+      section("verdicts", smallTable(titles, lines)),
+      section("the most time lost", h("p", { class: "faint" }, `${t("time lost: duration × (1 − roofline share), of rows whose work and peaks are known")}: ${number(diagnosis.known)}`), table.element),
+    ];
   }
 
   /** Makes the plots of a kernel type, and returns what draws rows in them. */
@@ -454,6 +495,7 @@
     const [, kind = "", ...rest] = path.replace(/^#/, "").split("/");
     const name = decodeURIComponent(rest.join("/")), state = new URLSearchParams(query || "");
     address = location.hash;
+    learnVerdicts(overview);
     header(overview, path || "#/");
     tables = [];
     if (!main.childElementCount) main.replaceChildren(h("p", { role: "status" }, t("loading")));
@@ -463,6 +505,7 @@
       : kind === "implementations" || kind === "databases" ? await comparisonPage(overview, kind, state)
       : kind === "collectives" ? await collectivesPage(overview, state)
       : kind === "models" ? modelsPage(overview)
+      : kind === "diagnosis" ? diagnosisPage(overview, state)
       : [h("h1", {}, t("there is no such page"))];
     if (own !== latest) return;
     main.replaceChildren(...content.filter(Boolean));

@@ -40,6 +40,9 @@ opatlas.chinese = {
   "never run": "未运行", "not judged": "未评定", "composition": "组合", "quiet": "平稳",
   "noisy": "有噪声", "drifting": "漂移", "bimodal": "双峰", "throttled": "降频", "cold": "冷", "warm": "热",
   "invalid": "结果无效", "crashed": "崩溃", "timeout": "超时", "oom": "内存不足", "device-error": "设备错误", "skipped": "跳过",
+  "diagnosis": "诊断", "verdicts": "结论", "roofline share": "屋顶线占比", "time lost": "损失时间", "rule": "规则", "source": "来源",
+  "share of the time": "时间占比", "what to do first": "首先做什么", "the most time lost": "损失时间最多的行",
+  "time lost: duration × (1 − roofline share), of rows whose work and peaks are known": "损失时间：时长 ×（1 − 屋顶线占比），仅限工作量和峰值已知的行",
   "above roofline": "高于屋顶线", "unknown": "未知", "ascending": "升序", "descending": "降序",
 };
 
