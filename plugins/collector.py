@@ -34,7 +34,8 @@ class Collector:
         spec = replay_spec(obj)
         if spec is None or not collector.istestfunction(obj, name):
             return None
-        for kernel_type in spec.kernel_types:
+        tables = list(self._tables(obj)) if spec.column else []
+        for kernel_type in dict.fromkeys((*spec.kernel_types, *(table.kernel_type for table in tables))):
             other = self.replays.setdefault(kernel_type, obj)
             if other is not obj:
                 raise collector.CollectError(
@@ -78,6 +79,8 @@ class Collector:
         spec = replay_spec(function)
         assert spec is not None
         plan = self._make_plan()
+        if spec.column:
+            return (table for table in plan.tables.values() if any(table.columns.get(spec.column, ())))
         return (table for name in spec.kernel_types for table in plan.tables_of(name))
 
 

@@ -35,6 +35,7 @@ from opatlas.model.schema import (
     RUNTIME,
     STATUS,
     STATUS_REASON,
+    SUITE,
 )
 from opatlas.model.signature import digest, signature, signatures
 from opatlas.store.cells import duration_columns, identity_columns
@@ -57,7 +58,7 @@ from .target import SessionTarget, TargetDatabase
 from .where_variables import TableVariables
 
 #: Columns that a replay may need.
-_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
+_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE)
 _STATE = (
     *(STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID),
     IMPLEMENTATION,

@@ -32,10 +32,10 @@ LAYERS = (
     "devices",
     "candidates",
     "tasks",
-    "suites",
     "engine",
     "isolation",
     "collectives",
+    "suites",
     "theory",
     "report",
     "compare",
@@ -54,7 +54,11 @@ LAYERS = (
 HEAVY = frozenset({"torch", "torch_npu", "transformers"})
 #: The parts of the library that may import torch; of theory rows only one file, which looks into a model's code.
 MODEL_LOADER = "opatlas.theory.architectures"
-WITH_TORCH = ("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas.instruments", "opatlas.collectives")
+WITH_TORCH = (
+    *("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas.instruments", "opatlas.collectives"),
+    *("opatlas.suites.case", "opatlas.suites.lister", "opatlas.suites.operators", "opatlas.suites.opinfo"),
+    *("opatlas.suites.override", "opatlas.suites.trace_call"),
+)
 WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder", MODEL_LOADER)
 #: They add options to pytest, or run it.
 WITH_PYTEST = ("opatlas.collectives.options", "opatlas.engine.expert_parallel", "opatlas.cli.sessions")

@@ -53,6 +53,7 @@ class ReplaySpec:
 
     Attributes:
         kernel_types: kernel types, as the profiler names them, whose rows the function replays.
+        column: the function replays the rows of all tables with this column, whatever their kernel type; "": none.
         npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"). The call takes the arguments of
             the replay, by the same names, and returns as many results. "A or B": the first call that exists.
             "opatlas.bench.implementations.torch.NAME": the function that is timed on other devices.
@@ -70,17 +71,22 @@ class ReplaySpec:
     npu: str | None
     group: GroupOf | None = None
     binding: Binding | None = None
+    column: str = ""
 
 
 def replays(
-    *kernel_types: str, npu: str | None, group: GroupOf | None = None, binding: Binding | None = None
+    *kernel_types: str,
+    npu: str | None,
+    group: GroupOf | None = None,
+    binding: Binding | None = None,
+    column: str = "",
 ) -> Callable[[Function], Function]:
-    """Marks a test function as the replay of the rows of `kernel_types`."""
-    if not kernel_types or not all(isinstance(name, str) for name in kernel_types):
-        raise TypeError(f"@replays takes the kernel types as strings, got {kernel_types!r}")
+    """Marks a test function as the replay of the rows of `kernel_types`, or of all rows with a column."""
+    if bool(kernel_types) == bool(column) or not all(isinstance(name, str) for name in kernel_types):
+        raise TypeError(f"@replays takes the kernel types as strings, or a column, got {kernel_types!r}, {column!r}")
 
     def mark(function: Function) -> Function:
-        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group, binding))
+        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group, binding, column))
         return function
 
     return mark

@@ -117,12 +117,15 @@ class Comparison:
     Attributes:
         exact: whether the elements must equal the expected values.
         steps: number of operations of a kernel that round to the dtype of the result, one after the other.
+        nan_is_right: whether NaN is right where NaN is expected. No input of a replay leads to NaN, but arguments of
+            torch's own tests do.
     """
 
     actual: torch.Tensor
     expected: Expected
     exact: bool
     steps: int = 1
+    nan_is_right: bool = False
 
 
 #: Results of a kernel in the order of the formula; None for a result that an implementation does not compute. The first
@@ -207,6 +210,8 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
     if not (rounding or relative):
         tolerance = torch.zeros((), device=actual.device)
         wrong, worst = actual != values, None
+        if comparison.nan_is_right and values.is_floating_point():
+            wrong &= ~(actual.isnan() & values.isnan())
     else:
         if rounding:
             tolerance = torch.full((), rounding, device=actual.device)
@@ -222,9 +227,11 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
         worst = float(errors.max()) if errors.numel() else 0.0
         if worst <= 1:
             return worst
-        # NaN is wrong even where the formula gives NaN, because no input of a replay leads to NaN. An element that
-        # equals an infinite value, or a value with a tolerance of 0, has the error NaN and is right.
+        # NaN is wrong even where the formula gives NaN, unless the comparison says otherwise. An element that equals an
+        # infinite value, or a value with a tolerance of 0, has the error NaN and is right.
         right = (errors <= 1) | (actual == values)
+        if comparison.nan_is_right:
+            right |= actual.isnan() & values.isnan()
         wrong, worst = ~right, float(errors.nan_to_num(0.0, posinf=0.0)[right].max()) if bool(right.any()) else 0.0
     if bool(wrong.any()):
         count = int(wrong.sum())

@@ -70,6 +70,8 @@ class KernelSource:
         path: the file.
         function: name of the function in the module.
         wraps: whether the function takes the torch function of the replay and returns the kernel (`wrap`).
+        is_functional: whether the function is that of a functional operator of torch, and the row's operator a variant
+            that writes into an argument.
         folder: a user's folder, whose files the function may import; "" for a module, and for a single file.
         helpers: the other files of a user's folder that belong to the implementation.
         digest: sha256 of the file and the helpers when the session began; "" for a module.
@@ -80,6 +82,7 @@ class KernelSource:
     path: str
     function: str
     wraps: bool = False
+    is_functional: bool = False
     folder: str = ""
     helpers: tuple[str, ...] = ()
     digest: str = ""

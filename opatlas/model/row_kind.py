@@ -22,6 +22,7 @@ from opatlas.model.schema import (
     REQUIRED,
     RUNTIME,
     STATUS_GROUP,
+    SUITE,
     is_microbench_column,
 )
 
@@ -72,7 +73,7 @@ CALL = RowKind(
     required_columns=REQUIRED,
     duration_columns=(AVERAGE, PROFILING_AVERAGE),
     known_columns=(
-        *(*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME),
+        *(*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *SUITE),
         *(name for name in OWN if not name.startswith("Micro")),
     ),
     has_former_names=True,

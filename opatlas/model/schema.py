@@ -104,6 +104,15 @@ STATUS_REASON = "Status Reason"
 CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
+#: Of a row of a suite (docs/suites.md): the sample and its digest, the text of the arguments, the functional operator of
+#: which the row's is a variant, how often models make the call, and the torch that listed the row.
+SAMPLE = "Sample"
+ARGUMENTS = "Arguments"
+FUNCTIONAL = "Functional"
+TRACE_COUNT = "Trace Count"
+SAMPLE_TORCH = "Sample Torch"
+SUITE = (SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH)
+
 #: Columns about the samples of a replayed duration.
 SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN, *EXECUTION_COLUMNS)
 
@@ -307,7 +316,7 @@ def ordered_columns(columns: Iterable[str]) -> list[str]:
             groups[1].append(name)
         elif name.startswith("Profiling Average "):
             groups[3].append(name)
-        elif name.startswith(RUNTIME_PREFIX) or name == EP_SIZE:
+        elif name.startswith(RUNTIME_PREFIX) or name in (EP_SIZE, *SUITE):
             groups[4].append(name)
         else:
             groups[5].append(name)

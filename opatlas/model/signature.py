@@ -23,6 +23,7 @@ from opatlas.model.schema import (
     MESSAGE,
     OUTPUT_SLOTS,
     RUNTIME_IN_SIGNATURE,
+    SAMPLE,
 )
 from opatlas.model.slots import (
     dtype_name,
@@ -203,6 +204,8 @@ _PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlash
 
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
     """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
+    if SAMPLE in columns:
+        return [SAMPLE]
     if kernel_type in EXPERT_PARALLEL:
         wanted: tuple[str, ...] = (EP_SIZE,)
     else:

@@ -180,6 +180,12 @@ def known_dtype(name: str) -> Dtype | None:
     return _KNOWN.get(_SYNONYMS.get(name, name))
 
 
+@cache
+def dtype_of_torch(name: str) -> str:
+    """Returns the profiler's name of a dtype of torch ("BF16" for "bfloat16"); the same in capitals if unknown."""
+    return next((dtype.name for dtype in _KNOWN.values() if dtype.torch_name == name), name.upper())
+
+
 def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the dtypes of a row that OpAtlas does not know (65534), sorted.
 

@@ -1,0 +1,22 @@
+"""Replays the rows of suites: `pytest bench/ --suite opinfo` (docs/suites.md).
+
+A case is a call of an operator of torch: a sample of torch's OpInfo, or a line of a trace. `row` is a SuiteRow, `replay`
+a SuiteReplay, which makes the call in the device process.
+"""
+
+from __future__ import annotations
+
+from opatlas.engine.registry import replays
+from opatlas.model.schema import SAMPLE
+
+
+def _bind(*arguments):
+    from opatlas.suites.case import bind_case
+
+    return bind_case(*arguments)
+
+
+@replays(npu=None, column=SAMPLE, binding=_bind)
+def test_operator(row, replay):
+    """Calls an operator of torch, or the kernel of an implementation, with the arguments of the row."""
+    replay()

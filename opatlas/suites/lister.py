@@ -1,0 +1,66 @@
+"""The process that lists the rows of a suite: reads a request from standard input, and prints a line for each row."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opatlas.errors import OpAtlasError
+from opatlas.suites.listing import OPINFO, TRACE, SlotText, row_line
+from opatlas.suites.operators import find_overload, functional_of, name_of
+from opatlas.suites.opinfo import list_cases
+from opatlas.suites.trace_call import output_slots
+from opatlas.suites.trace_file import read_traces
+
+
+def _opinfo_lines(request: Mapping[str, Any]) -> Iterator[str]:
+    for case in list_cases(request["device_kind"], request["left_out"], request["opinfos"]):
+        yield row_line(
+            f"{OPINFO}/{case.opinfo}/{case.dtype}/{case.number}",
+            case.overload,
+            case.functional,
+            case.arguments,
+            case.inputs,
+            case.results,
+            torch_version=torch.__version__,
+        )
+
+
+def _trace_lines(path: Path) -> Iterator[str]:
+    for call in read_traces(path):
+        overload = find_overload(call.overload)
+        functional = functional_of(overload) if overload is not None else None
+        inputs: list[SlotText] = [(each.shape, each.dtype) for each in call.arguments.tensors()]
+        yield row_line(
+            TRACE,
+            call.overload,
+            name_of(functional) if functional is not None else "",
+            str(call.arguments),
+            inputs,
+            output_slots(overload, call.arguments) if overload is not None else [],
+            torch_version=torch.__version__,
+            count=call.count,
+        )
+
+
+def _main() -> int:
+    request = json.loads(sys.stdin.read())
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        for line in _trace_lines(Path(request["traces"])) if "traces" in request else _opinfo_lines(request):
+            print(line)
+    except OpAtlasError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,152 @@
+"""Lists the rows of a suite. Samples of OpInfo are made in a process of their own, which imports torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opatlas.errors import OpAtlasError
+from opatlas.isolation.fresh_python import import_environment, module_command
+from opatlas.model.schema import (
+    ARGUMENTS,
+    FUNCTIONAL,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    SAMPLE,
+    SAMPLE_TORCH,
+    TRACE_COUNT,
+)
+from opatlas.model.slots import EMPTY_SHAPE, dtype_of_torch
+from opatlas.suites.overload import folder_of
+
+_LISTER = "opatlas.suites.lister"
+_LEFT_OUT = Path(__file__).with_name("left_out.yaml")
+#: The listing takes half a minute; a machine may be slow.
+_DEADLINE_S = 1800
+_DIGITS = 12
+OPINFO, TRACE = "opinfo", "trace"
+
+Rows = dict[str, list[Mapping[str, str]]]
+#: A tensor of a call: shape, and the name of the dtype in torch.
+SlotText = tuple[Sequence[int], str]
+
+
+@cache
+def left_out() -> Mapping[str, str]:
+    """Returns why operators are no operators of the suite of OpInfo, by overload."""
+    reasons: Mapping[str, Sequence[str]] = yaml.safe_load(_LEFT_OUT.read_text(encoding="utf-8"))
+    return {overload: reason for reason, overloads in reasons.items() for overload in overloads}
+
+
+def opinfo_rows(device_kind: str, names: Sequence[str] = ()) -> Rows:
+    """Returns the rows of the suite of OpInfo by kernel type.
+
+    Args:
+        device_kind: a kind of device ("cuda"); OpInfo knows the dtypes of each operator there.
+        names: the only OpInfos ("nn.functional.relu"); empty: all.
+
+    Raises:
+        OpAtlasError: torch is missing, or the samples cannot be made.
+    """
+    return _run_lister({"device_kind": device_kind, "opinfos": list(names), "left_out": dict(left_out())})
+
+
+def trace_rows(path: Path) -> Rows:
+    """Returns the rows of the calls in a file or folder of traces, by kernel type.
+
+    Raises:
+        OpAtlasError: the files cannot be read, a line is not one of a trace, or torch is missing.
+    """
+    return _run_lister({"traces": str(path)})
+
+
+def _run_lister(request: Mapping[str, Any]) -> Rows:
+    try:
+        done = subprocess.run(
+            module_command(_LISTER),
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            env=import_environment(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise OpAtlasError(f"the cases of the suite were not listed within {_DEADLINE_S} s: try again") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OpAtlasError(f"the cases of the suite cannot be listed ({said})")
+    rows: Rows = defaultdict(list)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            kernel_type, cells = json.loads(line)["row"]
+            rows[kernel_type].append(cells)
+    if not rows:
+        raise OpAtlasError("the suite has no case: this torch has no sample of it")
+    return dict(sorted(rows.items()))
+
+
+def row_line(
+    source: str,
+    overload: str,
+    functional: str,
+    arguments: str,
+    inputs: Iterable[SlotText],
+    outputs: Iterable[SlotText],
+    *,
+    torch_version: str,
+    count: int | None = None,
+) -> str:
+    """Returns a row as a line of JSON.
+
+    Args:
+        source: OPINFO and the sample ("opinfo/add/float32/3"), or TRACE.
+        overload, functional: the operator, and the functional operator of which it is a variant; "" if it is none.
+        arguments: the text of the arguments, whose digest is a part of the sample's name.
+        inputs, outputs: shapes and dtypes of the tensors.
+        torch_version: the torch whose OpInfo has the sample.
+        count: how often models make the call; None: unknown.
+    """
+    cells = {
+        **_slot_cells(inputs, (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)),
+        **_slot_cells(outputs, (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)),
+        SAMPLE: f"{source}/{text_digest(arguments)}",
+        ARGUMENTS: arguments,
+        FUNCTIONAL: functional and folder_of(functional),
+        TRACE_COUNT: "" if count is None else str(count),
+        SAMPLE_TORCH: torch_version,
+    }
+    return json.dumps({"row": (folder_of(overload), cells)})
+
+
+def text_digest(arguments: str) -> str:
+    """Returns the digest of the text of arguments, which is a part of the name of a sample."""
+    return blake2b(arguments.encode(), digest_size=_DIGITS // 2).hexdigest()
+
+
+def _slot_cells(slots: Iterable[SlotText], columns: tuple[str, str, str]) -> dict[str, str]:
+    slots = list(slots)
+    shapes = ";".join(",".join(map(str, shape)) for shape, _ in slots)
+    return {
+        columns[0]: shapes or (EMPTY_SHAPE if slots else ""),
+        columns[1]: ";".join(dtype_of_torch(dtype) for _, dtype in slots),
+        columns[2]: ";".join("ND" for _ in slots),
+    }
+
+
+def count_rows(rows: Mapping[str, Sequence[object]]) -> int:
+    """Returns the number of rows of all kernel types."""
+    return sum(1 for _ in chain.from_iterable(rows.values()))
