@@ -1,1 +1,13 @@
-"""Suites of calls of torch: samples of OpInfo and traces of models."""
+"""Suites of cases: operators of torch, called with the samples of torch's OpInfo or as models call them.
+
+overload.py     names of operators, and of their folders
+arguments.py    the text of an operator's arguments
+trace_file.py   reads traces of models
+listing.py      lists the rows of a suite, in a process of its own (lister.py)
+operators.py    schemas of operators, in-place and out variants
+opinfo.py       the samples of OpInfo
+trace_call.py   the call of a line of a trace
+case.py         the case on a device: times the kernel and checks its results
+
+docs/suites.md says how to use them.
+"""

@@ -32,9 +32,6 @@ from opatlas.model.record import Execution
 from opatlas.model.schema import (
     ARGUMENTS,
     FUNCTIONAL,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
     OUTPUT_SLOTS,
     SAMPLE,
     SAMPLE_TORCH,
@@ -94,9 +91,8 @@ class SuiteRow:
         self.overload = found
         text = f"{kernel_type}|{signature(kernel_type, cells)}"
         self.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
-        self.outputs: tuple[Slot, ...] = parse_slots(
-            *(cells.get(column, "") for column in (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)), OUTPUT_SLOTS
-        )
+        shapes, dtypes, formats = (cells.get(column, "") for column in OUTPUT_SLOTS)
+        self.outputs: tuple[Slot, ...] = parse_slots(shapes, dtypes, formats, OUTPUT_SLOTS)
         self.bytes = sum(each.bytes for each in read_arguments(cells.get(ARGUMENTS, "")).tensors())
         self._device = device
         self.call: Call
@@ -153,8 +149,9 @@ class SuiteReplay:
         self._row = row
         self._device = device
         self._source = source
-        is_library = source is not None
-        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group, is_library=is_library)
+        self._sampling = Sampling(
+            row.kernel_type, row.cells, device, instrument, settings, group, is_library=source is not None
+        )
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the arguments, the results and the reference."""
@@ -232,7 +229,7 @@ class SuiteReplay:
         if wanted and len(results) != len(wanted):
             raise WrongResult(f"{name} returned {len(results)} tensors, and torch returns {len(wanted)}")
         for number, result in enumerate(results):
-            if type(result) not in (torch.Tensor, torch.nn.Parameter):
+            if result is None or type(result) not in (torch.Tensor, torch.nn.Parameter):
                 raise WrongResult(f"result {number} of {name} is a {type(result).__name__}, and torch's is a tensor")
             if result.device.type != self._row._device.type:
                 raise WrongResult(f"result {number} of {name} is on {result.device}, not on {self._row._device}")

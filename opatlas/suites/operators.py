@@ -41,7 +41,9 @@ class Call:
 
     def places(self) -> dict[int | str, Any]:
         """Returns the arguments by position or name."""
-        return {**dict(enumerate(self.positional)), **self.keywords}
+        found: dict[int | str, Any] = dict(enumerate(self.positional))
+        found.update(self.keywords)
+        return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yields the tensors of the arguments, those of lists included."""
@@ -117,10 +119,12 @@ def variants_of(functional: torch._ops.OpOverload) -> Variants:
     """Returns the variants of a functional overload, by the arguments of the schemas."""
     operator = functional._schema.name.partition("::")[2]
     wanted = _inputs(functional)
-    in_place = next((each for each in _overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each)), None)
-    outs = (each for each in _overloads(operator) if _out_names(each) and _inputs(each) == wanted)
     results = [str(each.type) for each in functional._schema.returns]
-    return Variants(in_place, next((each for each in outs if _out_types(each) == results == ["Tensor"] * len(results)), None))
+    in_place = (each for each in _overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each))
+    outs = (each for each in _overloads(operator) if _inputs(each) == wanted and _out_types(each) == results)
+    # A list of tensors cannot be written into one argument.
+    has_out = bool(results) and set(results) == {"Tensor"}
+    return Variants(next(in_place, None), next(outs, None) if has_out else None)
 
 
 @cache

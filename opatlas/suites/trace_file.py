@@ -56,7 +56,7 @@ def read_traces(path: Path) -> list[TracedCall]:
             known = found.get(key)
             found[key] = call if known is None else TracedCall(call.overload, known.arguments, known.count + call.count)
     if not found:
-        raise OpAtlasError(f"{path}: has no call of an operator: name a file of traces, or a folder of *{_SUFFIX} files")
+        raise OpAtlasError(f"{path}: has no call of an operator: name a file of traces, or a folder of {_SUFFIX} files")
     return sorted(found.values(), key=lambda call: call.overload)
 
 

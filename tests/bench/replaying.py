@@ -56,7 +56,7 @@ def replay_of(kernel_type: str) -> str:
 def types_of_replays() -> dict[str, str]:
     """The first kernel type of each replay function, by all of its types: with these as ids `-k` takes any of them."""
     types = [spec.kernel_types for spec in map(replay_spec, replay_functions().values()) if spec is not None]
-    return {"+".join(names): names[0] for names in types}
+    return {"+".join(names): names[0] for names in types if names}
 
 
 @cache
