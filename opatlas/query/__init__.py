@@ -12,6 +12,7 @@ kernel_model.py    the model of a kernel type: a fitted roofline, kriging, and c
 model_cache.py     fitted models on disk, by a hash of their rows
 predictor.py       durations of rows that are not stored
 answers.py         the answers to many questions at once
+implementation_answers.py  what each implementation of a database answers
 database.py        `opatlas.open`: the implementations of a device, and the questions that they answer
 export.py          the rows for other tools: one long table, and the tables of aiconfigurator
 msmodeling.py      a data source for msmodeling's simulations

@@ -36,7 +36,7 @@ def answer_collective(
     if messages is None or kernel_type not in messages.kernel_types():
         raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
     (label, *_) = messages.implementations
-    rows = messages.stored_rows(kernel_type, label)
+    rows = messages.answers.stored_rows(kernel_type, label)
     counts = [count for cell in rows.cells(NUM_DEVICES) if (count := parse_whole(cell.strip()))]
     if counts and devices > max(counts):
         return _of_more_devices(messages, BY_NAME[name], message_bytes, devices, max(counts), dtype, tier)
@@ -47,7 +47,7 @@ def answer_collective(
     )
     told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
     cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
-    return messages.answer_cells(label, kernel_type, cells, "")
+    return messages.answers.answer_row(label, kernel_type, cells)
 
 
 def _of_more_devices(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from opatlas.compare.databases import ComparedDatabase, with_implementations
@@ -16,36 +15,12 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
 from opatlas.model.location import parse_path
 from opatlas.model.named_databases import database_folder, newness
-from opatlas.model.schema import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    RUNTIME,
-)
 from opatlas.model.siblings import MATMUL_FAMILY
-from opatlas.model.signature import signature
-from opatlas.query.answers import Answers
 from opatlas.query.collectives import answer_collective
-from opatlas.query.completion import Completion
-from opatlas.query.compositions import NOT_TOLD
-from opatlas.query.predictor import Predictor
-from opatlas.query.question import Question, Shapes, Words, ask
-from opatlas.query.result import (
-    OTHER_MACHINE_FLOOR,
-    SAME_MACHINE_FLOOR,
-    Floats,
-    How,
-    NoAnswer,
-    QueryResult,
-    UsedRow,
-    measured_half_widths,
-)
-from opatlas.query.stored_rows import StoredRows
+from opatlas.query.implementation_answers import AnswerRules, ImplementationAnswers
+from opatlas.query.question import Shapes, Words, ask
+from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.query.typed_rows import typed_rows
-from opatlas.store.database import Database
-from opatlas.store.manifest import read_manifests
 from opatlas.text import suggest
 
 if TYPE_CHECKING:
@@ -58,17 +33,6 @@ FASTEST = "fastest"
 #: The kernel types of `OpenDatabase.matmul`, in the order in which they are looked for.
 _PRODUCT_TYPES = (*MATMUL_FAMILY, "MatMul")
 _ATTENTION = "FusedInferAttentionScore"
-#: AI cores of a 910B, whose manifests do not tell them.
-_CORES_IF_UNKNOWN = 24
-#: What tells rows with the same shapes apart, and what of `query` states it.
-_TELLING = {
-    INPUT_DTYPES: "dtypes",
-    INPUT_FORMATS: "formats",
-    OUTPUT_SHAPES: "output_shapes",
-    OUTPUT_DTYPES: "output_dtypes",
-    OUTPUT_FORMATS: "output_formats",
-    **dict.fromkeys(RUNTIME, "runtime"),
-}
 
 
 def open(  # noqa: A001
@@ -129,6 +93,7 @@ class OpenDatabase:
     Attributes:
         path: the folder.
         implementations: the databases of the implementations by name, the default one first.
+        answers: what each implementation answers.
     """
 
     def __init__(
@@ -138,10 +103,9 @@ class OpenDatabase:
         databases = with_implementations(path)
         self.path = databases[0].path
         self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
-        self._same_machine, self._compositions, self._noisy = same_machine, compositions, noisy
-        self._rows: dict[tuple[str, str], StoredRows] = {}
-        self._predictors: dict[tuple[str, str], Predictor] = {}
-        self._completions: dict[tuple[str, str], Completion] = {}
+        self.answers = ImplementationAnswers(
+            self.path, self.implementations, AnswerRules(same_machine, compositions, noisy)
+        )
 
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that some implementation had rows of at the first question."""
@@ -190,7 +154,7 @@ class OpenDatabase:
         self._expect(kernel_type)
         if is_communication(kernel_type):
             raise OpAtlasError(f"{kernel_type}: a message has no shapes: ask collective(NAME, bytes=..., devices=...)")
-        return self._best(self._chosen(implementation), lambda name: self._answer(name, question))
+        return self._best(self._chosen(implementation), lambda name: self.answers.answer(name, question))
 
     def matmul(
         self,
@@ -213,7 +177,7 @@ class OpenDatabase:
         known = self._kernel_types
         named = kernel_type or next((name for name in _PRODUCT_TYPES if name in known), _PRODUCT_TYPES[0])
         self._expect(named)
-        first = self._completion(named, next(iter(self._chosen(implementation))))
+        first = self.answers.completion(named, next(iter(self._chosen(implementation))))
         weight = (n, k) if first.stores_weight_transposed else (k, n)
         return self.query(
             named,
@@ -266,9 +230,9 @@ class OpenDatabase:
             OpAtlasError: there is no such kernel type or implementation.
         """
         self._expect(kernel_type)
-        return self._best(self._chosen(implementation), lambda name: self.answer_cells(name, kernel_type, cells, ""))
+        return self._best(self._chosen(implementation), lambda name: self.answers.answer_row(name, kernel_type, cells))
 
-    def _best(self, names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
+    def _best(self, names: Collection[str], answer: Callable[[str], QueryResult]) -> QueryResult:
         """Returns the best answer of some implementations. Raises NoAnswer if none has one."""
         found: list[QueryResult] = []
         unknown: list[NoAnswer] = []
@@ -326,7 +290,7 @@ class OpenDatabase:
         """
         self._expect(kernel_type)
         names = self._chosen(implementation or FASTEST)
-        tables = [typed_rows(self.stored_rows(kernel_type, name)) for name in names]
+        tables = [typed_rows(self.answers.stored_rows(kernel_type, name)) for name in names]
         table: pd.DataFrame = pd.concat(tables, ignore_index=True)
         return table
 
@@ -369,18 +333,11 @@ class OpenDatabase:
 
     @cached_property
     def _with_compositions(self) -> OpenDatabase:
-        return self if self._compositions else self._reopened(compositions=True)
+        return self if self.answers.rules.compositions else self._reopened(compositions=True)
 
-    def _reopened(
-        self, path: Path | None = None, *, same_machine: bool | None = None, compositions: bool | None = None
-    ) -> OpenDatabase:
-        """Returns this database, or another one, opened as this one is but for what is given."""
-        return OpenDatabase(
-            path or self.path,
-            same_machine=self._same_machine if same_machine is None else same_machine,
-            compositions=self._compositions if compositions is None else compositions,
-            noisy=self._noisy,
-        )
+    def _reopened(self, path: Path | None = None, **changes: bool) -> OpenDatabase:
+        """Returns this database, or another one, opened as this one is but for the changes."""
+        return OpenDatabase(path or self.path, **{**asdict(self.answers.rules), **changes})
 
     def next_rows(
         self,
@@ -419,67 +376,6 @@ class OpenDatabase:
         answering = self._reopened(same_machine=True, compositions=True)
         return next_rows.next_rows(answering, n, [next_rows.calls_of(step, dtype) for step in steps])
 
-    def _answer(self, name: str, question: Question) -> QueryResult:
-        """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""
-        rows = self.stored_rows(question.kernel_type, name)
-        found = rows.find(question)
-        if len(found) > 1:
-            columns = rows.differing(found, tuple(_TELLING))
-            remedy = ", ".join(dict.fromkeys(_TELLING[column] for column in columns)) or "query_many with whole rows"
-            raise NoAnswer(
-                f"{question.kernel_type}: {len(found)} rows have these inputs, with other {', '.join(columns)}: "
-                f"give {remedy}"
-            )
-        if found:
-            return self._measured(name, rows, found[0])
-        cells, note = self._completion(question.kernel_type, name).complete(question)
-        return self.answer_cells(name, question.kernel_type, cells, note)
-
-    def answer_cells(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str) -> QueryResult:
-        """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
-        rows = self.stored_rows(kernel_type, name)
-        position = rows.by_signature.get(signature(kernel_type, cells))
-        if position is not None:
-            return self._measured(name, rows, position)
-        (prediction,) = self.predictor(kernel_type, name).predict([cells], with_rows=True)
-        if prediction is None:
-            raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
-        composed = rows.any_composed
-        other = "" if is_communication(kernel_type) or rows.has_dtypes(cells) else "no row has these dtypes"
-        untold = NOT_TOLD if composed is None else ""
-        note = "; ".join(filter(None, (prediction.note, other, note, untold)))
-        return QueryResult(
-            prediction.duration_us,
-            prediction.interval_us,
-            prediction.how,
-            kernel_type,
-            rows.label,
-            prediction.rows,
-            note=note,
-            composed=composed,
-        )
-
-    def _measured(self, name: str, rows: StoredRows, position: int) -> QueryResult:
-        duration_us = float(rows.duration_us[position])
-        one = slice(position, position + 1)
-        floors = self._floors(rows)[one]
-        half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], floors)[0])
-        return QueryResult(
-            duration_us,
-            (duration_us * (1 - half), duration_us * (1 + half)),
-            How.MEASURED,
-            rows.kernel_type,
-            rows.label,
-            (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
-            rows.quality[position],
-            note="" if rows.composed[position] is not None else NOT_TOLD,
-            composed=rows.composed[position],
-        )
-
-    def _floors(self, rows: StoredRows) -> Floats:
-        """Returns the relative difference of each row on the machine that is asked for."""
-        return np.full(len(rows), SAME_MACHINE_FLOOR) if self._same_machine else rows.machine_floors
-
     def query_many(
         self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST
     ) -> pd.DataFrame:
@@ -495,51 +391,9 @@ class OpenDatabase:
             OpAtlasError: there is no such kernel type or implementation, or a column is missing.
         """
         self._expect(kernel_type)
-        best = Answers(len(frame))
-        for name in self._chosen(implementation):
-            rows = self.stored_rows(kernel_type, name)
-            positions = rows.positions(frame)
-            best.take_measured(rows, positions, self._floors(rows))
-        missing = np.flatnonzero(~best.is_measured)
-        if len(missing):
-            cells = frame.iloc[missing].to_dict("records")
-            for name in self._chosen(implementation):
-                found = self.predictor(kernel_type, name).predict(cells)
-                best.take_predicted(missing, found, self.stored_rows(kernel_type, name))
-        return best.frame(frame.index)
+        return self.answers.answer_frame(self._chosen(implementation), kernel_type, frame)
 
-    def _completion(self, kernel_type: str, implementation: str) -> Completion:
-        key = kernel_type, implementation
-        if key not in self._completions:
-            self._completions[key] = Completion(self.stored_rows(*key))
-        return self._completions[key]
-
-    def predictor(self, kernel_type: str, implementation: str) -> Predictor:
-        """Returns what predicts the durations of a kernel type in an implementation. Raises TableError."""
-        key = kernel_type, implementation
-        if key not in self._predictors:
-            floor = 0.0 if self._same_machine else OTHER_MACHINE_FLOOR
-            self._predictors[key] = Predictor(self.stored_rows(*key), self._cores, floor)
-        return self._predictors[key]
-
-    @cached_property
-    def _cores(self) -> int:
-        """The multiprocessors of the device, by the manifests of its runs."""
-        manifests = read_manifests(Database(self.path), problems=[])
-        found = {(each.device.get("facts") or {}).get("multiprocessors") for each in manifests.values()}
-        counts = [count for count in found if isinstance(count, int) and count > 0]
-        return max(counts, default=_CORES_IF_UNKNOWN)
-
-    def stored_rows(self, kernel_type: str, implementation: str) -> StoredRows:
-        """Returns the rows of a kernel type that answer for an implementation. Raises TableError."""
-        key = kernel_type, implementation
-        if key not in self._rows:
-            folder = self.implementations[implementation].path
-            label = self.implementations[implementation].label.strip()
-            self._rows[key] = StoredRows(folder, kernel_type, label, compositions=self._compositions, noisy=self._noisy)
-        return self._rows[key]
-
-    def _chosen(self, implementation: str | Sequence[str]) -> Iterable[str]:
+    def _chosen(self, implementation: str | Sequence[str]) -> Collection[str]:
         names = [implementation] if isinstance(implementation, str) else implementation
         if not names or FASTEST in names:
             return self.implementations

@@ -101,7 +101,7 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> p
     names = [implementation] if implementation and not is_communication(kernel_type) else list(database.implementations)
     parts = []
     for name in names:
-        rows = database.stored_rows(kernel_type, name)
+        rows = database.answers.stored_rows(kernel_type, name)
         cells = {} if is_communication(kernel_type) else {own: rows.cells(column) for own, column in _CELLS.items()}
         if len(rows):
             parts.append(typed_rows(rows).assign(**cells))
@@ -164,7 +164,7 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
     for source, kernel_type in _sources(database, ()):
         for family, table, sizes in _makers(kernel_type):
             for name, each in source.implementations.items():
-                rows = source.stored_rows(kernel_type, name)
+                rows = source.answers.stored_rows(kernel_type, name)
                 framework, version = _software(each.path, name)
                 if not len(rows):
                     continue

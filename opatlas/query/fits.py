@@ -49,10 +49,10 @@ def fit_models(database: OpenDatabase) -> Iterator[Fit]:
             started = time.perf_counter()
             nothing = np.zeros((0, 2))
             try:
-                rows = database.stored_rows(kernel_type, name)
+                rows = database.answers.stored_rows(kernel_type, name)
                 if not len(rows):
                     continue
-                predictor = database.predictor(kernel_type, name)
+                predictor = database.answers.predictor(kernel_type, name)
                 source, model = predictor.fit(), predictor.model()
             except OpAtlasError as error:
                 yield Fit(kernel_type, name, 0, None, nothing, time.perf_counter() - started, str(error))

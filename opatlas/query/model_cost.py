@@ -201,7 +201,7 @@ def _tables(call: ModelCall, database: OpenDatabase) -> Iterator[StoredRows]:
     known = database.kernel_types()
     for kernel_type in (call.kernel_type, *call.twins):
         if kernel_type in known:
-            yield from (database.stored_rows(kernel_type, name) for name in database.implementations)
+            yield from (database.answers.stored_rows(kernel_type, name) for name in database.implementations)
 
 
 def _message_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCost]:
@@ -232,7 +232,7 @@ def _kernel_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCos
         (answer,) = database.query_many(kernel_type, pd.DataFrame([dict(call.cells)])).to_dict("records")
         if not answer["How"]:
             continue
-        tables = [database.stored_rows(kernel_type, name) for name in database.implementations]
+        tables = [database.answers.stored_rows(kernel_type, name) for name in database.implementations]
         yield replace(
             _unknown(call),
             kernel_type=kernel_type,

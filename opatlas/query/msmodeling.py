@@ -212,7 +212,7 @@ def _products(
         cells = call_cells(kernel_type, _PRODUCTS[kernel_type], {"m": m, "n": n, "k": k}, dtype=x.dtype, nz=nz)
         return database.query_row(kernel_type, cells)
 
-    share = database.stored_rows(kernel_type, next(iter(database.implementations))).share_in_nz
+    share = database.answers.stored_rows(kernel_type, next(iter(database.implementations))).share_in_nz
     plain = [lambda: database.matmul(m=m, n=n, k=k, dtype=x.dtype, kernel_type=kernel_type), lambda: catalog_row(False)]
     stored = [lambda: catalog_row(True)] if share else []
     # matmul has no answer where rows have further operands, as most of quantized products have.

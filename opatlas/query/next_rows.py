@@ -225,11 +225,11 @@ class _Calls:
         listed: set[str] = set()
         if self.kernel_type in database.kernel_types():
             default = next(iter(database.implementations))
-            rows = database.stored_rows(self.kernel_type, default)
+            rows = database.answers.stored_rows(self.kernel_type, default)
             listed = set(signatures(self.kernel_type, Database(database.path).read_or_empty(self.kernel_type).frame))
             measured = np.array([name in rows.by_signature for name in names])
             stored = [rows.by_signature.get(name, 0) for name in names]
-            predictions = database.predictor(self.kernel_type, default).predict(cells)
+            predictions = database.answers.predictor(self.kernel_type, default).predict(cells)
             for i, prediction in enumerate(predictions):
                 if measured[i]:
                     us[i] = low[i] = high[i] = rows.duration_us[stored[i]]
@@ -276,7 +276,7 @@ class _Choice:
             return np.zeros((0, 0))
         if kernel_type in database.kernel_types():
             default = next(iter(database.implementations))
-            found = database.predictor(kernel_type, default).correlations(cells)
+            found = database.answers.predictor(kernel_type, default).correlations(cells)
             if found is not None:
                 return found
         sizes = [() if (row := row_features(kernel_type, each, 1)) is None else row.sizes for each in cells]

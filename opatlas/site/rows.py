@@ -64,7 +64,7 @@ def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
 
 def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> pd.DataFrame:
     frame = Database(database.implementations[implementation].path).read_or_empty(kernel_type).frame
-    stored = database.stored_rows(kernel_type, implementation)
+    stored = database.answers.stored_rows(kernel_type, implementation)
     device = database_device(database.implementations[implementation].path) or database_device(database.path)
     judged = zip(typed_rows(stored).to_dict("records"), row_verdicts(stored, device), strict=True)
     typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
@@ -110,7 +110,7 @@ def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
 def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:
     """Returns whether the bytes of rows of a kernel type are those that the kernel moves, as a roofline supposes."""
     for name in database.implementations:
-        for cells in database.stored_rows(kernel_type, name).frame.head(1).to_dict("records"):
+        for cells in database.answers.stored_rows(kernel_type, name).frame.head(1).to_dict("records"):
             return row_work(kernel_type, {str(column): str(cell) for column, cell in cells.items()}) is not None
     return False
 

@@ -249,7 +249,7 @@ _CONTEXT, _DRAWS = 4096, 5
 def planned(folder: Path) -> bool:
     """Prints how far off steps of models are that are predicted from few of their rows; returns whether that is met."""
     database = opatlas.open(folder, same_machine=True, noisy=True)
-    rows = {name: database.stored_rows(name, "torch").by_signature for name in database.kernel_types()}
+    rows = {name: database.answers.stored_rows(name, "torch").by_signature for name in database.kernel_types()}
     tokens = sorted({int(m) for m in database.frame("MatMulV2")["m"].tolist()})
     steps = [
         Step(name, tp, 1, batch, _CONTEXT, "decode")
@@ -294,7 +294,7 @@ def _step_text(errors: Floats) -> str:
 def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str, str]]) -> opatlas.OpenDatabase:
     """Returns a database of some rows of another one."""
     for kernel_type in database.kernel_types():
-        rows = database.stored_rows(kernel_type, "torch")
+        rows = database.answers.stored_rows(kernel_type, "torch")
         kept = [position for name, position in rows.by_signature.items() if (kernel_type, name) in chosen]
         rows.frame.iloc[sorted(kept)].to_csv(place / f"{kernel_type}.csv", index=False)
     return opatlas.open(place, same_machine=True, noisy=True)
@@ -311,7 +311,7 @@ def step_errors(
         some = with_rows(database, Path(place), chosen)
         for kernel_type in {kernel_type for kernel_type, _ in calls}:
             names = [name for name in calls if name[0] == kernel_type]
-            rows = database.stored_rows(kernel_type, "torch")
+            rows = database.answers.stored_rows(kernel_type, "torch")
             found = some.query_many(kernel_type, pd.DataFrame([dict(calls[name]) for name in names]).fillna(""))
             for name, us in zip(names, found["Duration(us)"].tolist(), strict=True):
                 measured[name] = float(rows.duration_us[rows.by_signature[name[1]]])

@@ -64,7 +64,7 @@ def test_the_long_table_has_each_row_that_ships() -> None:
     table = long_table(database, ["MatMulV2", "FusedInferAttentionScore"])
     assert set(table["implementation"].str.split().str[0]) == {"torch", "flashinfer"}
     for (kernel_type, label), rows in table.groupby(["kernel_type", "implementation"]):
-        stored = database.stored_rows(str(kernel_type), str(label).split()[0])
+        stored = database.answers.stored_rows(str(kernel_type), str(label).split()[0])
         assert rows["duration_us"].tolist() == stored.duration_us.tolist()
     assert set(table["heads"].dropna()) > {8}
 

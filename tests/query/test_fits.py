@@ -30,7 +30,7 @@ def sources(folder: Path) -> dict[tuple[str, str], FitSource | None]:
 
 def test_every_type_and_implementation_is_fitted_once(folder: Path, own_cache: Path) -> None:
     first = sources(folder)
-    torch = opatlas.open(folder).stored_rows("MatMulV2", "torch").label
+    torch = opatlas.open(folder).answers.stored_rows("MatMulV2", "torch").label
     assert first == {
         ("MatMulV2", torch): FitSource.ROWS,
         ("MatMulV2", "mine 1.0"): FitSource.ROWS,

@@ -98,7 +98,7 @@ def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
         (name, signature)
         for name in database.kernel_types()
         for signature in signatures(name, database.read(name).frame)
-        if name != "MatMulV2" or signature not in opatlas.open(folder).stored_rows(name, "torch").by_signature
+        if name != "MatMulV2" or signature not in opatlas.open(folder).answers.stored_rows(name, "torch").by_signature
     }
     assert added == expected
     assert main(call) == 0

@@ -34,7 +34,7 @@ def test_every_row_that_ships_answers_with_itself(folder: Path) -> None:
         if frame.empty:
             continue
         answers = database.query_many(kernel_type, frame, implementation=own)
-        first = stored.groupby(database.stored_rows(kernel_type, own).signatures).transform("first")
+        first = stored.groupby(database.answers.stored_rows(kernel_type, own).signatures).transform("first")
         assert answers["Duration(us)"].tolist() == first.tolist(), kernel_type
         assert set(answers["How"]) == {"measured"}
         assert (answers["Low(us)"] < answers["Duration(us)"]).all()

@@ -1,0 +1,188 @@
+"""The answers of each implementation of a database: stored rows, and predictions for what no row tells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from opatlas.compare.databases import ComparedDatabase
+from opatlas.model.communication import is_communication
+from opatlas.model.schema import (
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    RUNTIME,
+)
+from opatlas.model.signature import signature
+from opatlas.query.answers import Answers
+from opatlas.query.completion import Completion
+from opatlas.query.compositions import NOT_TOLD
+from opatlas.query.predictor import Predictor
+from opatlas.query.question import Question
+from opatlas.query.result import (
+    OTHER_MACHINE_FLOOR,
+    SAME_MACHINE_FLOOR,
+    Floats,
+    How,
+    NoAnswer,
+    QueryResult,
+    UsedRow,
+    measured_half_widths,
+)
+from opatlas.query.stored_rows import StoredRows
+from opatlas.store.database import Database
+from opatlas.store.manifest import read_manifests
+
+#: AI cores of a 910B, whose manifests do not tell them.
+_CORES_IF_UNKNOWN = 24
+#: What tells rows with the same shapes apart, and what of `query` states it.
+_TELLING = {
+    INPUT_DTYPES: "dtypes",
+    INPUT_FORMATS: "formats",
+    OUTPUT_SHAPES: "output_shapes",
+    OUTPUT_DTYPES: "output_dtypes",
+    OUTPUT_FORMATS: "output_formats",
+    **dict.fromkeys(RUNTIME, "runtime"),
+}
+
+
+@dataclass(frozen=True)
+class AnswerRules:
+    """Which rows answer, and for which machine: the arguments of `opatlas.open`."""
+
+    same_machine: bool = False
+    compositions: bool = False
+    noisy: bool = False
+
+
+class ImplementationAnswers:
+    """What the implementations of a database answer. Tables are read, and models fitted, at the first question."""
+
+    def __init__(self, path: Path, implementations: Mapping[str, ComparedDatabase], rules: AnswerRules) -> None:
+        """Opens nothing yet.
+
+        Args:
+            path: the folder of the default implementation.
+            implementations: the databases by the names of implementations.
+        """
+        self.rules = rules
+        self._path, self._implementations = path, implementations
+        self._rows: dict[tuple[str, str], StoredRows] = {}
+        self._predictors: dict[tuple[str, str], Predictor] = {}
+        self._completions: dict[tuple[str, str], Completion] = {}
+
+    def answer(self, name: str, question: Question) -> QueryResult:
+        """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""
+        rows = self.stored_rows(question.kernel_type, name)
+        found = rows.find(question)
+        if len(found) > 1:
+            columns = rows.differing(found, tuple(_TELLING))
+            remedy = ", ".join(dict.fromkeys(_TELLING[column] for column in columns)) or "query_many with whole rows"
+            raise NoAnswer(
+                f"{question.kernel_type}: {len(found)} rows have these inputs, with other {', '.join(columns)}: "
+                f"give {remedy}"
+            )
+        if found:
+            return self._measured(rows, found[0])
+        cells, note = self.completion(question.kernel_type, name).complete(question)
+        return self.answer_row(name, question.kernel_type, cells, note)
+
+    def answer_row(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str = "") -> QueryResult:
+        """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
+        rows = self.stored_rows(kernel_type, name)
+        position = rows.by_signature.get(signature(kernel_type, cells))
+        if position is not None:
+            return self._measured(rows, position)
+        (prediction,) = self.predictor(kernel_type, name).predict([cells], with_rows=True)
+        if prediction is None:
+            raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
+        composed = rows.any_composed
+        other = "" if is_communication(kernel_type) or rows.has_dtypes(cells) else "no row has these dtypes"
+        untold = NOT_TOLD if composed is None else ""
+        note = "; ".join(filter(None, (prediction.note, other, note, untold)))
+        return QueryResult(
+            prediction.duration_us,
+            prediction.interval_us,
+            prediction.how,
+            kernel_type,
+            rows.label,
+            prediction.rows,
+            note=note,
+            composed=composed,
+        )
+
+    def _measured(self, rows: StoredRows, position: int) -> QueryResult:
+        duration_us = float(rows.duration_us[position])
+        one = slice(position, position + 1)
+        floors = self._floors(rows)[one]
+        half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], floors)[0])
+        return QueryResult(
+            duration_us,
+            (duration_us * (1 - half), duration_us * (1 + half)),
+            How.MEASURED,
+            rows.kernel_type,
+            rows.label,
+            (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
+            rows.quality[position],
+            note="" if rows.composed[position] is not None else NOT_TOLD,
+            composed=rows.composed[position],
+        )
+
+    def _floors(self, rows: StoredRows) -> Floats:
+        """Returns the relative difference of each row on the machine that is asked for."""
+        return np.full(len(rows), SAME_MACHINE_FLOOR) if self.rules.same_machine else rows.machine_floors
+
+    def answer_frame(self, names: Collection[str], kernel_type: str, frame: pd.DataFrame) -> pd.DataFrame:
+        """Returns the answers of the fastest of some implementations to many rows, as `OpenDatabase.query_many`."""
+        best = Answers(len(frame))
+        for name in names:
+            rows = self.stored_rows(kernel_type, name)
+            positions = rows.positions(frame)
+            best.take_measured(rows, positions, self._floors(rows))
+        missing = np.flatnonzero(~best.is_measured)
+        if len(missing):
+            cells = frame.iloc[missing].to_dict("records")
+            for name in names:
+                found = self.predictor(kernel_type, name).predict(cells)
+                best.take_predicted(missing, found, self.stored_rows(kernel_type, name))
+        return best.frame(frame.index)
+
+    def completion(self, kernel_type: str, implementation: str) -> Completion:
+        """Returns what completes questions from the rows. Raises TableError."""
+        key = kernel_type, implementation
+        if key not in self._completions:
+            self._completions[key] = Completion(self.stored_rows(*key))
+        return self._completions[key]
+
+    def predictor(self, kernel_type: str, implementation: str) -> Predictor:
+        """Returns what predicts the durations of a kernel type in an implementation. Raises TableError."""
+        key = kernel_type, implementation
+        if key not in self._predictors:
+            floor = 0.0 if self.rules.same_machine else OTHER_MACHINE_FLOOR
+            self._predictors[key] = Predictor(self.stored_rows(*key), self._cores, floor)
+        return self._predictors[key]
+
+    @cached_property
+    def _cores(self) -> int:
+        """The multiprocessors of the device, by the manifests of its runs."""
+        manifests = read_manifests(Database(self._path), problems=[])
+        found = {(each.device.get("facts") or {}).get("multiprocessors") for each in manifests.values()}
+        counts = [count for count in found if isinstance(count, int) and count > 0]
+        return max(counts, default=_CORES_IF_UNKNOWN)
+
+    def stored_rows(self, kernel_type: str, implementation: str) -> StoredRows:
+        """Returns the rows of a kernel type that answer for an implementation. Raises TableError."""
+        key = kernel_type, implementation
+        if key not in self._rows:
+            database, rules = self._implementations[implementation], self.rules
+            self._rows[key] = StoredRows(
+                database.path, kernel_type, database.label.strip(), compositions=rules.compositions, noisy=rules.noisy
+            )
+        return self._rows[key]
