@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "given several times (default: no such page)",
     )
     parser.add_argument(
+        "--superkernel",
+        type=Path,
+        metavar="CAPTURE",
+        help="page on the scopes of a capture that a SuperKernel may fuse, as `opatlas superkernel` tells (default: no "
+        "such page)",
+    )
+    parser.add_argument(
         "--ops", type=names, default=(), metavar="NAME[,NAME...]", help="show only these kernel types (default: all)"
     )
 
@@ -56,7 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
     costs: list[tuple[str, ModelCost]] = [
         (text, model_cost(place, model, **settings)) for text, model, settings in arguments.step
     ]
-    site = write_site(place, arguments.output, against=against, costs=costs, kernel_types=arguments.ops)
+    site = write_site(
+        place,
+        arguments.output,
+        against=against,
+        costs=costs,
+        capture=arguments.superkernel,
+        kernel_types=arguments.ops,
+    )
     show(f"{site.start}: {pluralize(site.rows, 'row')} of {pluralize(site.kernel_types, 'kernel type')}")
     print_problems(site.problems)
     return 1 if site.problems else 0

@@ -22,6 +22,7 @@ from opatlas.query.model_cost import ModelCost
 from opatlas.site.diagnosis import diagnosis_page
 from opatlas.site.pages import comparison_page, model_page, overview_page
 from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
+from opatlas.site.scopes import scopes_page
 from opatlas.store.csv_files import write_bytes, write_text
 from opatlas.store.database import Database
 from opatlas.text import suggest
@@ -53,6 +54,7 @@ def write_site(
     *,
     against: str = "",
     costs: Sequence[tuple[str, ModelCost]] = (),
+    capture: Path | None = None,
     kernel_types: Sequence[str] = (),
 ) -> WrittenSite:
     """Writes the site of a database into a folder.
@@ -60,11 +62,12 @@ def write_site(
     Args:
         against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
         costs: costs of models, each with the question that it answers.
+        capture: the capture whose scopes a page shows; None for no such page.
         kernel_types: the kernel types to show; all if empty.
 
     Raises:
         OpAtlasError: Bokeh is not installed, a database or a kernel type is missing, the folder holds other files, or a
-            file cannot be written.
+            file cannot be written, or the capture cannot be read.
     """
     scripts = list(_bokeh())
     _expect_own(folder)
@@ -127,6 +130,7 @@ def write_site(
         "pages": comparisons,
         "diagnosis": diagnosis_page(tables),
         "models": [model_page(cost, question) for question, cost in costs],
+        "superkernel": None if capture is None else scopes_page(capture),
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),
     }

@@ -73,7 +73,8 @@
         names.has("databases") ? link("#/databases", "comparison") : null,
         overview.types.some((each) => each.collective) ? link("#/collectives", "collectives") : null,
         overview.diagnosis ? link("#/diagnosis", "diagnosis") : null,
-        overview.models.length ? link("#/models", "models") : null),
+        overview.models.length ? link("#/models", "models") : null,
+        overview.superkernel ? link("#/superkernel", "SuperKernel") : null),
       h("div", { class: "settings" },
         choice("language", "language", [["en", "English"], ["zh", "中文"]], opatlas.language), " ",
         choice("theme", "theme", [["system", t("as the system")], ["light", t("light")], ["dark", t("dark")]], opatlas.setting("theme") || "system")));
@@ -468,6 +469,42 @@
     })];
   }
 
+  // Scopes of a capture.
+
+  function scopesPage(overview) {
+    const found = overview.superkernel;
+    if (!found) return [h("h1", {}, t("there is no such page"))];
+    const percent = (share) => `${(share * 100).toFixed(1)} %`;
+    const { upper_bound: bound, advice } = found;
+    const titles = ["scope", "in a step", "kernels", "fused", "SuperKernels", "duration (µs)", "gaps (µs)", "saved (µs)", "of the scope", "of a step", "verdict"]
+      .map((title, i) => ({ title, number: i > 0 && i < 10 }));
+    const rows = found.scopes.map((each) => [t(each.kind), number(each.occurrences), number(each.kernels), number(each.fused_kernels), number(each.super_kernels),
+      number(each.duration_us), number(each.gaps_us), number(each.saved_us), percent(each.ceiling), percent(each.step_share), t(each.verdict)]);
+    const colours = opatlas.colours([...new Set(found.scopes.map((each) => each.verdict))]), place = h("div");
+    const bars = found.scopes.map((each) => ({ name: t(each.kind), value: Math.max(each.saved_us, 0), colour: colours.get(each.verdict) }));
+    if (bars.length) setTimeout(() => opatlas.bars(place, bars, `${t("saved (µs)")}, ${t("in a step")}`, t("saved (µs)")), 0);
+    const cuts = found.cuts.map((each) => [t(each.reason), number(each.count),
+      Object.entries(each.kernel_types).map(([name, count]) => `${name} ${number(count)}`).join(", ")]);
+    return [
+      h("h1", {}, t("SuperKernel")),
+      facts([
+        ["capture", found.capture], ["kernels", number(found.kernels)],
+        ["steps", `${number(found.steps)}: ${counted(found.phases)}`],
+        ["layers in a step", found.layers.map((each) => `${number(each.layers / found.steps)} × ${number(each.kernel_types.length)} ${t("kernels")}`).join(", ")],
+        ["share of the time", Object.entries(found.module_shares).map(([module, share]) => `${t(module)} ${percent(share)}`).join(", ")],
+        ["all gaps", `${percent(bound.raw_ceiling)} (${number(bound.gaps_us)} µs)`],
+        ["gaps that a SuperKernel may save", `${percent(bound.capped_ceiling)}; ${t("less synchronizations")} ${percent(bound.saved_ceiling)}`],
+        ["measured by others", found.measured_by_others.map((each) => `${percent(each.gain)}: ${each.what}`).join("; ")],
+      ]),
+      ...[...found.refusals.map((text) => [t("refused"), text]), ...found.notes.map((text) => [t("note"), text])]
+        .map(([word, text]) => h("p", { class: "problem" }, `${word}: ${text}`)),
+      section("scopes", opatlas.legend(colours) || "", place, smallTable(titles, rows)),
+      section("what splits a SuperKernel", smallTable([{ title: "reason" }, { title: "count", number: true }, { title: "kernel types" }], cuts)),
+      advice.order.length ? section("what to do first", h("p", {}, `${advice.model}: ${advice.answers.join("; ")}`),
+        h("pre", {}, advice.snippet.join("\n")), h("ol", {}, ...advice.experiments.map((line) => h("li", {}, line)))) : null,
+    ];
+  }
+
   // Routes.
 
   let address = "";
@@ -505,6 +542,7 @@
       : kind === "implementations" || kind === "databases" ? await comparisonPage(overview, kind, state)
       : kind === "collectives" ? await collectivesPage(overview, state)
       : kind === "models" ? modelsPage(overview)
+      : kind === "superkernel" ? scopesPage(overview)
       : kind === "diagnosis" ? diagnosisPage(overview, state)
       : [h("h1", {}, t("there is no such page"))];
     if (own !== latest) return;

@@ -43,6 +43,16 @@ opatlas.chinese = {
   "diagnosis": "诊断", "verdicts": "结论", "roofline share": "屋顶线占比", "time lost": "损失时间", "rule": "规则", "source": "来源",
   "share of the time": "时间占比", "what to do first": "首先做什么", "the most time lost": "损失时间最多的行",
   "time lost: duration × (1 − roofline share), of rows whose work and peaks are known": "损失时间：时长 ×（1 − 屋顶线占比），仅限工作量和峰值已知的行",
+  "SuperKernel": "SuperKernel 融合", "scope": "范围", "scopes": "范围", "in a step": "每步", "kernels": "算子数", "fused": "已融合", "SuperKernels": "SuperKernel 数",
+  "duration (µs)": "时长 (µs)", "gaps (µs)": "间隙 (µs)", "saved (µs)": "节省 (µs)", "of the scope": "占范围", "of a step": "占单步",
+  "attention": "注意力", "moe": "专家 (MoE)", "ffn": "前馈网络", "layer": "单层", "all layers": "全部层", "step": "单步",
+  "refused": "不建议", "gain below gate": "收益低于门槛", "worth trying": "值得尝试", "capture": "采集文件", "steps": "步数",
+  "layers in a step": "每步层数", "all gaps": "全部间隙", "gaps that a SuperKernel may save": "SuperKernel 可省的间隙",
+  "less synchronizations": "扣除同步后", "measured by others": "公开实测", "note": "注意", "what splits a SuperKernel": "SuperKernel 的断点",
+  "count": "个数", "decode": "解码", "prefill": "预填充", "training": "训练", "on another stream": "在其他流上",
+  "runs on the AI CPU": "在 AI CPU 上运行", "runs on no AI core": "不在 AI Core 上运行",
+  "collective outside of the four supported": "不受支持的集合通信", "type that cannot be fused": "不可融合的类型",
+  "OP State dynamic": "动态算子 (OP State)", "boundary of steps": "步边界",
   "above roofline": "高于屋顶线", "unknown": "未知", "ascending": "升序", "descending": "降序",
 };
 
