@@ -1,4 +1,4 @@
-"""Refuses durations that no kernel can have: not above zero, or shorter than a device needs to read the inputs."""
+"""Judges durations of a candidate: those that no kernel can have, and those that drift from sample to sample."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from opatlas.model.roofline import Peak
 _SHORTEST_US = 0.5
 #: Share of the time at the peak bandwidth of the data sheet: clocks of memory vary by some percent.
 _SLACK = 0.95
+#: Samples at the ends of a row that are compared, and the ratio of their medians that is told.
+_LEAST_SAMPLES, _DRIFT = 20, 1.25
 
 
 def expect_possible(
@@ -49,6 +51,23 @@ def expect_possible(
         raise _impossible(
             f"{duration:.4g} us", f"the device needs {floor:.4g} us to read {read_bytes} bytes of inputs at its peak"
         )
+
+
+def drift_notes(durations_us: Sequence[float]) -> tuple[str, ...]:
+    """Returns what is told of a candidate whose last samples take longer or shorter than its first ones.
+
+    A candidate with a state, such as lines that it pins in a cache, may be fast only for some calls.
+
+    Args:
+        durations_us: durations of the calls in the order of time, in microseconds.
+    """
+    if len(durations_us) < _LEAST_SAMPLES:
+        return ()
+    part = len(durations_us) // 3
+    first, last = median(durations_us[:part]), median(durations_us[-part:])
+    if 1 / _DRIFT < last / first < _DRIFT:
+        return ()
+    return (f"the last samples take {last / first:.2f} times as long as the first",)
 
 
 def _impossible(found: str, why: str) -> CandidateRejected:

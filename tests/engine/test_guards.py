@@ -299,6 +299,17 @@ def test_a_result_that_is_wrong_in_few_timed_calls_is_unstable(share: float) -> 
     assert caught.value.error_class is (ErrorClass.HACK if share == 1 else ErrorClass.UNSTABLE)
 
 
+def test_calls_with_dropout_are_repeatable() -> None:
+    inputs = InputSets(lambda seed: [torch.randn(500)], (1, 2, 3))
+    trial = CandidateTrial(torch.nn.functional.dropout, inputs, CPU)
+    trial.first_call()
+    trial.examine()
+    for _ in range(10):
+        trial.prepare()
+        trial.launch()
+    trial.verify(lambda arguments, weights: (torch.nn.functional.dropout(arguments[0]),), _compare)
+
+
 def test_a_task_with_one_result_for_all_inputs_is_told() -> None:
     inputs = InputSets(lambda seed: [torch.randn(50)], (1, 2, 3))
     trial = CandidateTrial(lambda x: x * 0, inputs, CPU)
