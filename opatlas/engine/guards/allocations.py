@@ -49,10 +49,12 @@ def poison(tensor: torch.Tensor) -> None:
         tensor.fill_(min(torch.iinfo(tensor.dtype).max, _LARGEST))
 
 
-def poisoned_elements(results: Iterable[torch.Tensor]) -> int:
+def poisoned_elements(results: Iterable[Any]) -> int:
     """Returns the number of elements with the values of `poison`; elements of bool do not count."""
     count = 0
     for result in results:
+        if not isinstance(result, torch.Tensor):
+            continue
         if result.is_floating_point() or result.is_complex():
             count += int(result.isnan().sum())
         elif result.dtype is not torch.bool:

@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from opatlas.candidates.judgement import ErrorClass
 from opatlas.candidates.rejection import CandidateRejected
+from opatlas.engine.guards.results import same_bits
 
 #: Bytes before and behind each tensor. A multiple of the alignment of torch's allocators.
 MARGIN_BYTES = 4096
@@ -128,7 +129,7 @@ class InputSets:
             weights_of: the set whose weights are returned; None: that of the variant.
         """
         chosen = self._sets[variant.base]
-        leaves = [value.clone() if isinstance(value, torch.Tensor) else value for value in chosen.leaves]
+        leaves = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in chosen.leaves]
         for place, leaf in enumerate(leaves):
             if variant.seed is not None and place in chosen.variable:
                 _vary(leaf, variant.seed + place)
@@ -156,7 +157,7 @@ class InputSets:
             written = value
             if self.variant.seed is not None and place in chosen.variable:
                 written = _varied(value, self.variant.seed + place)
-            if not _alike(live, written) or not _same_bits(live, written):
+            if not _alike(live, written) or not same_bits(live, written):
                 numbers.append(number)
         return numbers
 
@@ -185,19 +186,23 @@ def _span(tensor: torch.Tensor) -> int:
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements from the first to the last one in memory: an expanded tensor has few, a slice has gaps."""
+    return tensor.as_strided((_span(tensor),), (1,))
+
+
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+        return False
+    return not _is_dense(one) or one.stride() == other.stride()
 
 
 def _assign(live: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies values into a tensor. `.data` shares the memory but not the version counter."""
-    live.data.copy_(value)
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if not _is_dense(one):
-        return torch.equal(one, other)
-    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+    """Copies values into a tensor of the same form. `.data` shares the memory but not the version counter."""
+    if _is_dense(value) and value.numel() and live.stride() == value.stride():
+        _memory(live.data).copy_(_memory(value))
+    else:
+        live.data.copy_(value)
 
 
 def _varied(tensor: torch.Tensor, seed: int) -> torch.Tensor:
@@ -217,7 +222,7 @@ def _may_vary(leaf: Any) -> bool:
 
 def _vary(tensor: torch.Tensor, seed: int) -> None:
     """Multiplies one percent of the elements, at random places, by one factor. Does not wait for the device."""
-    data = tensor.data.as_strided((tensor.numel(),), (1,))
+    data = _memory(tensor.data)
     generator = torch.Generator(device=data.device).manual_seed(seed)
     count = max(1, int(data.numel() * _SHARE))
     places = torch.randint(data.numel(), (count,), generator=generator, device=data.device)
@@ -244,7 +249,7 @@ def _with_margins(value: Any) -> Any:
     # Not a view: it has no base, and a version counter of its own.
     copy = torch.empty(0, dtype=value.dtype, device=value.device)
     copy.set_(buffer.untyped_storage(), margin, value.shape, value.stride())
-    copy.copy_(value)
+    _memory(copy).copy_(_memory(value))
     return copy
 
 
@@ -269,4 +274,4 @@ def _margins(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def _is_untouched(part: torch.Tensor) -> bool:
     expected = torch.empty_like(part)
     _fill(expected)
-    return _same_bits(part, expected)
+    return same_bits(part, expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,50 +14,34 @@ from opatlas.engine.result_check import RELATIVE_TOLERANCE
 #: Elements that are compared at once: the comparison needs some bytes for each.
 _PART = 1 << 24
 
-#: Results of a candidate, in order.
-TensorResults = tuple[torch.Tensor, ...]
+#: Results of a candidate in order: tensors, and whatever else it returned.
+FlatResults = tuple[Any, ...]
 
 
-def plain_results(returned: Any, device: torch.device) -> TensorResults:
-    """Returns the tensors in what a candidate returned: a tensor, or a list, tuple or dict of them.
+def plain_results(returned: Any) -> FlatResults:
+    """Returns the values in what a candidate returned; nested lists, tuples and mappings are flattened.
 
     Raises:
-        CandidateRejected: something is no plain tensor, has no memory, or lies on another device.
+        CandidateRejected: a tensor is no plain one, or has no values in memory.
     """
-    if returned is None:
-        raise CandidateRejected(ErrorClass.INTERFACE, "none", "the candidate returned None: return the results")
-    values = returned
-    if type(returned) is dict:
-        values = list(returned.values())
-    elif type(returned) not in (list, tuple):
-        values = [returned]
-    results: list[torch.Tensor] = []
-    for number, value in enumerate(values):
-        if type(value) in (list, tuple, dict):
-            results += plain_results(value, device)
-            continue
-        _expect_plain(value, number, device)
-        results.append(value)
-    return tuple(results)
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    if isinstance(returned, (list, tuple)):
+        return tuple(result for value in returned for result in plain_results(value))
+    if isinstance(returned, torch.Tensor):
+        _expect_plain(returned)
+    return (returned,)
 
 
-def _expect_plain(value: Any, number: int, device: torch.device) -> None:
+def _expect_plain(value: torch.Tensor) -> None:
     kind = type(value)
-    if issubclass(kind, torch.Tensor) and kind not in (torch.Tensor, torch.nn.Parameter):
+    if kind not in (torch.Tensor, torch.nn.Parameter):
         raise CandidateRejected(
             ErrorClass.HACK,
             "lazy-result",
-            f"result {number} is a {kind.__qualname__}: return a plain tensor that holds its values",
+            f"a result is a {kind.__qualname__}: return a plain tensor that holds its values",
         )
-    if not issubclass(kind, torch.Tensor):
-        raise CandidateRejected(
-            ErrorClass.INTERFACE, "type", f"result {number} is a {kind.__qualname__}: return tensors"
-        )
-    if value.device.type != device.type:
-        raise CandidateRejected(
-            ErrorClass.INTERFACE, "device", f"result {number} lies on {value.device}: return it on {device}"
-        )
-    if value.layout is not torch.strided or value.is_quantized:
+    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
         return
     try:
         address = value.untyped_storage().data_ptr()
@@ -67,23 +51,28 @@ def _expect_plain(value: Any, number: int, device: torch.device) -> None:
     is_lazy = value._is_zerotensor() or value.is_neg() or value.is_conj()
     if is_lazy or (value.numel() and not address):
         raise CandidateRejected(
-            ErrorClass.HACK, "lazy-result", f"result {number} has no values in memory: compute it in the call"
+            ErrorClass.HACK, "lazy-result", "a result has no values of its own in memory: compute it in the call"
         )
 
 
-def same_results(results: TensorResults, known: TensorResults) -> torch.Tensor:
-    """Returns whether results are those of an earlier call on equal inputs, as a tensor of one bool on the device.
+def same_results(results: FlatResults, known: FlatResults) -> torch.Tensor:
+    """Returns whether results are those of an earlier call on equal inputs, as a tensor of one bool.
 
     Two tolerances apart are the same: sums may be computed in another order. Does not wait for the device.
     """
-    device = known[0].device if known else torch.device("cpu")
+    device = next((each.device for each in known if isinstance(each, torch.Tensor)), torch.device("cpu"))
     same = torch.ones((), dtype=torch.bool, device=device)
     if len(results) != len(known):
         return ~same
     for result, expected in zip(results, known, strict=True):
-        if result.shape != expected.shape or result.dtype != expected.dtype:
+        if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
+            # NaN is the same as NaN.
+            if type(result) is not type(expected) or repr(result) != repr(expected):
+                return ~same
+        elif result.shape != expected.shape or result.dtype != expected.dtype or result.device != expected.device:
             return ~same
-        same = same & _is_close(result, expected)
+        else:
+            same = same & _is_close(result, expected)
     return same
 
 
@@ -113,13 +102,23 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def have_equal_bits(one: TensorResults, other: TensorResults) -> bool:
-    """Returns whether all elements of two results are equal. Waits for the device."""
+def have_equal_bits(one: FlatResults, other: FlatResults) -> bool:
+    """Returns whether two results are equal to the last bit. Waits for the device."""
     return len(one) == len(other) and all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)
+        same_bits(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else repr(a) == repr(b)
+        for a, b in zip(one, other, strict=True)
     )
 
 
-def kept(results: Sequence[torch.Tensor]) -> TensorResults:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two tensors have the same shape, dtype and bits. Waits for the device."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.layout is not torch.strided or one.is_quantized:
+        return torch.equal(one, other)
+    return torch.equal(*(each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+def kept(results: FlatResults) -> FlatResults:
     """Returns copies of results, which later calls do not change."""
-    return tuple(result.detach().clone() for result in results)
+    return tuple(each.detach().clone() if isinstance(each, torch.Tensor) else each for each in results)

@@ -18,7 +18,7 @@ from opatlas.candidates.judgement import ErrorClass
 from opatlas.candidates.rejection import CandidateRejected
 from opatlas.engine.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
 from opatlas.engine.guards.input_sets import InputSets, Variant
-from opatlas.engine.guards.results import TensorResults, have_equal_bits, kept, plain_results, same_results
+from opatlas.engine.guards.results import FlatResults, have_equal_bits, kept, plain_results, same_results
 from opatlas.engine.guards.threads import ThreadWatch
 from opatlas.model.errors import ReplayError
 
@@ -34,7 +34,7 @@ _SEEDS = 1 << 31
 _CALL_SEED = 0
 
 #: Computes the results of the task from arguments and weights; it may change the arguments.
-Reference = Callable[[list[Any], dict[str, torch.Tensor]], TensorResults]
+Reference = Callable[[list[Any], dict[str, torch.Tensor]], FlatResults]
 _Compared = TypeVar("_Compared")
 
 
@@ -43,7 +43,7 @@ class _Kept:
     """A result of a timed call on inputs of its own."""
 
     variant: Variant
-    results: TensorResults
+    results: FlatResults
 
 
 class CandidateTrial:
@@ -61,6 +61,7 @@ class CandidateTrial:
         device: torch.device,
         *,
         synchronize: Callable[[], None] = lambda: None,
+        convert: Callable[[Any], Any] = lambda returned: returned,
         threads: ThreadWatch | None = None,
         generator: random.Random | None = None,
     ) -> None:
@@ -70,6 +71,7 @@ class CandidateTrial:
             inputs: at least two sets.
             device: the device of the inputs and of the results.
             synchronize: waits until all launched work has ended.
+            convert: converts what the candidate returned, outside of the measured time.
             threads: the threads of the process before the candidate was imported.
             generator: draws the order of calls; None: one that a candidate cannot foresee.
         """
@@ -79,12 +81,13 @@ class CandidateTrial:
         self._inputs = inputs
         self._device = device
         self._synchronize = synchronize
+        self._convert = convert
         self._threads = threads
         # A candidate cannot draw the numbers of the system.
         self._random = generator or random.SystemRandom()
         bases = [Variant(number) for number in range(len(inputs))]
         self._variants = [*bases, Variant(0, self._random.randrange(_SEEDS))]
-        self._known: dict[Variant, TensorResults] = {}
+        self._known: dict[Variant, FlatResults] = {}
         self._arguments: Sequence[Any] = inputs.arguments
         self._latest: Any = None
         #: Whether each timed call on known inputs gave the known results.
@@ -95,11 +98,11 @@ class CandidateTrial:
         #: Numbers of the inputs that the candidate has changed.
         self._changed: set[int] = set()
 
-    def first_call(self) -> TensorResults:
+    def first_call(self) -> FlatResults:
         """Calls the candidate for the first time, where it compiles. Returns its results.
 
         Raises:
-            CandidateRejected: the results are no plain tensors on the device.
+            CandidateRejected: a result is no plain tensor.
             Exception: whatever the candidate raises.
         """
         if self._device.type != "cpu":
@@ -149,9 +152,7 @@ class CandidateTrial:
         results = latest if isinstance(latest, (list, tuple)) else [latest]
         return (*self._inputs.tensors(), *(each for each in results if type(each) is torch.Tensor))
 
-    def verify(
-        self, reference: Reference, compare: Callable[[TensorResults, TensorResults], _Compared]
-    ) -> list[_Compared]:
+    def verify(self, reference: Reference, compare: Callable[[FlatResults, FlatResults], _Compared]) -> list[_Compared]:
         """Compares the results of all sets, and of timed calls, with a reference. Call it once, after the samples.
 
         Args:
@@ -183,13 +184,13 @@ class CandidateTrial:
         self._expect_samples(reference, compare, expected)
         return compared
 
-    def _call(self, variant: Variant) -> TensorResults:
+    def _call(self, variant: Variant) -> FlatResults:
         if self._random.random() < _MOVED_SHARE:
             self._inputs.move()
         self._set(variant)
         self.launch()
         self._synchronize()
-        return plain_results(self._latest, self._device)
+        return plain_results(self._convert(self._latest))
 
     def _set(self, variant: Variant) -> None:
         self._inputs.write(variant)
@@ -210,7 +211,7 @@ class CandidateTrial:
             return
         self._is_pending = False
         variant = self._inputs.variant
-        results = plain_results(self._latest, self._device)
+        results = plain_results(self._convert(self._latest))
         if variant in self._known:
             self._samples.append(same_results(results, self._known[variant]))
         else:
@@ -221,14 +222,12 @@ class CandidateTrial:
                 self._fresh[place] = _Kept(variant, kept(results))
         self._latest = None
 
-    def _expected(self, variant: Variant, reference: Reference) -> TensorResults:
+    def _expected(self, variant: Variant, reference: Reference) -> FlatResults:
         arguments, weights = self._inputs.values(variant)
         torch.manual_seed(_CALL_SEED)
         return reference(arguments, weights)
 
-    def _expect_no_repeat(
-        self, results: TensorResults, variant: Variant, expected: dict[Variant, TensorResults]
-    ) -> None:
+    def _expect_no_repeat(self, results: FlatResults, variant: Variant, expected: dict[Variant, FlatResults]) -> None:
         """Raises CandidateRejected if a variant has the results of its base, and should not have."""
         base = Variant(variant.base)
         if variant == base or not have_equal_bits(results, self._known[base]):
@@ -242,7 +241,7 @@ class CandidateTrial:
             )
 
     def _expect_not_stale(
-        self, variant: Variant, reference: Reference, compare: Callable[[TensorResults, TensorResults], object]
+        self, variant: Variant, reference: Reference, compare: Callable[[FlatResults, FlatResults], object]
     ) -> None:
         """Raises CandidateRejected if wrong results are right for other inputs, or for the first weights."""
         others: list[tuple[Variant, int | None, str]] = [
@@ -269,7 +268,7 @@ class CandidateTrial:
                 ErrorClass.HACK, "changed-input", f"the candidate changed input {numbers}: work on a copy"
             )
 
-    def _expect_different(self, expected: dict[Variant, TensorResults]) -> None:
+    def _expect_different(self, expected: dict[Variant, FlatResults]) -> None:
         """Raises CandidateRejected if the results of all sets are equal; notes it if they should be."""
         first, *others = (Variant(number) for number in range(len(self._inputs)))
         if not others:
@@ -284,8 +283,8 @@ class CandidateTrial:
     def _expect_samples(
         self,
         reference: Reference,
-        compare: Callable[[TensorResults, TensorResults], object],
-        expected: dict[Variant, TensorResults],
+        compare: Callable[[FlatResults, FlatResults], object],
+        expected: dict[Variant, FlatResults],
     ) -> None:
         """Raises CandidateRejected if timed calls gave wrong results, though the calls before were right."""
         wrong = [not bool(same) for same in self._samples]
@@ -317,12 +316,17 @@ class CandidateTrial:
         return self._random.sample(self._variants, len(self._variants))
 
 
-def _round_alike(one: TensorResults, other: TensorResults, like: TensorResults) -> bool:
+def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> bool:
     """Returns whether two expected results are equal in the dtypes of a candidate's results, but for some elements."""
     for first, second, result in zip(one, other, like, strict=False):
+        if not all(isinstance(each, torch.Tensor) for each in (first, second, result)):
+            if repr(first) != repr(second):
+                return False
+            continue
         if first.shape != second.shape:
             return False
-        differing = (first.to(result.dtype) != second.to(result.dtype)).sum()
+        # torch cannot compare FP8.
+        differing = (first.to(result.dtype).to(first.dtype) != second.to(result.dtype).to(second.dtype)).sum()
         # A kernel may round an element the other way.
         if int(differing) > max(0, min(8, result.numel() // 8)):
             return False
