@@ -221,6 +221,7 @@ def call(task_path: Path, candidate: Path) -> None:
     """Imports, constructs and calls one candidate on the GPU. The last line on stdout is a JSON object."""
     import torch
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     phase = Phase.IMPORT
     found: Mapping[str, object] = {"exception": ""}
     try:
@@ -238,12 +239,13 @@ def call(task_path: Path, candidate: Path) -> None:
                 {**content["single_input_configs"][0], **shared},
             )
         arguments = task["get_init_inputs"]() if "get_init_inputs" in task else []  # type: ignore[operator]
-        model = module["ModelNew"](*arguments, **initial).cuda()  # type: ignore[operator]
-        inputs = [each.cuda() if isinstance(each, torch.Tensor) else each for each in task["get_inputs"](**wanted)]  # type: ignore[operator]
+        model = module["ModelNew"](*arguments, **initial).to(device)  # type: ignore[operator]
+        inputs = [each.to(device) if isinstance(each, torch.Tensor) else each for each in task["get_inputs"](**wanted)]  # type: ignore[operator]
         phase = Phase.FIRST_CALL
         with torch.no_grad():
             model(*inputs)
-        torch.cuda.synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         functions = [frame.name for frame in frames if frame.filename == str(candidate)]
