@@ -2,7 +2,9 @@
 
     python -m tests.benchmarks.public_kernels write SETS OUT     SETS holds checkouts named owner+name
     python -m tests.benchmarks.public_kernels count OUT          classes and notes of all candidates, from their sources
-    python -m tests.benchmarks.public_kernels build OUT NAME     compiles the CUDA sources of one folder, in parallel
+    python -m tests.benchmarks.public_kernels run OUT NAME       judges the candidates of one folder, in parallel
+    python -m tests.benchmarks.public_kernels run OUT NAME --timed      measures those that passed
+    python -m tests.benchmarks.public_kernels report OUT         counts by class, claimed against measured speed-up
 
 `write` makes OUT/tasks/NAME and OUT/candidates/NAME for each NAME, and OUT/claims.csv with the speed-ups that their
 authors state. Then `pytest bench/ --tasks OUT/tasks/NAME --implementation OUT/candidates/NAME` measures them.
@@ -24,23 +26,29 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
 from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
 
 from opatlas.candidates.error_class import CandidateFailure, Phase, classify
-from opatlas.candidates.judgement import ErrorClass
+from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.candidates.static_rules import is_installed, static_check, static_findings
+from opatlas.typed_json import decode
 
+#: The end of the name of a folder whose candidates raise what they would swallow.
+WITHOUT = "_without_fallbacks"
 CUDA_L1, KERNELBENCH = Path("deepreinforce-ai+CUDA-L1"), Path("ScalingIntelligence+KernelBench")
 AKG, ROBUST = Path("mindspore-ai+akg", "akg_agents"), Path("SakanaAI+robust-kbench")
 #: What the machine with the device has, beside what is installed here.
 ON_DEVICE = frozenset({"torch", "triton", "numpy"})
-#: Seconds for import, construction and first call of one candidate.
+#: Seconds for one candidate, compilation included.
 DEADLINE_S = 400.0
 
 
@@ -176,113 +184,127 @@ def _on_device(module: str) -> bool:
     return module in ON_DEVICE or is_installed(module)
 
 
-def build(out: Path, name: str, jobs: int) -> None:
-    """Runs import, construction and first call of the candidates with CUDA sources, each in a process; prints classes.
+def run(out: Path, name: str, jobs: int, *, timed: bool) -> None:
+    """Judges the candidates of one folder, each in a process of its own; writes OUT/judged/NAME.jsonl.
 
-    The extensions go to the folder that TORCH_EXTENSIONS_DIR names, where later processes find them.
+    The first pass compiles in parallel and measures nothing. The second pass, with `timed`, measures the candidates
+    that passed, one at a time, while the others start.
     """
-    folder = out / "candidates" / name
-    tasks = out / "tasks" / name
+    folder, tasks = out / "candidates" / name, out / "tasks" / name
     tasks = tasks / "tasks" if (tasks / "tasks").is_dir() else tasks
-    native = [path for path in sorted(folder.rglob("*.py")) if "load_inline(" in path.read_text("utf-8")]
-    with ThreadPoolExecutor(jobs) as pool:
-        ends = list(pool.map(lambda path: _first_call(tasks, folder, path), native))
-    with (out / f"build_{name}.csv").open("w", encoding="utf-8", newline="") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(["candidate", "class", "sub-class", "text"])
-        for path, (verdict, text) in zip(native, ends, strict=True):
-            rows.writerow([path.relative_to(folder), *verdict, text[:4000]])
-    for (error_class, sub_class), n in Counter(verdict for verdict, _ in ends).most_common():
-        print(f"{n:4} {error_class} {sub_class}")
+    file = out / "judged" / f"{name}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    judged = _judged(file)
+    wanted = [path for path in sorted(folder.rglob("*.py")) if _is_next(judged.get(_name(folder, path)), timed)]
+    with ThreadPoolExecutor(jobs) as pool, file.open("a", encoding="utf-8") as stream:
+        # The sources that a compiler of C++ reads take longest.
+        wanted.sort(key=lambda path: "load_inline(" not in path.read_text("utf-8"))
+        futures = {
+            pool.submit(_judge, tasks, folder, path, out / "device.lock" if timed else None): path for path in wanted
+        }
+        for future in as_completed(futures):
+            record = {"candidate": _name(folder, futures[future]), **asdict(future.result())}
+            stream.write(json.dumps(record) + "\n")
+            stream.flush()
+    report(out)
 
 
-def _first_call(tasks: Path, folder: Path, path: Path) -> tuple[tuple[str, str], str]:
+def _name(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).with_suffix("").as_posix()
+
+
+def _judged(file: Path) -> dict[str, Judgement]:
+    """Returns the last judgement of each candidate."""
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    records = [json.loads(line) for line in lines]
+    return {record.pop("candidate"): _judgement(record) for record in records}
+
+
+def _judgement(record: dict[str, Any]) -> Judgement:
+    found: Judgement = decode(json.dumps(record), Judgement, "judgement")
+    return found
+
+
+def _is_next(judgement: Judgement | None, timed: bool) -> bool:
+    """Whether a pass is to try a candidate: a pass that was cut off goes on where it was."""
+    return (
+        judgement is not None and judgement.passed and judgement.level is Level.CORRECT if timed else judgement is None
+    )
+
+
+def _judge(tasks: Path, folder: Path, path: Path, lock: Path | None) -> Judgement:
+    if failed := static_check(path.read_text("utf-8"), path, installed=_on_device):
+        return failed
     task = tasks / path.relative_to(folder)
-    if not task.exists():
-        task = task.with_name(f"func_{task.name}")
-    command = [sys.executable, "-m", "tests.benchmarks.public_kernels", "call", str(task), str(path)]
+    task = task if task.exists() else task.with_name(f"func_{task.name}")
+    command = [sys.executable, "-m", "tests.benchmarks.kernel_trial", str(task), str(path)]
+    command += ["--timed", str(lock)] if lock else []
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, errors="replace"
+        )
     except subprocess.TimeoutExpired:
-        return (str(ErrorClass.TIMEOUT), ""), f"still running after {DEADLINE_S:g} s"
+        return classify(CandidateFailure(Phase.FIRST_CALL, timed_out=True))
     said = ended.stdout.strip().rpartition("\n")[2]
     if said.startswith("{"):
-        found = json.loads(said)
-        if not found["exception"]:
-            return (str(ErrorClass.PASS), ""), ""
-        failure = CandidateFailure(Phase(found["phase"]), found["exception"], found["text"], tuple(found["functions"]))
-    else:
-        failure = CandidateFailure(Phase.FIRST_CALL, stderr=ended.stderr[-4000:], exit_code=ended.returncode)
-    judgement = classify(failure)
-    return (str(judgement.error_class), judgement.sub_class), judgement.text
+        return _judgement(json.loads(said))
+    number = -ended.returncode if ended.returncode < 0 else 0
+    name = signal.Signals(number).name if number else ""
+    code = None if number else ended.returncode
+    return classify(CandidateFailure(Phase.FIRST_CALL, stderr=ended.stderr[-4000:], signal=name, exit_code=code))
 
 
-def call(task_path: Path, candidate: Path) -> None:
-    """Imports, constructs and calls one candidate on the GPU. The last line on stdout is a JSON object."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    phase = Phase.IMPORT
-    found: Mapping[str, object] = {"exception": ""}
-    try:
-        task = _module(task_path)
-        module = _module(candidate)
-        phase = Phase.CONSTRUCTION
-        configuration = task_path.with_name("config_forward.json")
-        initial: dict[str, object] = {}
-        wanted: dict[str, object] = {}
-        if configuration.exists():
-            content = json.loads(configuration.read_text("utf-8"))
-            shared = content["single_shared_configs"][0]
-            initial, wanted = (
-                {**content["single_init_configs"][0], **shared},
-                {**content["single_input_configs"][0], **shared},
-            )
-        arguments = task["get_init_inputs"]() if "get_init_inputs" in task else []  # type: ignore[operator]
-        model = module["ModelNew"](*arguments, **initial).to(device)  # type: ignore[operator]
-        inputs = [each.to(device) if isinstance(each, torch.Tensor) else each for each in task["get_inputs"](**wanted)]  # type: ignore[operator]
-        phase = Phase.FIRST_CALL
-        with torch.no_grad():
-            model(*inputs)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        functions = [frame.name for frame in frames if frame.filename == str(candidate)]
-        text = "".join(traceback.format_exception_only(error)).strip()[-20000:]
-        found = {"phase": phase, "exception": type(error).__name__, "text": text, "functions": functions}
-    print(f"\n{json.dumps(found)}", flush=True)
-    os._exit(0)
-
-
-def _module(path: Path) -> dict[str, object]:
-    names: dict[str, object] = {"__name__": path.stem, "__file__": str(path)}
-    exec(compile(path.read_text("utf-8"), str(path), "exec"), names)
-    return names
+def report(out: Path) -> None:
+    """Prints for each folder the counts by class, and claimed against measured speed-ups."""
+    with (out / "claims.csv").open(encoding="utf-8", newline="") as stream:
+        claims = {(row["folder"], row["task"]): float(row["claimed speed-up"]) for row in csv.DictReader(stream)}
+    for file in sorted((out / "judged").glob("*.jsonl")):
+        judged = _judged(file)
+        print(f"{file.stem}: {len(judged)} candidates")
+        classes = Counter(f"{each.error_class} {each.sub_class}".strip() for each in judged.values())
+        print("".join(f"  {n:4} {name}\n" for name, n in classes.most_common()), end="")
+        passed = {name: each for name, each in judged.items() if each.passed}
+        print(
+            f"  of {len(passed)} that pass, {sum(each.within_1e3 is False for each in passed.values())} are beyond 1e-3"
+        )
+        pairs = [
+            (claims[key], each.baseline_us / each.duration_us, each.kernel_share or 0.0)
+            for name, each in passed.items()
+            if each.duration_us and each.baseline_us and (key := (file.stem.removesuffix(WITHOUT), name)) in claims
+        ]
+        for title, some in (("all", pairs), ("own kernels > 50 %", [each for each in pairs if each[2] > 0.5])):
+            if some:
+                claimed, measured = (geometric_mean(each[place] for each in some) for place in (0, 1))
+                faster = sum(each[1] > 1.01 for each in some), sum(each[0] > 1.01 for each in some)
+                print(
+                    f"  {title}: {len(some)} measured; geometric means {claimed:.2f} claimed, {measured:.2f} measured; "
+                    f"faster than 1.01: {faster[1]} claimed, {faster[0]} measured"
+                )
 
 
 def main() -> None:
     """Runs the named step."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     steps = arguments.add_subparsers(dest="step", required=True)
-    for step, places in (("write", ["sets", "out"]), ("count", ["out"]), ("call", ["task", "candidate"])):
+    for step, places in (("write", ["sets", "out"]), ("count", ["out"]), ("report", ["out"])):
         parser = steps.add_parser(step)
         for place in places:
             parser.add_argument(place, type=Path)
-    parser = steps.add_parser("build")
+    parser = steps.add_parser("run")
     parser.add_argument("out", type=Path)
     parser.add_argument("name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once (default: all cores)")
+    parser.add_argument("--timed", action="store_true", help="measure the candidates that passed (default: judge all)")
     given = arguments.parse_args()
     if given.step == "write":
         shutil.rmtree(given.out, ignore_errors=True)
         write(given.sets, given.out)
     elif given.step == "count":
         count(given.out)
-    elif given.step == "build":
-        build(given.out, given.name, given.jobs)
+    elif given.step == "report":
+        report(given.out)
     else:
-        call(given.task, given.candidate)
+        run(given.out, given.name, given.jobs, timed=given.timed)
 
 
 if __name__ == "__main__":
