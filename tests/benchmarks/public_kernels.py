@@ -196,17 +196,30 @@ def run(out: Path, name: str, jobs: int, *, timed: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     judged = _judged(file)
     wanted = [path for path in sorted(folder.rglob("*.py")) if _is_next(judged.get(_name(folder, path)), timed)]
-    with ThreadPoolExecutor(jobs) as pool, file.open("a", encoding="utf-8") as stream:
-        # The sources that a compiler of C++ reads take longest.
-        wanted.sort(key=lambda path: "load_inline(" not in path.read_text("utf-8"))
-        futures = {
-            pool.submit(_judge, tasks, folder, path, out / "device.lock" if timed else None): path for path in wanted
-        }
-        for future in as_completed(futures):
-            record = {"candidate": _name(folder, futures[future]), **asdict(future.result())}
-            stream.write(json.dumps(record) + "\n")
-            stream.flush()
+    # The sources that a compiler of C++ reads take longest.
+    wanted.sort(key=lambda path: "load_inline(" not in path.read_text("utf-8"))
+    pool = ThreadPoolExecutor(jobs)
+    lock = out / "device.lock" if timed else None
+    futures = {pool.submit(_judge, tasks, folder, path, lock): path for path in wanted}
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            for future in as_completed(futures):
+                record = {"candidate": _name(folder, futures[future]), **asdict(future.result())}
+                stream.write(json.dumps(record) + "\n")
+                stream.flush()
+    except KeyboardInterrupt:
+        print("interrupted: run it again to go on")
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(_running):
+            os.killpg(process.pid, signal.SIGKILL)
     report(out)
+    sys.stdout.flush()
+    # Threads whose processes were killed have nothing to tell.
+    os._exit(0)
+
+
+#: The processes of candidates. Each leads a group, with its compilers.
+_running: set[subprocess.Popen[str]] = set()
 
 
 def _name(folder: Path, path: Path) -> str:
@@ -226,10 +239,10 @@ def _judgement(record: dict[str, Any]) -> Judgement:
 
 
 def _is_next(judgement: Judgement | None, timed: bool) -> bool:
-    """Whether a pass is to try a candidate: a pass that was cut off goes on where it was."""
-    return (
-        judgement is not None and judgement.passed and judgement.level is Level.CORRECT if timed else judgement is None
-    )
+    """Returns whether a pass tries a candidate. Where other processes took the memory, it is tried again."""
+    if timed:
+        return judgement is not None and judgement.passed and judgement.level is Level.CORRECT
+    return judgement is None or judgement.error_class is ErrorClass.OOM
 
 
 def _judge(tasks: Path, folder: Path, path: Path, lock: Path | None) -> Judgement:
@@ -239,19 +252,24 @@ def _judge(tasks: Path, folder: Path, path: Path, lock: Path | None) -> Judgemen
     task = task if task.exists() else task.with_name(f"func_{task.name}")
     command = [sys.executable, "-m", "tests.benchmarks.kernel_trial", str(task), str(path)]
     command += ["--timed", str(lock)] if lock else []
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, errors="replace"
-        )
-    except subprocess.TimeoutExpired:
-        return classify(CandidateFailure(Phase.FIRST_CALL, timed_out=True))
-    said = ended.stdout.strip().rpartition("\n")[2]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+    ) as process:
+        _running.add(process)
+        try:
+            stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return classify(CandidateFailure(Phase.FIRST_CALL, timed_out=True))
+        finally:
+            _running.discard(process)
+    said = stdout.strip().rpartition("\n")[2]
     if said.startswith("{"):
         return _judgement(json.loads(said))
-    number = -ended.returncode if ended.returncode < 0 else 0
+    number = max(0, -process.returncode)
     name = signal.Signals(number).name if number else ""
-    code = None if number else ended.returncode
-    return classify(CandidateFailure(Phase.FIRST_CALL, stderr=ended.stderr[-4000:], signal=name, exit_code=code))
+    code = None if number else process.returncode
+    return classify(CandidateFailure(Phase.FIRST_CALL, stderr=stderr[-4000:], signal=name, exit_code=code))
 
 
 def report(out: Path) -> None:

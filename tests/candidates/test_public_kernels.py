@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.benchmarks.public_kernels import without_fallbacks
 
 SOURCE = """\
