@@ -50,7 +50,10 @@ class Completion:
         named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
         outputs = question.cells.get(OUTPUT_SHAPES) or self._follow(fitting[form], asked)
         if outputs is None:
-            raise NoAnswer(f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes")
+            raise NoAnswer(
+                f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes",
+                ["output_shapes"],
+            )
         note = "" if len(fitting) == 1 else f"with {named[INPUT_DTYPES]}, as most rows"
         return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
 

@@ -84,10 +84,11 @@ class ImplementationAnswers:
         found = rows.find(question)
         if len(found) > 1:
             columns = rows.differing(found, tuple(_TELLING))
-            remedy = ", ".join(dict.fromkeys(_TELLING[column] for column in columns)) or "query_many with whole rows"
+            telling = dict.fromkeys(_TELLING[column] for column in columns)
             raise NoAnswer(
                 f"{question.kernel_type}: {len(found)} rows have these inputs, with other {', '.join(columns)}: "
-                f"give {remedy}"
+                f"give {', '.join(telling) or 'query_many whole rows'}",
+                telling,
             )
         if found:
             return self._measured(rows, found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,7 +24,15 @@ Floats = npt.NDArray[np.float64]
 
 
 class NoAnswer(OpAtlasError):
-    """A question without an answer. The message says what is missing, and what the database has instead."""
+    """A question without an answer. The message says what is missing, and what the database has instead.
+
+    Attributes:
+        give: the arguments of `OpenDatabase.query` that would tell; empty if none does.
+    """
+
+    def __init__(self, text: str, give: Collection[str] = ()) -> None:
+        self.give = tuple(give)
+        super().__init__(text)
 
 
 class How(str, Enum):
