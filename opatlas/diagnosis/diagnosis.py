@@ -121,8 +121,10 @@ class Diagnosis:
         names = [name for name in (TYPE, *BASE[2:], BLOCK_DIM) if name in frame.columns]
         keys = [frame[name] for name in names] if self.table.is_capture else [frame[ROW]]
         of = pd.DataFrame(dict(enumerate([*keys, pd.Series(self.verdicts.first)]))).iloc[kept]
-        grouped = of.groupby(list(of.columns), sort=False, dropna=False).indices.values()
-        groups = [kept[positions] for positions in grouped]
+        codes = of.groupby(list(of.columns), sort=False, dropna=False).ngroup().to_numpy()
+        by_group = np.argsort(codes, kind="stable")
+        ends = np.flatnonzero(np.diff(codes[by_group])) + 1
+        groups = np.split(kept[by_group], ends) if len(kept) else []
         lost = [float(self.lost_us[lines].sum()) for lines in groups]
         order = sorted(range(len(groups)), key=lambda i: (-lost[i], groups[i][0]))
         return [self._ranked(rank, groups[i], lost[i]) for rank, i in enumerate(order, 1)]

@@ -125,8 +125,11 @@ def _read_captures(place: Path) -> KernelTable:
         counters |= dict.fromkeys(header.counters)
         source_names |= {own: name for own, name in {**header.text, DURATION: header.duration}.items() if own != name}
         source_names |= {own: name for own, name in _numbers(header).items() if own != name}
+    frames = [frame for frame in frames if len(frame)]
     if not frames:
-        raise OpAtlasError("\n".join(problems))
+        raise OpAtlasError(
+            "\n".join([*problems, f"{place}: no launch has a duration: take the capture again, while kernels run"])
+        )
     frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
     return KernelTable(place, True, "", frame, tuple(counters), source_names, tuple(problems))
 
@@ -204,7 +207,8 @@ def read_database_kernels(folder: Path) -> KernelTable:
                 frames += [frame] if len(frame) else []
             progress.advance()
     if not frames:
-        raise OpAtlasError("\n".join(problems) or f"{folder}: no row has a duration: measure some, or ingest a capture")
+        none = "no row of a kernel has a duration" if names else "holds collectives only, which get no verdict"
+        raise OpAtlasError("\n".join([*problems, f"{folder}: {none}: measure some, or ingest a capture"]))
     return kernels_of_rows(folder, database_device(folder), frames, problems)
 
 

@@ -16,7 +16,7 @@ from opatlas.diagnosis.advice import advice
 from opatlas.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel
 from opatlas.diagnosis.kernels import NAME
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
-from opatlas.model.schema import BASE, KERNEL_NAMES
+from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.report.row_summary import microseconds_text
 from opatlas.text import align_numbers, pluralize, shorten, wrap
 
@@ -143,6 +143,9 @@ def _untested_lines(diagnosis: Diagnosis, untested: Mapping[VerdictRule, Sequenc
 
 def _ranking_lines(diagnosis: Diagnosis) -> Iterator[str]:
     ranking = diagnosis.ranking[:SHOWN]
+    if not ranking:
+        yield "no kernels but collectives, which get no verdict"
+        return
     captured = diagnosis.table.is_capture
     counts = [["launches"] if captured else [], *([f"{each.launches:,}"] if captured else [] for each in ranking)]
     cells: list[tuple[str, ...]] = [("the most time lost", "time", "share", "roofline", "lost")]
@@ -184,9 +187,12 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
     else:
         yield _fact("row", diagnosis.place(line))
         yield _fact("duration", f"{microseconds_text(ranked.duration_us)}, {ranked.share:.1%}")
-    for name in (NAME, *BASE, KERNEL_NAMES):
-        if cell := str(row.get(name, "")):
-            yield from textwrap.wrap(f"{name}: {cell}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+    for name in (NAME, *BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN):
+        cell = row.get(name, "")
+        if cell != "" and cell == cell:
+            yield from textwrap.wrap(
+                f"{name}: {_value(cell)}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN
+            )
     yield _fact("roofline", roofline_text(diagnosis, ranked))
     findings = diagnosis.findings(line)
     for finding in findings:
@@ -265,7 +271,7 @@ def seed_ideals(diagnosis: Diagnosis, line: int) -> list[SeedIdeal]:
 
 
 def _value(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:

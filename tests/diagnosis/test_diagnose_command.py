@@ -201,6 +201,16 @@ def test_a_place_that_is_missing_or_no_capture(tmp_path: Path, capsys: pytest.Ca
     assert str(tmp_path / "kernel_details.csv") in capsys.readouterr().err
 
 
+def test_a_capture_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture(tmp_path, [])
+    assert main(["diagnose", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err
+    capture(tmp_path, [kernel(core="COMMUNICATION")])
+    assert main(["diagnose", str(path), "--against", str(path)]) == 0
+    assert main(["diagnose", str(path)]) == 0
+    assert "collectives" in capsys.readouterr().out
+
+
 def test_lines_without_a_duration_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = capture(tmp_path, [*_KERNELS, {**kernel(), "Duration(us)": "long"}])
     assert main(["diagnose", str(path)]) == 1
