@@ -20,6 +20,7 @@ from opatlas.superkernel.comparison import CheckState, SuperKernelComparison, co
 from opatlas.superkernel.gains import GATE, PUBLIC_GAINS, GainModel, ScopeVerdict
 from opatlas.superkernel.kernel_types import StepPhase, read_module_map
 from opatlas.superkernel.report import analysis_as_json, comparison_as_json
+from opatlas.superkernel.scopes import StepSource
 from opatlas.superkernel.timeline import read_timeline
 from opatlas.text import align_numbers, pluralize, show, wrap
 
@@ -128,9 +129,10 @@ def analysis_lines(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[str
     yield f"{timeline.path}"
     phases = ", ".join(f"{count} of {phase}" for phase, count in analysis.phases.items())
     streams = len([stream for stream in timeline.streams if stream])
+    by = "" if analysis.step_source is StepSource.NOTHING else f", by {analysis.step_source}"
     yield wrap(
         f"{len(timeline.launches):,} kernels on {pluralize(streams, 'known stream')}; "
-        f"{pluralize(analysis.steps, 'step')}: {phases}, by {analysis.step_source}",
+        f"{pluralize(analysis.steps, 'step')}: {phases}{by}",
         indent=0,
     )
     if timeline.wait_pairs:

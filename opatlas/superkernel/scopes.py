@@ -45,7 +45,7 @@ class StepSource(str, Enum):
 
     STEP_ID = "Step Id"
     LAYERS = "repetition of all layers"
-    NOTHING = "nothing: taken for one step"
+    NOTHING = "nothing"
 
     def __str__(self) -> str:
         return self.value
