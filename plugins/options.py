@@ -104,6 +104,15 @@ ROWS = (
         "torch_npu)",
     ),
     declare(
+        "--tasks",
+        Scope.KERNELS,
+        type=names,
+        metavar="PATH[,PATH...]",
+        default=(),
+        help="measure tasks in place of the rows of a database: files or folders with classes Model, as KernelBench "
+        "and AKG have them; --implementation names folders with candidates for them (default: rows of the database)",
+    ),
+    declare(
         "--ops",
         Scope.ANY,
         type=names,

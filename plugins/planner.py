@@ -19,6 +19,7 @@ from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder
 from opatlas.implementations.implementation import Implementation
 from opatlas.isolation.msprof.pending import recover_profiles
+from opatlas.isolation.task_rows import task_rows
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
     BASE,
@@ -36,6 +37,7 @@ from opatlas.model.schema import (
     STATUS,
     STATUS_REASON,
     SUITE,
+    TASK,
 )
 from opatlas.model.signature import digest, signature, signatures
 from opatlas.store.cells import duration_columns, identity_columns
@@ -58,7 +60,7 @@ from .target import SessionTarget, TargetDatabase
 from .where_variables import TableVariables
 
 #: Columns that a replay may need.
-_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE)
+_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
 _STATE = (
     *(STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID),
     IMPLEMENTATION,
@@ -97,7 +99,8 @@ def _plan_session(context: SessionContext) -> Plan:
         # In the order of their paths: two sessions never wait for each other.
         for own in sorted(context.databases, key=lambda each: each.database.path):
             _lock_database(context, own)
-    plan, base = Plan(), _BaseRows()
+    base = _BaseRows(*_task_rows(context))
+    plan = Plan(notes=list(base.notes))
     for number in range(len(settings.targets)):
         plan.add(_plan_target(context, number, base))
     plan.problems += context.profile.problems if context.profile is not None else ()
@@ -108,12 +111,12 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     """Makes the plan of a target, whose database the session has if the session writes."""
     settings, own = context.settings, context.databases[number]
     database, target = own.database, own.target
-    requested = settings.workload.rows
+    requested = base.requested if settings.workload.tasks else settings.workload.rows
     if settings.writes:
         prepared = _prepare_for(context, own, base)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
-        if target.rows_from is not None:
+        if target.rows_from is not None and not settings.workload.tasks:
             requested = base.with_own(target, database)
     sampled = context.profile.cases.keys() if context.profile is not None else ()
     plan = make_plan(
@@ -160,6 +163,9 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
         is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
         others=[each.path for each in settings.targets],
     )
+    if settings.workload.tasks:
+        added = add_rows(own.database, base.of_target(target))
+        return replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from="the tasks")
     if target.rows_from is not None:
         added = add_rows(own.database, base.of_target(target))
         rows_from = target.rows_from if Database(target.rows_from).kernel_types() else None
@@ -167,10 +173,31 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
     return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
 
 
-class _BaseRows:
-    """The rows that the implementations of a session are measured on; a file is read once for all implementations."""
+def _task_rows(context: SessionContext) -> tuple[Mapping[str, list[Mapping[str, str]]] | None, Sequence[str]]:
+    """Returns the rows of the tasks of a session, and notes on tasks without rows; (None, ()) without tasks."""
+    settings = context.settings
+    if not settings.workload.tasks:
+        return None, ()
+    target = settings.targets[0]
+    chosen = [task for name, task in settings.workload.tasks.items() if not settings.ops or name in settings.ops]
+    with context.past_capture():
+        found = task_rows(chosen, Database(target.rows_from or target.path))
+    return found.rows, found.notes
 
-    def __init__(self) -> None:
+
+class _BaseRows:
+    """The rows that the implementations of a session are measured on; a file is read once for all implementations.
+
+    Attributes:
+        requested: the rows of tasks, by kernel type; None where the rows are those of a database.
+        notes: what the user should know about these rows.
+    """
+
+    def __init__(
+        self, requested: Mapping[str, list[Mapping[str, str]]] | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        self.requested = requested
+        self.notes = notes
         #: By kernel type, for each folder.
         self._rows: dict[Path, dict[str, list[Mapping[str, str]]]] = {}
 
@@ -182,6 +209,8 @@ class _BaseRows:
         Raises:
             OpAtlasError: a file cannot be read, or the starter cannot be made.
         """
+        if self.requested is not None:
+            return {name: rows for name, rows in self.requested.items() if target.implementation.implements(name)}
         assert target.rows_from is not None
         source = Database(target.rows_from)
         names = source.kernel_types()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from opatlas.model.errors import DeviceGone, ReplayError
 from opatlas.model.schema import Status
 from opatlas.text import exception_line
 
+from .candidates import run_candidate
 from .collector import needs_group, row_of
 from .session_context import SessionContext
 
@@ -93,7 +95,8 @@ class RowRunner:
         batch_executor = executor if at_once > 1 and isinstance(executor, BatchExecutor) else None
         try:
             if batch_executor is None:
-                return executor.run(self._job(item))
+                job = self._job(item)
+                return run_candidate(executor, job) if job.is_of_candidate else executor.run(job)
             if self._look_ahead is None:
                 self._look_ahead = LookAhead(at_once, self._on_launched)
             return self._look_ahead.outcome(item, batch_executor, self._job, lambda: bool(context.stop_reason))
@@ -132,7 +135,7 @@ class RowRunner:
         function = item.function
         spec, settings = replay_spec(function), self._context.settings
         assert spec is not None
-        return Job(
+        job = Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
             function=function.__qualname__,
@@ -143,7 +146,9 @@ class RowRunner:
             source=settings.targets[row.target].implementation.source(row.kernel_type),
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
             database=str(settings.targets[row.target].path) if row.target else "",
+            task=settings.workload.tasks.get(row.kernel_type),
         )
+        return replace(job, log=str(self._context.shared.path / f"candidate-{job.id}")) if job.is_of_candidate else job
 
     def _device(self, spec: DeviceSpec) -> Executor:
         settings, waits = self._context.settings, self._context.waits

@@ -135,10 +135,12 @@ def targets_of(
         pytest.UsageError: options contradict each other, or no named implementation is installed.
     """
     option = config.option
-    named = find_implementations(option.implementation, devices[0].kind)
+    named = find_implementations(option.implementation, devices[0].kind, list(workload.tasks.values()))
     usable = [each for each in named if not each.missing]
     lines = [f"{each.name}: {each.missing}" for each in named if each.missing]
-    lines += dict.fromkeys(note for each in usable for note in (*each.notes, *_without_replay(each)))
+    lines += dict.fromkeys(
+        note for each in usable for note in (*each.notes, *(() if workload.tasks else _without_replay(each)))
+    )
     if not usable:
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
     origin = origin_of(option, devices, workload)
@@ -151,7 +153,7 @@ def targets_of(
             continue
         path = (
             Database(base).implementation_dir(each.name, each.version)
-            if option.database_path
+            if option.database_path or workload.tasks
             else absolute_path(
                 implementation_path(database_name(devices), each.name, each.version, detect(option.versions))
             )

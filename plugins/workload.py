@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,19 +13,23 @@ import pytest
 
 from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
+from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.isolation.executor import BatchExecutor, Executor
 from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.model.location import (
     COMMUNICATION_NAMED_BY,
     NAMED_BY,
+    TASKS_NAMED_BY,
     communication_path,
     default_path,
     refuse_former_name,
+    tasks_path,
 )
 from opatlas.model.versions import TORCH, Component, Versions
 from opatlas.options import Scope
 from opatlas.store.update_mode import UpdateMode
+from opatlas.tasks.task import Task, read_tasks
 from opatlas.text import pluralize
 
 
@@ -37,11 +41,13 @@ class Workload(ABC):
         options: the options of pytest, with the grid that collectives use; they choose the group of a row.
         rows: cells of the rows that options name, by kernel type; None: the rows of the database.
         notes: lines for the user on what was chosen for them.
+        tasks: the tasks that options name, by kernel type; their rows are read with the plan.
     """
 
     options: argparse.Namespace
     rows: Mapping[str, Sequence[Mapping[str, str]]] | None = None
     notes: Sequence[str] = ()
+    tasks: Mapping[str, Task] = field(default_factory=dict)
 
     #: The noun for a case, and the verb for what happens to it.
     unit: ClassVar[str]
@@ -146,6 +152,26 @@ class ProfiledWorkload(KernelWorkload):
 
 
 @dataclass(frozen=True)
+class TaskWorkload(KernelWorkload):
+    """Tasks: each of their inputs is a row, which is added to the database."""
+
+    has_starter = False
+    has_op_mapping = False
+    needs_database = False
+
+    def naming(self, device_kind: str) -> Sequence[Component]:
+        return TASKS_NAMED_BY.get(device_kind, [TORCH])
+
+    def named_database(self, folder: Path) -> Path:
+        """Returns the folder. Raises OpAtlasError if the folder can neither be used nor made."""
+        expect_folder(folder, "", option="--database-path", may_be_made=True)
+        return folder
+
+    def default_database(self, device_name: str, versions: Versions) -> Path:
+        return tasks_path(device_name, versions)
+
+
+@dataclass(frozen=True)
 class CollectiveWorkload(Workload):
     """Messages of collectives: options name them, groups run them, and their rows are added to the database."""
 
@@ -197,12 +223,27 @@ def workload_type(config: pytest.Config) -> type[Workload]:
     """Returns what the session measures. Raises pytest.UsageError if it names collectives beside other files."""
     if collectives.are_named(config):
         return CollectiveWorkload
+    if config.option.tasks:
+        return TaskWorkload
     return KernelWorkload if config.option.prof_path is None else ProfiledWorkload
 
 
 def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Workload:
     """Returns what the options ask for. Raises pytest.UsageError for options that contradict each other."""
+    if kind is TaskWorkload:
+        return TaskWorkload(option, tasks=_tasks(option.tasks))
     if kind is not CollectiveWorkload:
         return kind(option)
     plan = collectives.collective_plan(option, devices)
     return CollectiveWorkload(plan.options, plan.rows, plan.about)
+
+
+def _tasks(places: Sequence[str]) -> Mapping[str, Task]:
+    """Returns the tasks in files and folders. Raises OpAtlasError if there are none, or two of one name."""
+    found: dict[str, Task] = {}
+    for place in places:
+        for task in read_tasks(Path(place)):
+            other = found.setdefault(task.kernel_type, task)
+            if other.path != task.path:
+                raise OpAtlasError(f"--tasks: {task.path} and {other.path} are both called {task.full_name}: name one")
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from opatlas.model.schema import ERROR_CLASS, KERNEL_SHARE, LEVEL, WITHIN_1E3
+
 
 class Level(str, Enum):
     """The levels of a judgement, in their order. A candidate passes a level only after those before it."""
@@ -69,6 +71,21 @@ class Judgement:
     baseline_us: float | None = None
     kernel_share: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The class, with its sub-class if it has one: `mismatch/nan`."""
+        return f"{self.error_class}/{self.sub_class}" if self.sub_class else str(self.error_class)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells of a row: the columns `JUDGED` (opatlas/model/schema.py)."""
+        return {
+            LEVEL: str(self.level or ""),
+            ERROR_CLASS: self.name,
+            WITHIN_1E3: "" if self.within_1e3 is None else "yes" if self.within_1e3 else "no",
+            KERNEL_SHARE: "" if self.kernel_share is None else f"{self.kernel_share:.3f}",
+        }
 
     @property
     def passed(self) -> bool:

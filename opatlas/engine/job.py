@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from opatlas.candidates.judgement import Judgement
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.stand_in import add_device_kernels
 from opatlas.implementations.contract import KernelSource
@@ -20,6 +21,7 @@ from opatlas.instruments.attribution import (
 )
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
+from opatlas.tasks.task import Task
 from opatlas.text import detail_text, reason_text
 
 
@@ -35,6 +37,8 @@ class Job:
         instrument: name of the instrument that measured the stored duration and must measure the new duration; "": any.
         source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
         database: folder of the database that the result belongs to; "": that of the session's first implementation.
+        task: the task of the row; None for a row of no task.
+        log: a file for what a candidate of a task prints to stderr, and for the step that it is in; "" without one.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -48,7 +52,14 @@ class Job:
     instrument: str = ""
     source: KernelSource | None = None
     database: str = ""
+    task: Task | None = None
+    log: str = ""
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
+
+    @property
+    def is_of_candidate(self) -> bool:
+        """Whether the job runs code that may do anything to its process, which then runs no further job."""
+        return self.task is not None and self.source is not None and not self.source.module
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,8 @@ class RowOutcome:
         pending: identifies the measurement's samples in a profile; None as soon as the measurement has samples.
         changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); such a process runs no
             further row.
+        exit_code: the exit code of a process that died, below 0 for a signal; None otherwise.
+        judgement: for a row of a task, the judgement of the candidate; None if the row does not get so far.
     """
 
     status: Status
@@ -70,6 +83,8 @@ class RowOutcome:
     measurement: Measurement | None = None
     pending: PendingSamples | None = None
     changed: tuple[str, ...] = ()
+    judgement: Judgement | None = None
+    exit_code: int | None = None
 
     @property
     def explanation(self) -> str:

@@ -14,6 +14,7 @@ from opatlas.implementations.directory import read_directory
 from opatlas.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
 from opatlas.implementations.marks import Marks, read_marks
 from opatlas.model.location import implementation_label, public_version
+from opatlas.tasks.task import Task
 from opatlas.text import suggest
 
 PACKAGE = "opatlas.bench.implementations"
@@ -63,25 +64,28 @@ def named_implementations(name: str) -> list[Implementation]:
     raise OpAtlasError(_unknown(name, known))
 
 
-def find_implementations(names: Sequence[str], kind: str) -> list[Implementation]:
+def find_implementations(names: Sequence[str], kind: str, tasks: Sequence[Task] = ()) -> list[Implementation]:
     """Returns the implementations that a user names, in this order, each once.
 
     Args:
         names: names, folders and files of a user, or "all"; empty: the default of the device.
         kind: the kind of the device.
+        tasks: what is measured, in place of rows of kernels: folders and files of a user hold candidates for them.
 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
     found: dict[str, Implementation] = {}
-    for implementation in [each for name in names for each in _named(name, kind)] or [default_implementation(kind)]:
+    for implementation in [each for name in names for each in _named(name, kind, tasks)] or [
+        default_implementation(kind)
+    ]:
         other = found.setdefault(implementation.name, implementation)
         if other != implementation:
             raise OpAtlasError(f"--implementation: two of them are called {other.name}: rename a folder")
     return list(found.values())
 
 
-def _named(name: str, kind: str) -> Iterable[Implementation]:
+def _named(name: str, kind: str, tasks: Sequence[Task]) -> Iterable[Implementation]:
     default = default_implementation(kind)
     if name == default.name:
         return [default]
@@ -95,13 +99,13 @@ def _named(name: str, kind: str) -> Iterable[Implementation]:
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return _read_own(name)
+        return _read_own(name, tasks)
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
 
 
-def _read_own(place: str) -> list[Implementation]:
+def _read_own(place: str, tasks: Sequence[Task] = ()) -> list[Implementation]:
     """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
-    found = read_directory(Path(place))
+    found = read_directory(Path(place), tasks)
     taken = {ALL, *DEFAULT_DEVICES, *shipped()}
     for each in found:
         if each.name in taken:

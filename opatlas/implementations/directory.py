@@ -5,6 +5,11 @@
 `DIR/add__Tensor/add__Tensor_implementation_v1.py`         BackendBench's layout: the function `add__Tensor_kernel_impl`
 `FILE.py`                                                  one file with marks
 
+For tasks (docs/candidates.md) the files are named after tasks, with a class `ModelNew` or a function:
+
+`DIR/level1/19_ReLU.py`, `DIR/19_ReLU.py`                  the candidate `DIR` for the task level1/19_ReLU
+`DIR/level1/19_ReLU/fast.py`, `DIR/19_ReLU/fast.py`        the candidate `DIR-fast`
+
 Other source files of the folder are helpers, which kernels import or compile. They belong to each implementation in it.
 """
 
@@ -13,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +29,8 @@ from opatlas.implementations.implementation import Implementation
 from opatlas.implementations.marks import Marks, read_marks
 from opatlas.model.location import implementation_label
 from opatlas.model.schema import is_file_name
+from opatlas.tasks.candidate_files import CandidateFile, find_candidates
+from opatlas.tasks.task import Task
 
 #: The function of a file that is named after a kernel type.
 KERNEL = "kernel"
@@ -120,10 +127,11 @@ class _Kernel:
     function: str
 
 
-def read_directory(place: Path) -> list[Implementation]:
+def read_directory(place: Path, tasks: Sequence[Task] = ()) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
     The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
+    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so.
 
     Raises:
         OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
@@ -132,10 +140,16 @@ def read_directory(place: Path) -> list[Implementation]:
     name = _NAME.sub("_", root.stem if root.is_file() else root.name).strip("_") or "kernels"
     notes: list[str] = []
     found: dict[str, list[_Kernel]] = defaultdict(list)
-    for kernel in _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes):
+    if tasks:
+        kernels: Iterable[_Kernel] = _of_tasks(root, tasks, notes)
+    else:
+        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes)
+    for kernel in kernels:
         found[kernel.candidate].append(kernel)
     if not found:
         why = f" ({notes[0]})" if notes else ""
+        if tasks:
+            raise OpAtlasError(f"{place}: holds no candidate{why}: name a file after a task ({tasks[0].name}.py)")
         raise OpAtlasError(f"{place}: holds no kernel{why}: add a file KernelType.py with a function {KERNEL}")
     of_kernels = {kernel.path for kernels in found.values() for kernel in kernels}
     helpers = [path for path in _source_files(root) if path not in of_kernels] if root.is_dir() else []
@@ -178,6 +192,16 @@ def _implementation(
             digest=digest_of_digests(digests[path] for path in (kernel.path, *helpers)),
         )
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
+
+
+def _of_tasks(root: Path, tasks: Sequence[Task], notes: list[str]) -> Iterator[_Kernel]:
+    """Yields the candidates for tasks in a folder or file."""
+    files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
+    for each in find_candidates(root, files, tasks):
+        if isinstance(each, CandidateFile):
+            yield _Kernel(each.task.kernel_type, _candidate_name(each.candidate), each.path, each.function)
+        else:
+            notes.append(each)
 
 
 def _of_folder(root: Path, notes: list[str]) -> Iterator[_Kernel]:

@@ -118,12 +118,12 @@ class DeviceProcess(ChildExecutor):
                     return RowOutcome(Status.CRASHED, f"{broken}: the device process was ended")
                 except (EOFError, OSError):
                     code = self._kill(_END_TIMEOUT_S)
-                    return RowOutcome(Status.CRASHED, f"the device process {self._describe_end(code)}")
+                    return RowOutcome(Status.CRASHED, f"the device process {self._describe_end(code)}", exit_code=code)
                 if outcome.status is Status.DEVICE_ERROR:
                     # Every later call in this process would fail.
                     channel.close()
                     self._kill(_LAST_WORDS_S)
-                elif outcome.changed:
+                elif outcome.changed or job.is_of_candidate:
                     # The next row must not be measured in the changed state.
                     self.close()
                 return outcome

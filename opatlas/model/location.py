@@ -6,6 +6,7 @@ The root is `database/data` of a checkout; for a wheel it is `opatlas/database` 
 {device}/hccl/v8.5                                    NPU communication
 {device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
 {device}/nccl|gloo/{version}                          CUDA and CPU communication
+{device}/tasks/torch2.11.0_cuda13.0, torch2.9.0_cann8.5    tasks; those of candidates lie in `implementations/` there
 {device}/flashinfer/flashinfer0.5.3_torch2.11.0_cuda13.0   an implementation other than the default
 """
 
@@ -64,6 +65,10 @@ _COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 #: The software whose versions name a compute database, and a communication database (torch contains Gloo).
 NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
 COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
+#: The software that a task uses: its rows are no rows of vllm-ascend.
+TASKS_NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
+_TASKS = "tasks"
+_TASKS_DIR = re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?")
 #: Folder names of `version_dir`; a suffix tells databases of a machine apart (`torch2.11.0_cuda13.0_warm`).
 _VERSION_DIRS = {
     _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
@@ -114,6 +119,10 @@ def parse_path(path: Path) -> ParsedPath | None:
     if library in kinds:
         number = version.removeprefix(_prefix(kinds[library]))
         return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
+    if library == _TASKS:
+        found = _TASKS_DIR.fullmatch(version)
+        named = zip((TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True) if found else ()
+        return (device, {software: text for software, text in named if text}) if found else None
     if library not in _VERSION_DIRS:
         return _implementation_place(device, library, version)
     found = _VERSION_DIRS[library].fullmatch(version)
@@ -200,6 +209,19 @@ def default_path(device: str, versions: Versions) -> Path:
     return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
 
 
+def tasks_path(device: str, versions: Versions) -> Path:
+    """Returns the path of the database of tasks of a device.
+
+    Raises:
+        OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
+    """
+    kind = device_kind(device)
+    _require(TASKS_NAMED_BY[kind], versions)
+    stack = {"cuda": f"cuda{versions.cuda}", "npu": f"cann{_short_cann(versions.cann or '')}", "cpu": "cpu"}[kind]
+    folder = f"torch{public_version(versions.torch or '')}_{stack}"
+    return ROOT / _directory_name(device, "device") / _TASKS / _directory_name(folder, "version")
+
+
 def implementation_path(device: str, name: str, version: str, versions: Versions) -> Path:
     """Returns the path of the database of an implementation on a device.
 
@@ -209,7 +231,7 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
     Raises:
         OpAtlasError: a version is unknown, or a name cannot be a folder.
     """
-    if name in (*_STACK.values(), *_COMMUNICATION.values()):
+    if name in (*_STACK.values(), *_COMMUNICATION.values(), _TASKS):
         raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
     kind = device_kind(device)
     _require([TORCH, *({"cuda": [CUDA], "npu": [CANN]}.get(kind, []))], versions)

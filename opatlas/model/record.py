@@ -156,6 +156,7 @@ class Record:
         run_id: the run; its manifest has device, versions and options.
         finished_at: seconds since the epoch.
         crashes_in_a_row: the number of consecutive sessions, with this one, in which the row crashed or timed out.
+        judged: for a row of a task, the cells of its judgement (columns `JUDGED`).
     """
 
     kernel_type: str
@@ -167,6 +168,7 @@ class Record:
     finished_at: float
     measurement: Measurement | None = None
     crashes_in_a_row: Count = 0
+    judged: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
@@ -199,6 +201,8 @@ class Record:
             "run_id": self.run_id,
             "finished_at": self.finished_at,
         }
+        if self.judged:
+            values["judged"] = dict(self.judged)
         if self.crashes_in_a_row:
             values["crashes_in_a_row"] = self.crashes_in_a_row
         if self.measurement is not None:

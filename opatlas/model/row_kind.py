@@ -23,6 +23,7 @@ from opatlas.model.schema import (
     RUNTIME,
     STATUS_GROUP,
     SUITE,
+    TASK,
     is_microbench_column,
 )
 
@@ -73,7 +74,7 @@ CALL = RowKind(
     required_columns=REQUIRED,
     duration_columns=(AVERAGE, PROFILING_AVERAGE),
     known_columns=(
-        *(*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *SUITE),
+        *(*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *SUITE, *TASK),
         *(name for name in OWN if not name.startswith("Micro")),
     ),
     has_former_names=True,

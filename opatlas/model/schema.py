@@ -112,6 +112,17 @@ FUNCTIONAL = "Functional"
 TRACE_COUNT = "Trace Count"
 SAMPLE_TORCH = "Sample Torch"
 SUITE = (SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH)
+#: Of a row of a task (docs/candidates.md): the digest of the task's file, and which of its inputs the row has.
+TASK_DIGEST = "Task Digest"
+TASK_INPUTS = "Task Inputs"
+TASK = (TASK_DIGEST, TASK_INPUTS)
+#: The judgement of the last run of such a row: the highest level that the candidate passed, its error class, whether
+#: all elements differ from the reference by less than 1e-3, and the share of the time in its own kernels.
+LEVEL = "Level"
+ERROR_CLASS = "Error Class"
+WITHIN_1E3 = "Within 1e-3"
+KERNEL_SHARE = "Kernel Share"
+JUDGED = (LEVEL, ERROR_CLASS, WITHIN_1E3, KERNEL_SHARE)
 
 #: Columns about the samples of a replayed duration.
 SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN, *EXECUTION_COLUMNS)
@@ -140,6 +151,7 @@ OWN = (
     CACHE_STATE,
     INSTRUMENT,
     *SAMPLE_COLUMNS,
+    *JUDGED,
     STATUS,
     STATUS_REASON,
     CRASHES_IN_A_ROW,
@@ -148,7 +160,7 @@ OWN = (
 )
 
 #: The result of the last run of the row.
-STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
+STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, *JUDGED)
 
 EP_SIZE = "EP Size"
 #: Kernels that the ranks of a group run together, each rank with some experts of a layer.
@@ -316,7 +328,7 @@ def ordered_columns(columns: Iterable[str]) -> list[str]:
             groups[1].append(name)
         elif name.startswith("Profiling Average "):
             groups[3].append(name)
-        elif name.startswith(RUNTIME_PREFIX) or name in (EP_SIZE, *SUITE):
+        elif name.startswith(RUNTIME_PREFIX) or name in (EP_SIZE, *SUITE, *TASK):
             groups[4].append(name)
         else:
             groups[5].append(name)

@@ -24,6 +24,8 @@ from opatlas.model.schema import (
     OUTPUT_SLOTS,
     RUNTIME_IN_SIGNATURE,
     SAMPLE,
+    TASK,
+    TASK_DIGEST,
 )
 from opatlas.model.slots import (
     dtype_name,
@@ -206,6 +208,8 @@ def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> l
     """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
     if SAMPLE in columns:
         return [SAMPLE]
+    if TASK_DIGEST in columns:
+        return list(TASK)
     if kernel_type in EXPERT_PARALLEL:
         wanted: tuple[str, ...] = (EP_SIZE,)
     else:

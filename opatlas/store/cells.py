@@ -25,6 +25,7 @@ from opatlas.model.schema import (
     IMPLEMENTATION,
     INPUT_SHAPES,
     INSTRUMENT,
+    JUDGED,
     KERNEL_NAMES,
     MAX_ERROR,
     MESSAGE_BYTES,
@@ -97,6 +98,7 @@ def measured_cells(record: Record) -> dict[str, str]:
         CHECKED_ELEMENTS: _checked_cell(measurement),
         STAND_IN: measurement.stand_in,
         **_execution_cells(measurement.execution),
+        **judged_cells(record),
         STATUS: Status.MEASURED.value,
         STATUS_REASON: _remark(record),
         CRASHES_IN_A_ROW: crashes_cell(record),
@@ -132,6 +134,11 @@ def _checked_cell(measurement: Measurement) -> str:
 def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
     """Returns a cell of MicroBench Helper Kernels: `Cast 2.1000; TransQuantParamV2 1.2000`."""
     return "; ".join(f"{kernel_type} {microseconds(us)}" for kernel_type, us in helper_kernels.items())
+
+
+def judged_cells(record: Record) -> dict[str, str]:
+    """Returns the cells of the judgement of a row of a task; empty cells for any other row."""
+    return {name: record.judged.get(name, "") for name in JUDGED}
 
 
 def crashes_cell(record: Record) -> str:

@@ -25,7 +25,14 @@ from opatlas.model.schema import (
     microbench_counter,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.cells import TableEdit, crashes_cell, duration_columns, measured_cells, positions_by_key
+from opatlas.store.cells import (
+    TableEdit,
+    crashes_cell,
+    duration_columns,
+    judged_cells,
+    measured_cells,
+    positions_by_key,
+)
 from opatlas.store.manifest import RunOrder
 
 #: The end of the Status Reason if duration and status are of different runs.
@@ -206,7 +213,12 @@ class TableUpdate:
         if record.status is Status.SKIPPED and there not in (None, Status.SKIPPED):
             # A skipped row keeps the status of an earlier run.
             return False
-        cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: crashes_cell(record)}
+        cells = {
+            STATUS: record.status.value,
+            STATUS_REASON: record.reason,
+            CRASHES_IN_A_ROW: crashes_cell(record),
+            **judged_cells(record),
+        }
         if self._has_duration(position):
             # The Run ID column belongs to the duration.
             cells[STATUS_REASON] = _with_run(record.reason, record.run_id)

@@ -1,0 +1,23 @@
+"""The replay of all tasks: `pytest bench/ --tasks tasks/ --implementation candidates/` (docs/candidates.md).
+
+A case is a list of inputs of a task. Without --implementation the task's own Model is measured; else the candidate of
+a folder is judged and measured. opatlas/engine/tasks/ has the steps.
+"""
+
+from __future__ import annotations
+
+from opatlas.engine.registry import replays
+from opatlas.model.schema import TASK_DIGEST
+
+
+def _bind(job, spec, device, instrument, settings, group):
+    """Makes `row` and `replay` of a task, in the device process."""
+    from opatlas.engine.tasks.task_replay import bind
+
+    return bind(job, device, instrument, settings, group)
+
+
+@replays(npu=None, column=TASK_DIGEST, binding=_bind)
+def test_task(row, replay):
+    """Judges a candidate for a task, and measures it."""
+    replay()

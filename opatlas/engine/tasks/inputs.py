@@ -1,0 +1,91 @@
+"""Makes the inputs of a task on a device: equal seeds give equal inputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from opatlas.engine.tasks.modules import input_lists
+from opatlas.tasks.task import Task
+
+
+def set_seeds(seed: int) -> None:
+    """Seeds the random numbers of torch on all devices, of numpy and of Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def make_inputs(module: ModuleType, task: Task, number: int, seed: int, device: torch.device) -> list[Any]:
+    """Returns a list of inputs of a task; arrays of numpy become tensors.
+
+    Args:
+        module: the task file.
+        number: which of the task's lists of inputs.
+        seed: seed of the random numbers.
+
+    Raises:
+        Exception: whatever the task raises.
+    """
+    set_seeds(seed)
+    try:
+        # Large inputs are made on the device itself: a host takes seconds for each GiB of random numbers.
+        with device:
+            found = input_lists(module, task)
+    except (RuntimeError, TypeError):
+        set_seeds(seed)
+        found = input_lists(module, task)
+    return [as_tensors(value, device) for value in found[number]]
+
+
+def as_tensors(value: Any, device: torch.device) -> Any:
+    """Returns tensors and arrays of numpy as tensors on a device, also in lists, without their history."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device)
+    return mapped(value, lambda each: as_tensors(each, device))
+
+
+def as_arrays(value: Any) -> Any:
+    """Returns tensors as arrays of numpy, also in lists."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    return mapped(value, as_arrays)
+
+
+def in_float64(value: Any) -> Any:
+    """Returns tensors of real numbers in float64, also in lists; others unchanged."""
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    return mapped(value, in_float64)
+
+
+def cloned(value: Any) -> Any:
+    """Returns clones of tensors, also in lists."""
+    return value.clone() if isinstance(value, torch.Tensor) else mapped(value, cloned)
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns a list, tuple or mapping with a function applied to its values; any other value unchanged."""
+    if isinstance(value, Mapping):
+        return {name: function(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [function(each) for each in value]
+    return value
+
+
+def needed_bytes(inputs: Sequence[Any]) -> int:
+    """Returns the bytes of the tensors in inputs."""
+    total = 0
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            total += value.numel() * value.element_size()
+        elif isinstance(value, (list, tuple)):
+            total += needed_bytes(value)
+    return total

@@ -1,0 +1,80 @@
+"""Judges the candidates of tasks in pytest's process: their source before they run, and the end of their process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from signal import Signals
+
+from opatlas.candidates.error_class import CandidateFailure, Phase, classify
+from opatlas.candidates.judgement import Judgement, Level
+from opatlas.candidates.static_rules import static_check, static_notes
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.isolation.executor import Executor
+from opatlas.model.schema import Status
+
+#: The suffix of the file beside a job's log, which names the step of the candidate.
+PHASE = ".phase"
+#: Characters of stderr that are read.
+_LONGEST = 64 << 10
+
+
+def run_candidate(executor: Executor, job: Job) -> RowOutcome:
+    """Runs the candidate of a task, unless its source breaks a rule. Raises what the executor raises."""
+    assert job.source is not None
+    path = Path(job.source.path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
+    helpers = [name for helper in job.source.helpers if (name := Path(helper).stem)]
+    judgement = static_check(text, path, helpers=helpers)
+    if judgement is not None:
+        return _outcome(judgement)
+    outcome = executor.run(job)
+    if outcome.judgement is None and outcome.status.crash:
+        outcome = _judged_end(outcome, job)
+    _remove_log(job.log)
+    if outcome.judgement is None or not (notes := static_notes(text, path)):
+        return outcome
+    judged = replace(outcome.judgement, notes=(*notes, *outcome.judgement.notes))
+    return replace(outcome, judgement=judged, reason="; ".join(filter(None, (outcome.reason, *notes))))
+
+
+def _outcome(judgement: Judgement) -> RowOutcome:
+    return RowOutcome(Status.FAILED, f"{judgement.name}: {judgement.text}", judgement=judgement)
+
+
+def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
+    """Returns the outcome of a candidate whose process ended without a verdict."""
+    stderr, phase = _read(job.log)[-_LONGEST:], _read(job.log + PHASE)
+    if stderr:
+        print(stderr, file=sys.stderr)
+    code = outcome.exit_code
+    failure = CandidateFailure(
+        Phase(phase) if phase in set(Phase) else Phase.IMPORT,
+        stderr=stderr,
+        signal=Signals(-code).name if code is not None and code < 0 else "",
+        exit_code=code if code is not None and code >= 0 else None,
+        timed_out=outcome.status is Status.TIMEOUT,
+    )
+    judgement = replace(classify(failure), level=_passed(failure.phase))
+    said = f"{judgement.name}: {judgement.text} ({outcome.reason})"
+    return replace(outcome, reason=said, judgement=judgement)
+
+
+def _passed(phase: Phase) -> Level:
+    return Level.COMPILE if phase in (Phase.LATER_CALL, Phase.CHECK) else Level.STATIC
+
+
+def _read(name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _remove_log(name: str) -> None:
+    for each in (name, name + PHASE):
+        Path(each).unlink(missing_ok=True)
