@@ -29,6 +29,8 @@ COLUMNS = {
     *schema.PROFILING_DURATIONS,
     *schema.OWN,
     *schema.RUNTIME,
+    *schema.SUITE,
+    *schema.TASK,
     *schema.MESSAGE,
     schema.DURATION,
     schema.BANDWIDTH,

@@ -33,7 +33,7 @@ from opatlas.engine.group import Group
 from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets
 from opatlas.engine.guards.process_guard import ProcessGuard
-from opatlas.engine.guards.results import TensorResults, plain_results
+from opatlas.engine.guards.results import FlatResults, plain_results
 from opatlas.engine.guards.trial import CandidateTrial
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_call import load_kernel
@@ -266,10 +266,10 @@ class TaskReplay:
         except ReplayError as error:
             return Samples(()), error
 
-    def _compare(self, reference: _Reference) -> Callable[[TensorResults, TensorResults], Compared]:
+    def _compare(self, reference: _Reference) -> Callable[[FlatResults, FlatResults], Compared]:
         device = self._device.torch_device
 
-        def compare(results: TensorResults, expected: TensorResults) -> Compared:
+        def compare(results: FlatResults, expected: FlatResults) -> Compared:
             """Raises CandidateRejected if the results have another form than Model's, or are wrong."""
             sub_class, problem = interface_problem(results, reference.native, device, reference.checks_dtypes)
             if problem:
@@ -376,7 +376,7 @@ class _Reference:
     """
 
     def __init__(self, module: ModuleType, task: Task, seed: int, device: torch.device, notes: list[str]) -> None:
-        self.native: TensorResults = ()
+        self.native: FlatResults = ()
         self.own_error = 0.0
         self.checks_dtypes = task.kind is not TaskKind.NUMPY
         self._module, self._task, self._seed, self._device, self._notes = module, task, seed, device, notes
@@ -415,7 +415,7 @@ class _Reference:
         candidate.load_state_dict(own)
         return True
 
-    def __call__(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> TensorResults:
+    def __call__(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
         """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails.
 
         Raises:
@@ -453,13 +453,13 @@ class _Reference:
             self._model = model.double() if isinstance(model, torch.nn.Module) else model
         return self._model
 
-    def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> TensorResults:
+    def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
         set_seeds(self._seed)
         if not isinstance(model, torch.nn.Module):
-            return plain_results(as_tensors(model(*as_arrays(arguments)), self._device), self._device)
+            return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))
         if weights:
             model.load_state_dict(weights, strict=False)
-        return plain_results(model(*arguments), self._device)
+        return plain_results(model(*arguments))
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ class Compared:
 
 
 def interface_problem(
-    results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], device: torch.device, checks_dtypes: bool = True
+    results: Sequence[Any], expected: Sequence[Any], device: torch.device, checks_dtypes: bool = True
 ) -> tuple[str, str]:
     """Returns sub-class and text of what is wrong with the form of results; ("", "") if nothing is.
 
@@ -63,6 +64,12 @@ def interface_problem(
         return "count", f"{len(results)} results, and Model returns {len(expected)}"
     for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         what = f"result {number}" if len(results) > 1 else "the result"
+        if result is None and wanted is not None:
+            return "none", f"{what} is None"
+        if not isinstance(wanted, torch.Tensor) or not isinstance(result, torch.Tensor):
+            if isinstance(wanted, torch.Tensor) or type(result) is not type(wanted):
+                return "type", f"{what} is of type {type(result).__name__}, not {type(wanted).__name__}"
+            continue
         if result.shape != wanted.shape:
             return "shape", f"{what} has the shape {list(result.shape)}, not {list(wanted.shape)}"
         if checks_dtypes and result.dtype != wanted.dtype:
@@ -72,7 +79,7 @@ def interface_problem(
     return "", ""
 
 
-def compare_results(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limit: float = 1.0) -> Compared:
+def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: float = 1.0) -> Compared:
     """Compares results of one set of inputs; all elements are compared.
 
     Args:
@@ -83,6 +90,9 @@ def compare_results(results: Sequence[torch.Tensor], expected: Sequence[torch.Te
     worst, difference, elements = 0.0, 0.0, 0
     for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         what = f"result {number}" if len(results) > 1 else "the result"
+        if not isinstance(wanted, torch.Tensor):
+            # A number that is no tensor has the tolerance of float32.
+            result, wanted = (torch.as_tensor(each, dtype=torch.float32) for each in (result, wanted))
         relative = limit * RELATIVE_TOLERANCE.get(result.dtype, 0.0)
         own = _compare(result, wanted.to(result.device), relative)
         worst, difference, elements = max(worst, own.error), max(difference, own.difference), elements + result.numel()
