@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from opatlas.candidates.judgement import Level
 from opatlas.errors import UsageError
 from opatlas.experiment.attempts import ATTEMPTS, AttemptsFile, ModelAttempt, read_attempts
+from opatlas.experiment.baselines import with_baselines
 from opatlas.files import expect_folder, files_below
 from opatlas.text import suggest
 
@@ -211,7 +212,7 @@ def read_experiment(
     real = [path.resolve() for path in files]
     if twice := next((path for at, path in enumerate(real) if path in real[:at]), None):
         raise UsageError(f"{twice}: named twice: name each run once")
-    runs = [run_of(path.parent, read_attempts(path)) for path in files]
+    runs = [_read_run(path) for path in files]
     keys = [key for run in runs for key in run.outcomes]
     _expect_known(models, {model for model, _ in keys}, "--models", "model")
     _expect_known(task_sets, {task.task_set for _, task in keys}, "--task-sets", "set of tasks")
@@ -228,6 +229,11 @@ def _expect_known(names: Collection[str], known: Collection[str], option: str, w
                 f"{option} {name}: no attempt has this {what}{suggest(name, known)}: give one of "
                 f"{', '.join(sorted(known)) or 'none'}"
             )
+
+
+def _read_run(path: Path) -> ExperimentRun:
+    file = read_attempts(path)
+    return run_of(path.parent, replace(file, attempts=tuple(with_baselines(path.parent, file.attempts))))
 
 
 def run_of(folder: Path, file: AttemptsFile) -> ExperimentRun:

@@ -148,6 +148,7 @@ def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
         "run_s": outcome.run_s,
         "tokens": outcome.tokens,
         "candidate": final.candidate,
+        "notes": "; ".join(final.notes),
     }
 
 

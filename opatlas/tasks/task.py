@@ -85,7 +85,7 @@ class Task:
     @property
     def kernel_type(self) -> str:
         """The kernel type of its rows: the full name as the name of a file ("kernelbench.level1.19_ReLU")."""
-        return self.full_name.replace("/", ".")
+        return kernel_type_of(self.task_set, self.name)
 
     @property
     def source(self) -> str:
@@ -102,6 +102,11 @@ class _Globals:
 
     defined: frozenset[str]
     imported: frozenset[str]
+
+
+def kernel_type_of(task_set: str, name: str) -> str:
+    """Returns the kernel type of the rows of a task ("kernelbench.level1.19_ReLU")."""
+    return f"{task_set}/{name}".replace("/", ".")
 
 
 def read_tasks(path: Path) -> list[Task]:

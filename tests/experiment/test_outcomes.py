@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from compared import lost, measured, write_tables
 from simulated_attempts import attempt, loop, write_run
 
 from opatlas.candidates.judgement import ErrorClass, Level
@@ -110,6 +111,22 @@ def test_a_task_with_two_complexities_has_the_higher_one(tmp_path: Path) -> None
     attempts = [attempt("a", "relu", complexity="C1"), attempt("b", "relu", complexity="C3")]
     experiment = read_experiment([write_run(tmp_path, attempts)])
     assert (experiment.mixed_complexities, experiment.complexities[RELU]) == (1, "C3")
+
+
+def test_the_baseline_is_that_of_the_tasks_in_the_database_around_the_run(tmp_path: Path) -> None:
+    one, two = {**measured(1, 30)}, {**measured(2, 12)}
+    database = write_tables(
+        tmp_path / "db", {"set.level1.relu": [one], "set.dynamic": [one, two], "set.lost": [lost(1, "failed")]}
+    )
+    names = ("level1/relu", "dynamic", "lost", "none")
+    attempts = [attempt("m", name, duration_us=10.0) for name in names]
+    attempts.append(attempt("other", "level1/relu", duration_us=10.0, baseline_us=5.0))
+    found = read_experiment([write_run(database / "generated" / "triton", attempts)])
+    speed_ups = {task.task: outcome.speed_up for task, outcome in found.outcomes["m"].items()}
+    assert speed_ups == {"level1/relu": 3.0, "dynamic": None, "lost": None, "none": None}
+    assert [outcome.speed_up for outcome in found.outcomes["other"].values()] == [0.5]
+    alone = read_experiment([write_run(tmp_path / "elsewhere" / "generated" / "triton", attempts)])
+    assert {outcome.speed_up for outcome in alone.outcomes["m"].values()} == {None}
 
 
 @pytest.mark.parametrize(
