@@ -32,7 +32,7 @@ _METRIC_GROUPS = {
 _MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
 _ROOFLINE = "roofline"
 #: Columns of rules that are no counters.
-_NO_COUNTERS = (DURATION, ACCELERATOR_CORE, QUALITY, _ROOFLINE, L2_HIT_RATE)
+_NO_COUNTERS = (DURATION, ACCELERATOR_CORE, _ROOFLINE, L2_HIT_RATE)
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ class Diagnosis:
         """Returns the rules whose counters the table lacks, with these counters."""
         lacking: dict[VerdictRule, list[str]] = {}
         for rule in verdict_rules().values():
-            counters = [name for name in rule.columns if name not in _NO_COUNTERS]
-            if rule.counters and not any(map(self.table.has, counters)):
-                lacking[rule] = counters
+            columns = [name for name in rule.columns if name not in _NO_COUNTERS]
+            if rule.counters and not any(map(self.table.has, columns)):
+                lacking[rule] = [name for name in columns if name != QUALITY]
         return lacking
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,16 @@ import pandas as pd
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.roofline import PEAKS, Peak, Work, device_peak, row_work
-from opatlas.model.schema import CACHE_STATE, INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.sizes import grouped_sizes
-from opatlas.model.slots import known_dtype
+from opatlas.model.schema import (
+    ATTENTION_TYPES,
+    CACHE_STATE,
+    INPUT_SLOTS,
+    OUTPUT_SLOTS,
+    RUNTIME_IN_SIGNATURE,
+    RUNTIME_PREFIX,
+)
+from opatlas.model.sizes import attention_sizes, grouped_sizes
+from opatlas.model.slots import Slot, known_dtype
 from opatlas.query.features import row_features, row_slots
 from opatlas.text import suggest
 from opatlas.yaml_file import YamlError, parse_yaml
@@ -25,7 +32,10 @@ Floats = npt.NDArray[np.float64]
 _KEYS = ("device", "bandwidth_gbps", "tera_ops", "cube_cores", "vector_cores")
 _REMEDY = f"give a YAML mapping of {', '.join(_KEYS)}, or the name of a device whose peaks OpAtlas knows"
 #: Columns that the work of a kernel depends on.
-_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
+_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *RUNTIME_IN_SIGNATURE)
+#: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
+_LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PREFIX + "input_layout"
+_LAYOUTS = ("TND", "BNSD")
 
 
 @dataclass(frozen=True)
@@ -119,9 +129,10 @@ def _positive(path: Path, name: str, value: Any, *, whole: bool = False) -> floa
 
 
 def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
-    """Returns the work of a kernel; None if it is unknown, as that of attention, whose keys may also be its values.
+    """Returns the work of a kernel; None if it is unknown.
 
-    Beside `row_work`: products of experts, with the weights of as many experts as may have tokens.
+    Beside `row_work`: products of experts, with the weights of as many experts as may have tokens, and attention whose
+    lengths of sequences are known.
     """
     work = row_work(kernel_type, cells)
     if work is not None:
@@ -131,10 +142,32 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
         features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
     except OpAtlasError:
         return None
-    if features is None:
+    if features is not None:
+        moved, operations, _ = features.work
+        return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
+    return _attention_work(kernel_type, inputs, cells)
+
+
+def _attention_work(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> Work | None:
+    """Returns the work of attention: each key and value is read once, each query and result once.
+
+    With a rotary part beside the query, the values of FusedInferAttentionScore are its keys without theirs, as in
+    multi-head latent attention.
+    """
+    is_fused = kernel_type in ATTENTION_TYPES
+    if is_fused and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):
         return None
-    moved, operations, _ = features.work
-    return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
+    sizes = attention_sizes(kernel_type, inputs, cells)
+    dtype = known_dtype(inputs[0].dtype) if sizes is not None else None
+    if sizes is None or dtype is None:
+        return None
+    value_size = inputs[0].shape[-1]
+    both = sizes.head_size + value_size
+    of_keys = sizes.head_size if is_fused and sizes.head_size > value_size else both
+    read = sizes.keys * sizes.kv_heads * of_keys + sizes.queries * sizes.heads * sizes.head_size
+    moved = read + sizes.queries * sizes.heads * value_size
+    operations = 2 * sizes.pairs * sizes.heads * both
+    return Work(read * dtype.bytes, moved * dtype.bytes, operations, inputs[0].dtype)
 
 
 @dataclass(frozen=True)

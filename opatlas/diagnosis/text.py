@@ -157,6 +157,9 @@ def _ranking_lines(diagnosis: Diagnosis) -> Iterator[str]:
     for each, line in zip(ranking, lines, strict=True):
         yield line
         yield shorten(f"   {each.verdict or 'no verdict'}: {each.shapes}", _COLUMNS)
+    if not captured:
+        yield ""
+        yield from _kernel_type_lines(diagnosis)
     if any(not each.lost_is_known for each in ranking):
         yield ""
         yield wrap("<: at most; the peaks of the device, or the work of the kernel, are not known", indent=0)
@@ -166,6 +169,25 @@ def _ranking_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield "what to do first (--row N shows rule, cells and API)"
     for verdict in first:
         yield wrap(f"{verdict}: {advice()[verdict].what}", indent=2)
+
+
+def _kernel_type_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yields the kernel types that lose the most, with the verdict that most of their time has."""
+    by_type: dict[str, list[RankedKernel]] = {}
+    for each in diagnosis.ranking:
+        by_type.setdefault(each.kernel_type, []).append(each)
+    rows = [("by kernel type", "rows", "time", "lost", "most of it is")]
+    for name in sorted(by_type, key=lambda name: -sum(each.lost_us for each in by_type[name]))[:SHOWN]:
+        found = by_type[name]
+        times: dict[str, float] = {}
+        for each in found:
+            verdict = str(each.verdict or "no verdict")
+            times[verdict] = times.get(verdict, 0.0) + each.duration_us
+        mark = "" if all(each.lost_is_known for each in found) else "<"
+        us = microseconds_text(sum(each.duration_us for each in found))
+        lost = microseconds_text(sum(each.lost_us for each in found))
+        rows.append((shorten(name, 24), f"{len(found):,}", us, f"{mark}{lost}", max(times, key=times.__getitem__)))
+    yield from align_numbers(rows, least=24)
 
 
 def _ranked_cells(each: RankedKernel) -> tuple[str, ...]:
@@ -331,6 +353,8 @@ def ranked_json(diagnosis: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
                 "limits": dict(finding.rule.limits),
                 "source": finding.rule.source,
                 "cells": dict(finding.cells),
+                "what": advice()[finding.rule.verdict].what,
+                "apis": dict(advice()[finding.rule.verdict].apis),
             }
             for finding in diagnosis.findings(ranked.line)
         ],

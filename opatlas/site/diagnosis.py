@@ -41,8 +41,10 @@ def diagnosis_page(tables: Sequence[pd.DataFrame]) -> dict[str, Any] | None:
     Args:
         tables: for each kernel type the rows with `row_verdicts`, and kernel_type.
     """
-    judged = [table.reindex(columns=[*_WORDS, *_NUMBERS]) for table in tables if "verdict" in table]
-    rows = pd.concat(judged, ignore_index=True) if judged else pd.DataFrame(columns=[*_WORDS, *_NUMBERS])
+    judged = [table for table in tables if "lost_us" in table]
+    if not judged:
+        return None
+    rows = pd.concat([table[[*_WORDS, *_NUMBERS]] for table in judged], ignore_index=True)
     rows = rows[rows["verdict"].fillna("") != ""]
     if not len(rows):
         return None

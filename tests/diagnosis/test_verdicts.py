@@ -11,7 +11,7 @@ import pytest
 from opatlas.cli.main import main
 from opatlas.diagnosis.advice import LANGUAGES, advice
 from opatlas.diagnosis.diagnosis import Diagnosis, diagnose
-from opatlas.diagnosis.peaks import known_peaks
+from opatlas.diagnosis.peaks import kernel_work, known_peaks
 from opatlas.diagnosis.rules import KernelVerdict, verdict_rules
 from tests.diagnosis.planted import OTHER_COUNTERS, PIPES, capture, kernel
 from tests.query.tables import product_rows, write_table
@@ -133,6 +133,36 @@ def test_rules_of_a_database_of_a_gpu(tmp_path: Path) -> None:
     assert firsts == [roof[0], roof[1], "composition", roof[3], roof[4], roof[5], "clock"]
     assert found.verdicts.holds[KernelVerdict.HOST_BOUND].tolist() == [False] * 3 + [True] + [False] * 3
     assert found.ranking[0].lost_us == pytest.approx(300 - 2 * 4096**3 / 989.5e6)
+
+
+@pytest.mark.parametrize(
+    ("cells", "moved", "operations"),
+    [
+        # Queries of 2 sequences read 3 + 5 keys of 1 head, and their values.
+        ({"Input Shapes": "2,4,8;9,1,8;9,1,8"}, 2 * (8 * 16 + 2 * 4 * 16), 4 * 8 * 4 * 8),
+        # Rotary parts of 2: the values are the keys without them.
+        (
+            {"Input Shapes": f"2,4,8;9,1,8;9,1,8{';' * 22}2,4,2"},
+            2 * (8 * 10 + 2 * 4 * 18),
+            2 * 8 * 4 * 18,
+        ),
+        ({"Input Shapes": "2,4,8;9,1,8;9,1,8", "Runtime actual_seq_lengths_kv_values": ""}, None, None),
+        ({"Input Shapes": "2,4,8;9,1,8;9,1,8", "Runtime input_layout": "BSH"}, None, None),
+    ],
+    ids=["keys and values", "latent", "no lengths", "another layout"],
+)
+def test_the_work_of_attention(cells: dict[str, str], moved: int | None, operations: int | None) -> None:
+    row = {
+        "Input Data Types": ";".join(["DT_BF16"] * 25),
+        "Input Formats": ";".join(["ND"] * 25),
+        "Runtime actual_seq_lengths_values": "1,2",
+        "Runtime actual_seq_lengths_kv_values": "3,8",
+        "Runtime num_key_value_heads": "1",
+        "Runtime input_layout": "TND",
+        **cells,
+    }
+    work = kernel_work("FusedInferAttentionScore", row)
+    assert (work and work.moved_bytes, work and work.operations) == (moved, operations)
 
 
 def test_collectives_are_neither_ranked_nor_judged(tmp_path: Path) -> None:
