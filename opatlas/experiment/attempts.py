@@ -10,6 +10,7 @@ import msgspec
 
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.errors import OpAtlasError
+from opatlas.files import open_safely
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 #: The name of the file in the folder of a run.
@@ -111,7 +112,8 @@ def read_attempts(path: Path) -> AttemptsFile:
         DecodeError: a line is no attempt. The error names the file, the line and the field.
     """
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
+        with open_safely(path) as file:
+            *lines, rest = file.read().split(b"\n")
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
     found = [decode(line, ModelAttempt, f"{path}:{at}") for at, line in enumerate(lines, 1) if line.strip()]

@@ -43,7 +43,7 @@ class TaskOutcome:
     def task(self) -> TaskName:
         return TaskName(self.final.task_set, self.final.task)
 
-    @property
+    @cached_property
     def final(self) -> ModelAttempt:
         """The first attempt that passed, else the last."""
         return next((attempt for attempt in self.attempts if attempt.passed), self.attempts[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.experiment.attempts import ATTEMPTS, attempt_line, read_attempts
 from opatlas.experiment.outcomes import TaskName, TaskOutcome, read_experiment
 from opatlas.experiment.report import make_report
+from opatlas.files import UnsafePath
 from opatlas.typed_json import DecodeError
 
 RELU, SORT = TaskName("set", "relu"), TaskName("set", "sort")
@@ -164,4 +166,9 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         make_report(read_experiment([folder]), "n")
     (folder / ATTEMPTS).write_bytes(b'\xff\xfe{"task"\n')
     with pytest.raises(OpAtlasError, match=f"{ATTEMPTS}:1"):
+        read_experiment([folder])
+    # A pipe is not waited for.
+    (folder / ATTEMPTS).unlink()
+    os.mkfifo(folder / ATTEMPTS)
+    with pytest.raises(UnsafePath):
         read_experiment([folder])
