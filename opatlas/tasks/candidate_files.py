@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.tasks.task import MODEL, MODEL_NEW, Task
+from opatlas.tasks.task import MODEL, MODEL_NEW, Task, part_of_name
 
 _LARGEST_BYTES = 4 << 20
 #: The function of a candidate in AKG's form: this name, or one that ends so.
@@ -47,11 +47,13 @@ def find_candidates(root: Path, files: Iterable[Path], tasks: Sequence[Task]) ->
         within = (path.relative_to(root) if path != root else Path(path.name)).with_suffix("").parts
         if any(part.startswith("_") for part in within):
             continue
-        task, candidate = by_name.get("/".join(within).lower()), ""
+        # As the names of tasks are made from files: a candidate may have the name of the task's file (26_GELU_.py).
+        names = [part_of_name(part).lower() for part in within]
+        task, candidate = by_name.get("/".join(names)), ""
         if task is None and len(within) > 1:
-            task, candidate = by_name.get("/".join(within[:-1]).lower()), within[-1]
+            task, candidate = by_name.get("/".join(names[:-1])), within[-1]
         if task is None:
-            task, candidate = by_name.get(path.stem.lower()), ""
+            task, candidate = by_name.get(names[-1]), ""
         if task is None:
             yield f"{path}: no task is called {'/'.join(within)}"
             continue
@@ -68,6 +70,8 @@ def candidate_function(path: Path) -> str:
     The first that the file has: ModelNew, the function `kernel`, a function whose name ends in `_torch`, `_numpy` or
     `_mindspore` (AKG), Model, the only public function that is no kernel of Triton.
 
+    A file without a statement, or that is not Python, has ModelNew: its judgement says what is wrong.
+
     Raises:
         OpAtlasError: the file cannot be read.
     """
@@ -77,7 +81,7 @@ def candidate_function(path: Path) -> str:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (SyntaxError, ValueError, RecursionError):
         return MODEL_NEW
-    if not tree.body:
+    if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body):
         return MODEL_NEW
     classes = {name for node in tree.body for name in _defined(node)}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]

@@ -167,28 +167,29 @@ def _name_and_set(path: Path, root: Path) -> tuple[str, str]:
     Both are the same whether the set is named, a folder of it, or the file, if the layout is a known one.
     """
     folders = path.parts[:-1]
-    stem = _part(path.stem)
+    stem = part_of_name(path.stem)
     levels = [place for place, folder in enumerate(folders) if _LEVEL.fullmatch(folder)]
     if _ROBUST.fullmatch(path.stem) and "tasks" in folders:
         within = folders[_last(folders, "tasks") + 1 :]
-        return "/".join([*map(_part, within), path.stem.removeprefix("func_")]), "robust_kbench"
+        return "/".join([*map(part_of_name, within), path.stem.removeprefix("func_")]), "robust_kbench"
     if levels and levels[-1] > 0:
-        return "/".join([*map(_part, folders[levels[-1] :]), stem]), _part(folders[levels[-1] - 1]).lower()
+        task_set = part_of_name(folders[levels[-1] - 1]).lower()
+        return "/".join([*map(part_of_name, folders[levels[-1] :]), stem]), task_set
     if folders[-3:-2] == (_AKG_TWINS,) and folders[-2] in set(TaskKind):
         return stem.removesuffix(f"_{folders[-2]}"), f"akg_{folders[-2]}"
     for folder, task_set in _AKG_SETS.items():
         if folder in folders:
-            return "/".join([*map(_part, folders[_last(folders, folder) + 1 :]), stem]), task_set
+            return "/".join([*map(part_of_name, folders[_last(folders, folder) + 1 :]), stem]), task_set
     top = root if root.is_dir() else root.parent
     within = path.relative_to(top).parts[:-1]
-    return "/".join([*map(_part, within), stem]), _part(top.name).lower() or "tasks"
+    return "/".join([*map(part_of_name, within), stem]), part_of_name(top.name).lower() or "tasks"
 
 
 def _last(folders: tuple[str, ...], name: str) -> int:
     return len(folders) - 1 - folders[::-1].index(name)
 
 
-def _part(text: str) -> str:
+def part_of_name(text: str) -> str:
     """Returns a folder or file as a part of a name: a point would separate parts of the kernel type."""
     return _NOT_IN_NAMES.sub("_", text).strip("_") or "_"
 

@@ -46,6 +46,8 @@ from opatlas.typed_json import decode
 WITHOUT = "_without_fallbacks"
 CUDA_L1, KERNELBENCH = Path("deepreinforce-ai+CUDA-L1"), Path("ScalingIntelligence+KernelBench")
 AKG, ROBUST = Path("mindspore-ai+akg", "akg_agents"), Path("SakanaAI+robust-kbench")
+#: Kernels that AKG has verified, below its folder.
+ASCEND = Path("database", "local", "ascend910b4", "triton_ascend")
 #: What the machine with the device has, beside what is installed here.
 ON_DEVICE = frozenset({"torch", "triton", "numpy"})
 #: Seconds for one candidate, compilation included.
@@ -67,6 +69,8 @@ def _cuda_l1(sets: Path, out: Path) -> Iterator[tuple[str, str, float, str]]:
         (int(path.parent.name.removeprefix("level")), int(path.stem.partition("_")[0])): path.stem
         for path in (sets / KERNELBENCH / "KernelBench").glob("level*/*_*.py")
     }
+    # Some tasks of level 1 had other names in KernelBench's first version, which both sets are made for.
+    names |= {(1, int(path.stem.partition("_")[0])): path.stem for path in (sets / AKG / ASCEND).glob("*.py")}
     for line in (sets / CUDA_L1 / "optimized_cuda_code" / "h100.json").read_text("utf-8").splitlines():
         entry = json.loads(line)
         level, number = entry["level_id"], entry["task_id"]
@@ -83,10 +87,9 @@ def _cuda_l1(sets: Path, out: Path) -> Iterator[tuple[str, str, float, str]]:
 
 
 def _akg(sets: Path, out: Path) -> Iterator[tuple[str, str, float, str]]:
-    database = sets / AKG / "database"
-    for path in sorted((database / "local" / "ascend910b4" / "triton_ascend").glob("*.py")):
+    for path in sorted((sets / AKG / ASCEND).glob("*.py")):
         _put(out / "candidates" / "akg_ascend910b4" / "level1" / path.name, path.read_text("utf-8"))
-    report = database / "test_report" / "ascend910b4" / "profiling_report_for_ascend910b4.md"
+    report = sets / AKG / "database" / "test_report" / "ascend910b4" / "profiling_report_for_ascend910b4.md"
     for name, speed_up in re.findall(r"^\| \d+ \| (\w+) \| PASS \|.*\| ([\d.]+)x \|$", report.read_text("utf-8"), re.M):
         yield "akg_ascend910b4", f"level1/{name}", float(speed_up), "Ascend 910B4"
     bench = sets / AKG / "benchmark" / "akg_kernels_bench"
