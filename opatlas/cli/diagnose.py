@@ -168,10 +168,9 @@ def _ask(arguments: argparse.Namespace, diagnosis: Diagnosis, ranked: RankedKern
     if arguments.endpoint:
         endpoint = Endpoint(arguments.endpoint, arguments.api_key_variable)
         path = ask_for_candidate(endpoint, arguments.model, prompt, folder, ranked.kernel_type, source)
-        lines += [
-            f"candidate  {path}",
-            f"measure    pytest bench/ --implementation {folder} --ops {ranked.kernel_type}",
-        ]
+        measure = f"pytest bench/ --implementation {folder} --ops {ranked.kernel_type}"
+        none = f"{ranked.kernel_type} has no replay: add one (docs/adding-a-kernel.md)"
+        lines += [f"candidate  {path}", f"measure    {measure if interface else none}"]
     return lines
 
 

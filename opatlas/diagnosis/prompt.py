@@ -27,9 +27,9 @@ _CONSTRAINTS = """\
    it is imported.
 2. The function takes the arguments and returns the results of the interface, in its order, shapes and dtypes. It
    changes no argument, unless `Prepared(call, changes=...)` names it.
-3. The results are compared with a formula in float64, for several sets of inputs.
-4. The kernel itself does the work: a call of torch or of a library for it is refused. Nothing is kept from one call to
-   the next but what is compiled.
+3. The results are compared with a formula in float64.
+4. The kernel is written in {language}. It does the work itself, without a call of torch or of a library for it. Nothing
+   is kept from one call to the next but what is compiled.
 5. The file serves any row of this kernel type, or raises `Unsupported("why")` for a row that it cannot run.
 6. Say before the code, in a few sentences, which verdict the change is for and what it changes."""
 
@@ -93,7 +93,8 @@ def _lines(
     else:
         yield from ("", "## Interface", "", "A function `kernel` that takes the inputs in the order of the row.")
     yield from ("", "## Constraints", "")
-    yield _CONSTRAINTS
+    language = "the language of the code" if source else "Triton" if on_gpu else "Triton-Ascend"
+    yield _CONSTRAINTS.replace("{language}", language)
 
 
 def _block(code: str, language: str) -> Iterator[str]:

@@ -112,15 +112,15 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     clock_drop = _clock_drop(frame)
     throttled = _cells(frame, QUALITY) == Quality.THROTTLED.value
     slow_clock = clock_drop >= limit(KernelVerdict.CLOCK, "share")
-    verdicts[KernelVerdict.CLOCK] = throttled | (slow_clock & ~collective)
+    verdicts[KernelVerdict.CLOCK] = throttled | slow_clock
     wait_share, long_waits = _waits(frame)
     waits = long_waits & (wait_share > limit(KernelVerdict.HOST_BOUND, "share"))
-    verdicts[KernelVerdict.HOST_BOUND] = (waits | _host_bound_span(frame, duration_us)) & ~collective
+    verdicts[KernelVerdict.HOST_BOUND] = waits | _host_bound_span(frame, duration_us)
+    verdicts = {verdict: holds & ~collective for verdict, holds in verdicts.items()}
     first = np.full(len(frame), "", dtype=object)
     for verdict, rule in reversed(list(verdict_rules().items())):
         if rule.decides:
             first[verdicts[verdict]] = verdict
-    first[collective] = ""
     compute = _highest(frame, ("aiv_vec_ratio", "aic_mac_ratio"))
     with np.errstate(divide="ignore", invalid="ignore"):
         over = _highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")) / np.where(compute > 0, compute, np.nan)

@@ -167,7 +167,8 @@ def test_the_work_of_attention(cells: dict[str, str], moved: int | None, operati
 
 def test_collectives_are_neither_ranked_nor_judged(tmp_path: Path) -> None:
     for core in ("HCCL", "COMMUNICATION"):
-        path = capture(tmp_path, [kernel(), kernel(us=900.0, core=core, blocks="1", wait="500")])
+        odd = kernel(us=900.0, core=core, blocks="1", wait="500", aiv_vec_bank_cflt_ratio="1", aiv_mte2_ratio="1")
+        path = capture(tmp_path, [kernel(), odd], (*PIPES, *OTHER_COUNTERS))
         found = diagnose(path)
         assert (found.kernel_us, found.collective_us, len(found.ranking)) == (10.0, 900.0, 1)
         assert found.verdicts.first[1] == ""
