@@ -21,8 +21,12 @@ PHASE = ".phase"
 _LONGEST = 64 << 10
 
 
-def run_candidate(executor: Executor, job: Job) -> RowOutcome:
-    """Runs the candidate of a task, unless its source breaks a rule. Raises what the executor raises."""
+def run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcome:
+    """Runs the candidate of a task, unless its source breaks a rule. Raises what the executor raises.
+
+    Args:
+        language: the language whose kernels the candidate must have ("triton", "cuda"); "": any.
+    """
     assert job.source is not None
     path = Path(job.source.path)
     try:
@@ -30,7 +34,7 @@ def run_candidate(executor: Executor, job: Job) -> RowOutcome:
     except OSError as error:
         return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
     helpers = [name for helper in job.source.helpers if (name := Path(helper).stem)]
-    judgement = static_check(text, path, helpers=helpers)
+    judgement = static_check(text, path, helpers=helpers, language=language)
     if judgement is not None:
         return _outcome(judgement)
     outcome = executor.run(job)

@@ -33,6 +33,7 @@ from opatlas.options import (
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
+from .model_options import OPTIONS as MODELS
 from .selection import Shard
 from .where import parse_where
 
@@ -246,7 +247,7 @@ REMOVED = (
     removed("--msprof-rows", "--where, --ops or --shard for fewer rows; a profiling session has up to 200"),
 )
 #: All options of a session of replays, those of groups and of collectives included.
-OPTIONS = (*DATABASE, *ROWS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
+OPTIONS = (*DATABASE, *ROWS, *MODELS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
 
 
 class DeviceHook:
@@ -276,6 +277,7 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *REMOVED))
     add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), ROWS)
+    add_all(parser.getgroup("opatlas-models", "OpAtlas: models that write candidates for --tasks"), MODELS)
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
     add_node_options(parser)
     expert_parallel.add_options(parser)

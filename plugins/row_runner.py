@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.registry import replay_spec
+from opatlas.errors import OpAtlasError
+from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_pool import DevicePool, ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
@@ -34,6 +37,9 @@ from .candidates import run_candidate
 from .collector import needs_group, row_of
 from .session_context import SessionContext
 
+if TYPE_CHECKING:
+    from .models import ModelRuns
+
 
 class RowRunner:
     """Sends rows to the executor of the session."""
@@ -45,6 +51,7 @@ class RowRunner:
         self._executor: Executor | None = None
         self._samples: ProfileMatcher | None = None
         self._look_ahead: LookAhead | None = None
+        self._models: ModelRuns | None = None
 
     def executor(self) -> Executor:
         """Returns the executor, which opens its device at the first request."""
@@ -91,6 +98,9 @@ class RowRunner:
     def run(self, item: pytest.Function) -> RowOutcome:
         """Runs a row, or returns the outcome of a row that ran ahead. Ends the session where there is no device."""
         context, executor = self._context, self.executor()
+        models = self._model_runs()
+        if models is not None and models.writes(item):
+            return self._run_model(item, models)
         at_once = context.settings.rows_at_once
         batch_executor = executor if at_once > 1 and isinstance(executor, BatchExecutor) else None
         try:
@@ -117,6 +127,29 @@ class RowRunner:
         except DeviceGone as error:
             context.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
 
+    def _model_runs(self) -> ModelRuns | None:
+        """Returns what runs the rows of models; None without --models."""
+        if self._models is None and self._context.settings.models is not None:
+            # Sessions without models do not import the client of endpoints.
+            from .models import ModelRuns
+
+            self._models = ModelRuns(self._context)
+        return self._models
+
+    def _run_model(self, item: pytest.Function, models: ModelRuns) -> RowOutcome:
+        """Lets a model write the candidate of a row, with repairs. Ends the session if the endpoint gives no answer."""
+        executor = self.executor()
+        try:
+            return models.run(item, lambda each, source: run_candidate(executor, self._job(each, source), models.rules))
+        except ReplayError as error:
+            return RowOutcome(error.status, str(error))
+        except DeviceGone as error:
+            self._context.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
+        except OpAtlasError as error:
+            if models.stops_session(error):
+                self._context.stop(str(error))
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Yields the outcomes of rows that ran ahead and that pytest did not reach."""
         outcomes = self._look_ahead.unreached() if self._look_ahead is not None else {}
@@ -128,8 +161,15 @@ class RowRunner:
             self._executor.close()
             self._executor = None
 
-    def _job(self, item: pytest.Function) -> Job:
-        """Raises ReplayError where a cell of the row does not say which group the row needs."""
+    def _job(self, item: pytest.Function, source: KernelSource | None = None) -> Job:
+        """Returns the job of a row.
+
+        Args:
+            source: the kernel that is timed; None: that of the row's implementation.
+
+        Raises:
+            ReplayError: a cell of the row does not say which group the row needs.
+        """
         row = row_of(item)
         assert row is not None
         function = item.function
@@ -143,7 +183,7 @@ class RowRunner:
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.first_run),
             group=spec.group(row.cells, settings.workload.options) if spec.group else None,
-            source=settings.targets[row.target].implementation.source(row.kernel_type),
+            source=source or settings.targets[row.target].implementation.source(row.kernel_type),
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
             database=str(settings.targets[row.target].path) if row.target else "",
             task=settings.workload.tasks.get(row.kernel_type),

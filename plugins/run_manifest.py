@@ -126,5 +126,6 @@ def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
         "in_process": settings.in_process,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
         "communication": list(settings.workload.notes) or None,
+        "models": None if settings.models is None else settings.models.told(),
         **settings.group_options,
     }

@@ -21,6 +21,8 @@ from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import Scope, at_least, changed
 from opatlas.store.update_mode import UpdateMode
 
+from .model_options import OPTIONS as MODELS
+from .model_options import ModelSettings
 from .options import (
     CASE_TIMEOUT_S,
     FIRST_CASE_TIMEOUT_S,
@@ -64,6 +66,7 @@ class Settings:
         named: whether the user named the database. A named database must exist; OpAtlas makes any other database.
         versions: the versions that the user gave, by the name of the software.
         notes: what the user should know about the choice of implementations.
+        models: the models that write candidates; None without --models.
     """
 
     targets: tuple[SessionTarget, ...]
@@ -89,6 +92,7 @@ class Settings:
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    models: ModelSettings | None = None
 
     @property
     def database(self) -> Path:
@@ -104,6 +108,12 @@ class Settings:
     def writes(self) -> bool:
         """Whether the session writes into the database."""
         return not (self.collect_only or self.read_only)
+
+    @property
+    def models_folder(self) -> Path:
+        """The folder of the attempts and candidates of models."""
+        assert self.models is not None
+        return self.models.folder(self.targets[0].rows_from or self.targets[0].path)
 
     @property
     def choice(self) -> Choice:
@@ -144,7 +154,8 @@ def settings_of(config: pytest.Config) -> Settings:
     devices = devices_of(config)
     has_msprof = _has_msprof(config, kind, devices)
     workload = make_workload(kind, option, devices)
-    targets, notes = targets_of(config, devices, workload)
+    models = _models(option, devices)
+    targets, notes = targets_of(config, devices, workload, models)
     return Settings(
         targets=tuple(targets),
         devices=tuple(devices),
@@ -173,7 +184,23 @@ def settings_of(config: pytest.Config) -> Settings:
         named=bool(option.database_path) and workload.needs_database,
         versions=named_versions(option.versions),
         notes=tuple(notes),
+        models=models,
     )
+
+
+def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelSettings | None:
+    """Returns what the options say about models; None without --models.
+
+    Raises:
+        OpAtlasError: a file, an address or its key cannot be used.
+        pytest.UsageError: options contradict each other.
+    """
+    if not option.models:
+        return None
+    # Sessions without models do not import the client of endpoints.
+    from .model_targets import model_settings
+
+    return model_settings(option, devices[0].kind)
 
 
 def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
@@ -190,6 +217,10 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
             "--update-mode=stale compares with the code, driver and versions that rows would be run with, and "
             "--prof-path runs no row: choose another mode"
         )
+    if not (option.models and option.tasks):
+        refuse(config, MODELS, "models write candidates for tasks, so --models and --tasks belong together")
+    elif option.read_only:
+        raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")
     if option.read_only:
         about_writing = named("--mixed", "--prune-empty-duration-rows", "--wait")
         refuse(config, about_writing, "--read-only writes nothing")

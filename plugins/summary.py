@@ -163,6 +163,7 @@ class SessionSummary:
         for problem in self._ledger.problems:
             yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         yield from self._problem_lines(plan)
+        yield from self._model_lines()
         for target in self._context.settings.targets:
             yield f"database: {target.path}"
         for path in self._results.paths:
@@ -181,6 +182,15 @@ class SessionSummary:
             cases = pluralize(plan.cases_of(known), unit)
             near = meant(self._keyword, [table.kernel_type for table in plan.tables.values()])
             yield wrap(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
+
+    def _model_lines(self) -> Iterator[str]:
+        """Yields what models achieved in all sessions of the run."""
+        settings = self._context.settings
+        if settings.models is not None:
+            # Sessions without models do not import the client of endpoints.
+            from .models import summary_lines
+
+            yield from summary_lines(settings.models, settings.models_folder)
 
     def _stopped_at_once_lines(self) -> Iterator[str]:
         yield self._ledger.line()

@@ -15,6 +15,7 @@ from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
 from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.catalog import find_implementations
 from opatlas.implementations.implementation import Implementation
@@ -28,8 +29,10 @@ from opatlas.model.location import (
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.options import given
 from opatlas.store.database import Database, SessionLock
+from opatlas.tasks.task import Task
 from opatlas.text import suggest
 
+from .model_options import ModelSettings
 from .options import named, refuse
 from .workload import Workload
 
@@ -122,12 +125,13 @@ def refuse_useless_versions(config: pytest.Config) -> None:
 
 
 def targets_of(
-    config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload
+    config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload, models: ModelSettings | None = None
 ) -> tuple[list[SessionTarget], list[str]]:
     """Returns a target for each implementation of --implementation that is installed, and lines about the others.
 
     Args:
         workload: what the session measures.
+        models: models that write candidates; each is an implementation.
 
     Raises:
         OpAtlasError: an implementation is unknown or does not run on the device, or a version that names a folder is
@@ -135,7 +139,7 @@ def targets_of(
         pytest.UsageError: options contradict each other, or no named implementation is installed.
     """
     option = config.option
-    named = find_implementations(option.implementation, devices[0].kind, list(workload.tasks.values()))
+    named = _implementations(option.implementation, devices[0].kind, workload.tasks, models)
     usable = [each for each in named if not each.missing]
     lines = [f"{each.name}: {each.missing}" for each in named if each.missing]
     lines += dict.fromkeys(
@@ -162,6 +166,22 @@ def targets_of(
         own = replace(origin, versions=versions, implementation=each.name)
         targets.append(SessionTarget(each, path, own, rows_from=base))
     return targets, lines
+
+
+def _implementations(
+    names: Sequence[str], kind: str, tasks: Mapping[str, Task], models: ModelSettings | None
+) -> list[Implementation]:
+    """Returns the implementations that a user names, and those of models. Raises OpAtlasError."""
+    if models is None:
+        return find_implementations(names, kind, list(tasks.values()))
+    # Sessions without models do not import the client of endpoints.
+    from .model_targets import model_implementations
+
+    found = find_implementations(names, kind, list(tasks.values())) if names else []
+    written = model_implementations(models, tasks)
+    if taken := {each.name for each in found} & {each.name for each in written}:
+        raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
+    return [*found, *written]
 
 
 def _without_replay(implementation: Implementation) -> list[str]:

@@ -88,5 +88,6 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "in_process": True,
         "prof_path": "PROF_1",
         "communication": ["grid 2"],
+        "models": None,
         "ep_size": 8,
     }

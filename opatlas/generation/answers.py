@@ -1,7 +1,7 @@
 """Recorded exchanges with models: a folder of files, from which requests are answered without an endpoint.
 
 {sha256}.json                   an exchange. The digest is that of model, messages and parameters, so an equal request
-                                has the recorded answer, whoever recorded it
+                                has the recorded answer, whoever recorded it. What varies between runs does not count
 {model}/{set}/{task}/{n}.md     the answer to attempt n at a task, as a person wrote it or copied it from a chat
 any other name.json             a cache file of AKG's agents. It names no model, and answers any model
 """
@@ -52,6 +52,7 @@ class RecordedExchange:
         parameters: the other parameters of the request, by name.
         answer: the answer.
         name: what the question is about.
+        varying: the part of the messages that is not in the key; "" for none.
     """
 
     model: str
@@ -59,11 +60,12 @@ class RecordedExchange:
     parameters: Mapping[str, float]
     answer: ChatAnswer
     name: str = ""
+    varying: str = ""
 
     @property
     def key(self) -> str:
         """The sha256 of the request, in hexadecimal digits."""
-        return _key(self.model, self.messages, self.parameters)
+        return _key(self.model, self.messages, self.parameters, self.varying)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class _AkgEntry:
 
 def request_key(request: ChatRequest) -> str:
     """Returns the sha256 of a request, in hexadecimal digits."""
-    return _key(request.model, request.messages, request.parameters)
+    return _key(request.model, request.messages, request.parameters, request.varying)
 
 
 def model_folder(model: str) -> str:
@@ -152,7 +154,7 @@ class RecordedAnswers:
         written = self._folder / model_folder(request.model) / f"{request.name}.md"
         if request.name and written.is_file():
             return ChatAnswer(_read(written).decode("utf-8", "replace"))
-        found = self._other_files().get(_key("", request.messages, request.parameters))
+        found = self._other_files().get(_key("", request.messages, request.parameters, ""))
         return found.answer if found is not None else None
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
@@ -177,7 +179,9 @@ class RecordedAnswers:
 
     def record(self, request: ChatRequest, answer: ChatAnswer) -> Path:
         """Writes an exchange in one step, and returns its file. Raises OpAtlasError."""
-        exchange = RecordedExchange(request.model, request.messages, request.parameters, answer, request.name)
+        exchange = RecordedExchange(
+            request.model, request.messages, request.parameters, answer, request.name, request.varying
+        )
         path = self._folder / f"{exchange.key}.json"
         write_text(path, json.dumps(asdict(exchange), indent=1, ensure_ascii=False) + "\n")
         return path
@@ -212,9 +216,12 @@ def _akg_entries(text: bytes, path: Path) -> Iterator[_AkgEntry] | None:
     return iter(entries) if entries else None
 
 
-def _key(model: str, messages: tuple[ChatMessage, ...], parameters: Mapping[str, float]) -> str:
+def _key(model: str, messages: tuple[ChatMessage, ...], parameters: Mapping[str, float], varying: str) -> str:
     # A number is the same number in the file of another program, which may write 1 for 1.0.
     numbers = {name: float(number) for name, number in parameters.items()}
-    request = {"model": model, "messages": [asdict(message) for message in messages], "parameters": numbers}
+    fixed = [asdict(message) for message in messages]
+    if varying:
+        fixed = [{**each, "content": each["content"].replace(varying, "")} for each in fixed]
+    request = {"model": model, "messages": fixed, "parameters": numbers}
     canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -42,6 +42,11 @@ class AttemptLog:
         self._read()
         return list(self._attempts.get((task_set, task, model), ()))
 
+    def tasks_of(self, model: str) -> list[list[ModelAttempt]]:
+        """Returns the attempts of a model at each task. Raises OpAtlasError as `attempts` does."""
+        self._read()
+        return [list(attempts) for (_, _, name), attempts in self._attempts.items() if name == model]
+
     def cost_usd(self) -> float:
         """Returns what all attempts of the run cost. Raises OpAtlasError as `attempts` does."""
         self._read()

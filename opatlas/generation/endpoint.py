@@ -65,6 +65,8 @@ class ChatRequest:
         temperature, top_p: how much the answer varies.
         max_tokens: the largest number of tokens of the answer.
         name: what the question is about ("tasks/relu/0"); it is not sent.
+        varying: a part of the messages that differs between runs, such as the text of an error with its numbers.
+            Recorded answers do not depend on it.
     """
 
     model: str
@@ -73,6 +75,7 @@ class ChatRequest:
     top_p: float = 0.9
     max_tokens: int = 16_384
     name: str = ""
+    varying: str = ""
 
     @property
     def parameters(self) -> Mapping[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from opatlas.text import cut_middle
 from opatlas.yaml_file import parse_yaml
 
 from .endpoint import ChatMessage
+from .settings import KernelLanguage
 
 #: The longest text of an error that is sent.
 MOST_ERROR_CHARACTERS = 4_000
@@ -30,28 +30,12 @@ _FOLDERS = re.compile(
 )
 
 
-class KernelLanguage(str, Enum):
-    """What kernels are written in."""
-
-    TRITON = "triton"
-    TRITON_ASCEND = "triton-ascend"
-    TORCH = "torch"
-    CUDA = "cuda"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-#: What a model is asked for, by kind of device.
-LANGUAGE_OF_KIND = {"npu": KernelLanguage.TRITON_ASCEND, "cuda": KernelLanguage.TRITON}
-
-
 @dataclass(frozen=True)
 class Hardware:
     """The device that a kernel is for.
 
     Attributes:
-        name: the name of the device ("NVIDIA_H100_80GB_HBM3").
+        name: the name of the device ("NVIDIA_H100_80GB_HBM3"); "" if it has none.
         kind: "npu", "cuda" or "cpu".
     """
 
@@ -62,7 +46,7 @@ class Hardware:
     def lines(self) -> list[str]:
         """The name, the kind, and the peaks if they are known."""
         peak = device_peak(self.name)
-        lines = [f"- device: {self.name.replace('_', ' ')} ({self.kind})"]
+        lines = [f"- device: {self.name.replace('_', ' ') or 'unnamed'} ({self.kind})"]
         if peak.bandwidth_gbps is not None:
             lines.append(f"- memory bandwidth: {peak.bandwidth_gbps:,.0f} GB/s")
         lines += [
@@ -114,11 +98,11 @@ class Prompts:
         """
         texts = _texts()
         told = f"{judgement.error_class}{f' ({judgement.sub_class})' if judgement.sub_class else ''}"
-        error = cut_middle(without_places(judgement.text).strip(), MOST_ERROR_CHARACTERS)
+        error = error_text(judgement)
         parts = [f"This is attempt {number + 1} of {self.attempts}. The last one failed."]
         if code:
             parts.append(f"Your code:\n```python\n{code.rstrip()}\n```")
-        parts.append(f"What was wrong: {told}\n```text\n{error or 'no message'}\n```")
+        parts.append(f"What was wrong: {told}\n```text\n{error}\n```")
         parts.append(texts.advice_for(judgement))
         parts.append(texts.answer_with_modifications if code else texts.answer_with_code)
         return self._messages("\n\n".join(parts))
@@ -151,6 +135,11 @@ class _Texts:
         """Returns the advice for a class, and for its part if there is one."""
         own = self.advice.get(f"{judgement.error_class} {judgement.sub_class}")
         return (own or self.advice[judgement.error_class]).strip()
+
+
+def error_text(judgement: Judgement) -> str:
+    """Returns the text of an error as a message has it."""
+    return cut_middle(without_places(judgement.text).strip(), MOST_ERROR_CHARACTERS) or "no message"
 
 
 def without_places(text: str) -> str:

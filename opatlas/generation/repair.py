@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +11,25 @@ from enum import Enum
 from pathlib import Path
 
 from opatlas.candidates.answer import read_answer
-from opatlas.candidates.judgement import Judgement
+from opatlas.candidates.judgement import ErrorClass, Judgement
 from opatlas.errors import OpAtlasError
 from opatlas.experiment.attempts import ModelAttempt
 from opatlas.store.csv_files import write_text
 from opatlas.text import cut_middle
 
-from .answers import ChatModel
+from .answers import ChatModel, NoRecordedAnswer
 from .attempt_log import AttemptLog
 from .endpoint import ChatAnswer, ChatRequest
 from .prices import Prices
-from .prompt import Prompts, without_places
+from .prompt import Prompts, error_text, without_places
+from .settings import LoopLimits
 
 #: Judges the candidate in a file.
 Judge = Callable[[Path], Judgement]
 #: The longest text of an error in the file of attempts.
 _MOST_TEXT = 16_000
+_CANDIDATE = re.compile(r"\b\d+\.py\b")
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b")
 
 
 class StopReason(str, Enum):
@@ -36,26 +40,10 @@ class StopReason(str, Enum):
     SAME_FAILURE = "the same failure three times"
     COST = "the cost limit is reached"
     DEADLINE = "the deadline has passed"
+    NO_ANSWER = "no answer to it is recorded"
 
     def __str__(self) -> str:
         return self.value
-
-
-@dataclass(frozen=True)
-class LoopLimits:
-    """When a loop ends without a kernel that passes.
-
-    Attributes:
-        attempts: the most attempts, the first one included.
-        same_failures: so many attempts in a row with one class and one text end the loop.
-        cost_usd: no request is sent once the attempts of the run cost as much; None: no limit.
-        deadline_s: no request is sent so many seconds after the first of this session.
-    """
-
-    attempts: int = 5
-    same_failures: int = 3
-    cost_usd: float | None = None
-    deadline_s: float = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,7 @@ class LoopTask:
         task: the name of the task.
         complexity: the class of the task, C1 to C4.
         model: the name of the model.
-        folder: the folder of the candidates, below that of the run.
+        folder: the folder of the model's candidates, below that of the run.
     """
 
     task_set: str
@@ -135,21 +123,27 @@ class RepairLoop:
         """Makes attempts until there is a reason to stop, and returns the reason.
 
         Raises:
-            OpAtlasError: the model gives no answer, or a file cannot be written. The attempts so far are recorded.
+            OpAtlasError: an endpoint gives no answer, or a file cannot be written. The attempts so far are recorded.
         """
         while (reason := self.stop_reason()) is None:
             request = self.request()
-            self.take(request, model.ask(request), judge)
+            try:
+                answer = model.ask(request)
+            except NoRecordedAnswer:
+                return StopReason.NO_ANSWER
+            self.take(request, answer, judge)
         return reason
 
     def request(self) -> ChatRequest:
         """Returns the question of the next attempt."""
         number = len(self._attempts)
-        messages = (
-            self._prompts.repair(number, self._code, self._attempts[-1].judgement) if number else self._prompts.first()
-        )
-        task = self.task
-        return ChatRequest(task.model, messages, name=f"{task.task_set}/{task.task}/{number}")
+        name = f"{self.task.task_set}/{self.task.task}/{number}"
+        if not number:
+            return ChatRequest(self.task.model, self._prompts.first(), name=name)
+        judgement = self._attempts[-1].judgement
+        messages = self._prompts.repair(number, self._code, judgement)
+        # Inputs are drawn anew in each run, so that the numbers in an error differ.
+        return ChatRequest(self.task.model, messages, name=name, varying=error_text(judgement))
 
     def take(self, request: ChatRequest, answer: ChatAnswer, judge: Judge) -> ModelAttempt:
         """Judges an answer, and records the attempt. Raises OpAtlasError if a file cannot be written."""
@@ -160,7 +154,7 @@ class RepairLoop:
             if answer.finish_reason == "length":
                 judgement = replace(read, text=f"{read.text} (the answer was cut at its largest number of tokens)")
         else:
-            path = self.task.folder / self.task.task / f"{len(self._attempts)}.py"
+            path = self.task.folder / self.task.task_set / self.task.task / f"{len(self._attempts)}.py"
             write_text(path, read)
             self._code = read
             judgement = judge(path)
@@ -213,4 +207,8 @@ class RepairLoop:
 
 
 def _failure(attempt: ModelAttempt) -> tuple[str, str, str]:
-    return attempt.error_class, attempt.sub_class, without_places(attempt.text)
+    """Returns class and text without what differs for the same failure: the file, and numbers of drawn inputs."""
+    text = _CANDIDATE.sub("", without_places(attempt.text))
+    if attempt.error_class in (ErrorClass.MISMATCH, ErrorClass.UNSTABLE):
+        text = _NUMBER.sub("", text)
+    return attempt.error_class, attempt.sub_class, text

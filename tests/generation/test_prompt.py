@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.generation.prompt import MOST_ERROR_CHARACTERS, Hardware, KernelLanguage, Prompts, TaskText, without_places
+from opatlas.generation.prompt import MOST_ERROR_CHARACTERS, Hardware, Prompts, TaskText, without_places
+from opatlas.generation.settings import KernelLanguage
 
 SOURCE = """import torch
 

@@ -14,8 +14,9 @@ from opatlas.generation.answers import NoRecordedAnswer, RecordedAnswers
 from opatlas.generation.attempt_log import AttemptLog
 from opatlas.generation.endpoint import ChatAnswer, ChatRequest
 from opatlas.generation.prices import Price, Prices
-from opatlas.generation.prompt import Hardware, KernelLanguage, Prompts, TaskText
-from opatlas.generation.repair import LoopLimits, LoopTask, RepairLoop, StopReason
+from opatlas.generation.prompt import Hardware, Prompts, TaskText
+from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.generation.settings import KernelLanguage, LoopLimits
 
 PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, within_1e3=True, max_error=0.5, duration_us=12.5)
 WRONG = Judgement(ErrorClass.MISMATCH, "nan", Level.COMPILE, "nan in /tmp/run1/0.py", False, float("inf"))
@@ -118,15 +119,15 @@ def test_a_modification_that_does_not_fit_is_an_attempt_and_the_code_stays(tmp_p
 )
 def test_a_loop_ends_at_its_limits(tmp_path: Path, limits: LoopLimits, reason: StopReason, made: int) -> None:
     model = Scripted(*[block(f"y = {n}") for n in range(9)])
-    # Equal but for the folder of the candidate.
-    judge = Judged(*[replace(WRONG, text=f"nan in /tmp/{n}/0.py") for n in range(9)])
+    # Equal but for the file of the candidate, and what follows from drawn inputs.
+    judge = Judged(*[replace(WRONG, text=f"/tmp/{n}/{n}.py: {n} of 64 elements, by {n}.5e-3") for n in range(9)])
     assert loop_in(tmp_path, limits).run(model, judge) is reason
     assert len(model.asked) == made
 
 
 def test_failures_that_differ_are_not_the_same(tmp_path: Path) -> None:
     model = Scripted(*[block(f"y = {n}") for n in range(5)])
-    judge = Judged(*[replace(WRONG, text=f"element {n}") for n in range(5)])
+    judge = Judged(*[replace(WRONG, sub_class=sub_class) for sub_class in "abcde"])
     assert loop_in(tmp_path).run(model, judge) is StopReason.ATTEMPTS
     assert len({request.messages for request in model.asked}) == 5
 
@@ -149,6 +150,17 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     done = loop_in(tmp_path)
     assert done.run(RecordedAnswers(tmp_path / "empty"), Judged()) is StopReason.PASSED
     assert [attempt.number for attempt in done.attempts] == [0, 1]
+
+
+def test_a_recorded_repair_does_not_depend_on_the_numbers_of_an_error(tmp_path: Path) -> None:
+    answers = RecordedAnswers(tmp_path / "answers", Scripted(block("y = 1"), block("y = 2")))
+    wrong = [replace(WRONG, text=f"{n} of 64 elements") for n in (3, 5)]
+    assert loop_in(tmp_path / "a").run(answers, Judged(wrong[0], PASS)) is StopReason.PASSED
+    replayed = RecordedAnswers(tmp_path / "answers")
+    assert loop_in(tmp_path / "b").run(replayed, Judged(wrong[1], PASS)) is StopReason.PASSED
+    # Another class is another question.
+    other = replace(WRONG, error_class=ErrorClass.UNSTABLE)
+    assert loop_in(tmp_path / "c").run(replayed, Judged(other)) is StopReason.NO_ANSWER
 
 
 def test_more_attempts_may_be_given_later(tmp_path: Path) -> None:
@@ -179,8 +191,10 @@ def test_answers_may_be_written_by_hand(tmp_path: Path) -> None:
     folder = tmp_path / "answers" / "demo" / "tasks" / "relu"
     folder.mkdir(parents=True)
     (folder / "0.md").write_text(block("y = 1"))
+    loop = loop_in(tmp_path)
+    assert loop.run(RecordedAnswers(tmp_path / "answers"), Judged(WRONG)) is StopReason.NO_ANSWER
     with pytest.raises(NoRecordedAnswer) as caught:
-        loop_in(tmp_path).run(RecordedAnswers(tmp_path / "answers"), Judged(WRONG))
+        RecordedAnswers(tmp_path / "answers").ask(loop.request())
     assert "tasks/relu/1" in str(caught.value)
     (folder / "1.md").write_text(change("1", "2"))
     assert loop_in(tmp_path).run(RecordedAnswers(tmp_path / "answers"), Judged(PASS)) is StopReason.PASSED

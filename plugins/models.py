@@ -1,0 +1,232 @@
+"""Models of --models: their implementations, and the loop of attempts in place of a row's only run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from opatlas.candidates.complexity import complexity_of_task
+from opatlas.candidates.judgement import ErrorClass, Judgement
+from opatlas.engine.job import RowOutcome
+from opatlas.errors import OpAtlasError
+from opatlas.experiment.attempts import ModelAttempt
+from opatlas.generation.answers import ChatModel, RecordedAnswers
+from opatlas.generation.attempt_log import AttemptLog
+from opatlas.generation.endpoint import Endpoint, EndpointError
+from opatlas.generation.prices import read_prices
+from opatlas.generation.prompt import Hardware, Prompts, TaskText
+from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.implementations.contract import KernelSource, content_digest
+from opatlas.model.location import implementation_label
+from opatlas.model.schema import Status
+from opatlas.tasks.candidate_files import candidate_function
+from opatlas.tasks.task import MODEL_NEW, Task
+from opatlas.text import first_line, pluralize
+
+from .collector import row_of
+from .model_options import ANSWERS, ModelSettings
+from .plan import CaseRow
+from .session_context import SessionContext
+
+#: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+#: The class of an attempt whose process ended before it was judged.
+_CLASSES = {
+    Status.FAILED: ErrorClass.RUNTIME,
+    Status.CRASHED: ErrorClass.CRASH,
+    Status.TIMEOUT: ErrorClass.TIMEOUT,
+    Status.OOM: ErrorClass.OOM,
+    Status.DEVICE_ERROR: ErrorClass.RUNTIME,
+}
+_MOST_SECTION = 2_000
+
+
+class ModelRuns:
+    """Runs the loop of attempts for the rows of models, in one process of a session.
+
+    Attributes:
+        rules: the language whose static rules hold for candidates; "" if those of all languages do.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        """Opens nothing yet. `context` is that of a session with --models."""
+        settings = context.settings
+        assert settings.models is not None
+        self._session, self._settings, self._folder = settings, settings.models, settings.models_folder
+        self.rules = settings.models.language.of_rules
+        self._hardware = Hardware(settings.devices[0].name, settings.devices[0].kind)
+        self._log, self._prices = AttemptLog(self._folder), read_prices(self._settings.prices)
+        endpoint = None
+        if self._settings.endpoint:
+            endpoint = Endpoint(
+                self._settings.endpoint,
+                self._settings.api_key_variable,
+                on_wait=lambda why, seconds: context.tell(f"the endpoint {why}: asking again in {seconds:.0f} s"),
+            )
+        self._model: ChatModel = RecordedAnswers(self._settings.answers or self._folder / ANSWERS, endpoint)
+
+    def writes(self, item: pytest.Item) -> bool:
+        """Returns whether a model writes the candidate of a row."""
+        row = row_of(item)
+        return row is not None and self._name(row) in self._settings.models
+
+    def run(self, item: pytest.Function, run: Callable[[pytest.Function, KernelSource], RowOutcome]) -> RowOutcome:
+        """Returns the outcome of a row: that of the candidate that passed, or of the last attempt.
+
+        A candidate is judged on all rows of its task, until one fails.
+
+        Args:
+            item: the test of the row, which gets a section for each attempt.
+            run: runs a row with a candidate, and judges it.
+
+        Raises:
+            OpAtlasError: an endpoint gives no answer, or a file cannot be read or written.
+        """
+        row = row_of(item)
+        assert row is not None
+        name, task = self._name(row), self._session.workload.tasks[row.kernel_type]
+        outcomes: dict[Path, RowOutcome] = {}
+
+        def run_own(path: Path) -> RowOutcome:
+            outcomes[path] = run(item, self._source(name, path))
+            return outcomes[path]
+
+        def judge(path: Path) -> Judgement:
+            judgement = _judgement(run_own(path))
+            for other in self._other_rows(item):
+                if not judgement.passed:
+                    break
+                found = _judgement(run(other, self._source(name, path)))
+                judgement = judgement if found.passed else found
+            return judgement
+
+        with self._alone(name, task):
+            loop = self._loop(name, task)
+            before = len(loop.attempts)
+            try:
+                reason = loop.run(self._model, judge)
+            except _NotJudged as error:
+                return error.outcome
+        for attempt in loop.attempts[before:]:
+            item.add_report_section("call", f"attempt {attempt.number}", _section(attempt))
+        return _outcome(loop, reason, outcomes, run_own)
+
+    def stops_session(self, error: OpAtlasError) -> bool:
+        """Returns whether the next request of a session would meet the same error."""
+        return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
+
+    def _name(self, row: CaseRow) -> str:
+        return self._session.targets[row.target].implementation.name
+
+    def _source(self, name: str, path: Path) -> KernelSource:
+        label = implementation_label(name, self._settings.language.value)
+        function = candidate_function(path) or MODEL_NEW
+        return KernelSource(label, "", str(path), function, digest=content_digest([path]))
+
+    def _other_rows(self, item: pytest.Function) -> Iterator[pytest.Function]:
+        """Yields the tests of the other rows of a task and a model: a task with several shapes has several."""
+        row = row_of(item)
+        assert row is not None
+        for other in item.session.items:
+            its = row_of(other)
+            if its is None or other is item:
+                continue
+            if (its.kernel_type, its.target) == (row.kernel_type, row.target):
+                yield cast("pytest.Function", other)
+
+    def _loop(self, name: str, task: Task) -> RepairLoop:
+        settings, source = self._settings, task.source
+        prompts = Prompts(TaskText(task.full_name, source), self._hardware, settings.language, settings.limits.attempts)
+        subject = LoopTask(
+            task.task_set, task.name, complexity_of_task(source), settings.models[name], self._folder / name
+        )
+        return RepairLoop(subject, prompts, self._log, self._prices, settings.limits)
+
+    @contextmanager
+    def _alone(self, name: str, task: Task) -> Iterator[None]:
+        """Keeps other processes of the session out of the loop: several rows of a task share its attempts."""
+        folder = self._folder / name / task.full_name
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+class _NotJudged(Exception):
+    """A row that does not run here, whatever the candidate. The attempt does not count, and its answer is recorded."""
+
+    def __init__(self, outcome: RowOutcome) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.explanation)
+
+
+def _judgement(outcome: RowOutcome) -> Judgement:
+    """Returns the judgement of a row that ran with a candidate. Raises _NotJudged for a row that cannot run."""
+    if outcome.judgement is not None:
+        return outcome.judgement
+    if outcome.status not in _CLASSES:
+        raise _NotJudged(outcome)
+    return Judgement(_CLASSES[outcome.status], text=f"{outcome.explanation}\n{outcome.detail}".strip())
+
+
+def _outcome(
+    loop: RepairLoop, reason: StopReason, outcomes: Mapping[Path, RowOutcome], run: Callable[[Path], RowOutcome]
+) -> RowOutcome:
+    if not loop.attempts:
+        return RowOutcome(Status.SKIPPED, f"no attempt: {reason}")
+    last, path = loop.attempts[-1], loop.last_candidate
+    if reason is StopReason.PASSED:
+        assert path is not None
+        return outcomes[path] if path in outcomes else run(path)
+    if last.candidate and path is not None and path in outcomes:
+        outcome = outcomes[path]
+    else:
+        outcome = RowOutcome(Status.FAILED, _told(last), judgement=last.judgement)
+    tried = f"attempt {last.number + 1} failed and was the last ({reason})"
+    return replace(outcome, reason=f"{outcome.reason}; {tried}")
+
+
+def _told(attempt: ModelAttempt) -> str:
+    """Returns the class of an attempt and the first line of its error."""
+    sub_class = f"/{attempt.sub_class}" if attempt.sub_class else ""
+    return f"{attempt.error_class}{sub_class}: {first_line(attempt.text)}"
+
+
+def _section(attempt: ModelAttempt) -> str:
+    """Returns what JUnit and a failing test show of an attempt."""
+    level = f", passed {attempt.level}" if attempt.level is not None else ""
+    spent = f"{attempt.tokens_in + attempt.tokens_out:,} tokens, ${attempt.cost_usd:.4f}"
+    where = attempt.candidate or "no code"
+    head = f"{attempt.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
+    return f"{head}\n{attempt.text[:_MOST_SECTION]}".rstrip()
+
+
+def summary_lines(settings: ModelSettings, folder: Path) -> list[str]:
+    """Returns what became of the attempts of a run, of all its sessions, for each model. Raises OpAtlasError."""
+    log = AttemptLog(folder)
+    lines = []
+    for model in settings.models.values():
+        tasks = log.tasks_of(model)
+        if not tasks:
+            continue
+        passed = [attempts for attempts in tasks if attempts[-1].passed]
+        first = sum(attempts[0].passed for attempts in passed)
+        made = sum(map(len, tasks))
+        usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
+        lines.append(
+            f"{model}: {len(passed)} of {pluralize(len(tasks), 'task')} passed, {first} at the first attempt; "
+            f"{pluralize(made, 'attempt')}, ${usd:.4f}"
+        )
+    if lines:
+        lines.append(f"`opatlas models {folder}` evaluates the attempts; the candidates are there, too")
+    return lines

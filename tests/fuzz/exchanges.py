@@ -1,0 +1,71 @@
+"""Exchanges with models: replies of an endpoint, recorded answers, prices."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from opatlas.generation.answers import RecordedAnswers, read_exchanges
+from opatlas.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
+from opatlas.generation.prices import read_prices
+
+from .target import Target, expect, refusing
+
+_REQUEST = ChatRequest("small", (ChatMessage("user", "Write ReLU: 写"),), name="tasks/relu/0")
+_ANSWER = ChatAnswer("```python\npass\n```", "stop", 10, 1_000, 2.5)
+
+
+def _exchanges() -> Iterator[bytes]:
+    exchange = {"model": "small", "messages": [{"role": "user", "content": "x"}], "parameters": {"top_p": 0.9}}
+    yield json.dumps({**exchange, "answer": {"text": "y", "tokens_in": 3}}).encode()
+    entry = {
+        "messages": exchange["messages"],
+        "result": {"content": "y", "finish_reason": "stop", "usage": {"prompt_tokens": 7}},
+        "params": {"temperature": 0.2},
+    }
+    yield json.dumps({"session:0@1": entry, "_node_snapshots": {"verifier@1": {"verifier_result": True}}}).encode()
+
+
+def _check_exchanges(data: bytes, folder: Path) -> None:
+    path = folder / "answers.json"
+    path.write_bytes(data)
+    with refusing(path):
+        exchanges = read_exchanges(path)
+        expect(bool(exchanges), "neither an exchange nor an error")
+        expect(len({each.key for each in exchanges}) == len(exchanges), "one exchange twice")
+    with refusing(path):
+        answers = RecordedAnswers(folder)
+        found = answers.find(_REQUEST)
+        answers.record(_REQUEST, _ANSWER)
+        expect(found is None or found.text is not None, "an answer without text")
+        expect(answers.find(_REQUEST) == _ANSWER, "a recorded answer is not found")
+
+
+def _prices() -> Iterator[bytes]:
+    yield b"small: {in: 0.27, out: 1.1}\n'a b': {request: 0.001}\n"
+
+
+def _check_prices(data: bytes, folder: Path) -> None:
+    path = folder / "prices.yaml"
+    path.write_bytes(data)
+    with refusing(path):
+        cost = read_prices(path).cost(_REQUEST, _ANSWER)
+        expect(math.isfinite(cost.usd) and cost.usd >= 0, f"a price of {cost.usd}")
+
+
+EXCHANGES = Target(
+    "answers",
+    "recorded exchanges are read, or refused with the file",
+    _exchanges,
+    _check_exchanges,
+    (b'"messages"', b'"result"', b'"params"', b'"usage"', b"null", b"1e999", b"\\ud800", b"{}", b"[]"),
+)
+PRICES = Target(
+    "prices",
+    "prices are numbers of dollars, or refused with the file",
+    _prices,
+    _check_prices,
+    (b"request:", b".inf", b".nan", b"-1", b"&a", b"*a", b"? []", b"\xff"),
+)
