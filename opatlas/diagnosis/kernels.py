@@ -116,7 +116,8 @@ def _read_captures(place: Path) -> KernelTable:
     for path in paths:
         try:
             header = read_capture_header(path)
-            frames.append(_capture_frame(path, header, problems))
+            name = str(path.relative_to(place)) if path != place else path.name
+            frames.append(_capture_frame(path, header, problems).assign(**{FILE: name}))
         except TableError as error:
             if len(paths) == 1:
                 raise
@@ -131,7 +132,8 @@ def _read_captures(place: Path) -> KernelTable:
             "\n".join([*problems, f"{place}: no launch has a duration: take the capture again, while kernels run"])
         )
     frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-    return KernelTable(place, True, "", frame, tuple(counters), source_names, tuple(problems))
+    there = tuple(name for name in counters if name in frame.columns)
+    return KernelTable(place, True, "", frame, there, source_names, tuple(problems))
 
 
 def _numbers(header: CaptureHeader) -> dict[str, str]:
@@ -158,7 +160,7 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
         except NotNumericError:
             continue
     problems += found
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, FILE, LINE, *BASE])
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
 
 
 def _launches(
@@ -171,11 +173,9 @@ def _launches(
         columns[name] = np.array([*words, ""], dtype=object)[codes]
     columns[DURATION] = chunk.duration_us
     columns |= {own_names.get(name, name): values for name, values in chunk.counters.items()}
-    columns[FILE] = path.name
-    exact = chunk.malformed
-    columns[LINE] = (
-        [chunk.line_of(row) for row in range(chunk.rows)] if exact else chunk.first_line + np.arange(chunk.rows)
-    )
+    columns[LINE] = chunk.first_line + np.arange(chunk.rows)
+    if chunk.malformed:
+        columns[LINE] = [chunk.line_of(row) for row in range(chunk.rows)]
     part = pd.DataFrame(columns)
     # A blank line is a row with empty cells.
     there = (part[TYPE] != "").to_numpy()

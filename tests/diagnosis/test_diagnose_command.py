@@ -211,6 +211,16 @@ def test_a_capture_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "collectives" in capsys.readouterr().out
 
 
+def test_the_captures_of_a_folder_are_one(tmp_path: Path) -> None:
+    for name, counters in (("rank_0", PIPES), ("rank_1", ("aic_l0a_read_bw(GB/s)",)), ("rank_2", ("aiv_vec_ratio",))):
+        capture(tmp_path / name, _KERNELS if name != "rank_2" else [], counters)
+    found = diagnose(tmp_path)
+    assert next((each.launches, found.place(each.line)) for each in found.ranking) == (2, "rank_0/kernel_details.csv:2")
+    assert sum(each.launches for each in found.ranking) == 2 * 4
+    assert found.metric_groups == ["PipeUtilization", "MemoryL0"]
+    assert "aic_l0a_read_bw(GB/s)" not in found.counters(0)
+
+
 def test_lines_without_a_duration_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = capture(tmp_path, [*_KERNELS, {**kernel(), "Duration(us)": "long"}])
     assert main(["diagnose", str(path)]) == 1
