@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
     from opatlas.store.database import Database, Table
+    from opatlas.suites.override import use
 
 __all__ = [
     "Database",
@@ -51,6 +52,7 @@ __all__ = [
     "pointwise",
     "read_timed_rows",
     "replays",
+    "use",
 ]
 
 _MODULES = {
@@ -80,6 +82,7 @@ _MODULES = {
     "pointwise": "engine.formula",
     "read_timed_rows": "report.plots.timed_rows",
     "replays": "engine.registry",
+    "use": "suites.override",
 }
 
 if _CHECKOUT is not None:

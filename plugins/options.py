@@ -114,6 +114,14 @@ ROWS = (
         "and AKG have them; --implementation names folders with candidates for them (default: rows of the database)",
     ),
     declare(
+        "--suite",
+        Scope.KERNELS,
+        metavar="NAME",
+        help="measure operators of torch in place of the rows of a database: opinfo for the samples of torch's own "
+        "tests, traces for calls of models, or a file or folder with traces of your own; --implementation names "
+        "folders with kernels for them (default: rows of the database)",
+    ),
+    declare(
         "--ops",
         Scope.ANY,
         type=names,

@@ -56,6 +56,7 @@ from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
 from .run_manifest import present_code
 from .selection import GIVEN_UP_AFTER, Choice
 from .session_context import SessionContext
+from .settings import Settings
 from .target import SessionTarget, TargetDatabase
 from .where_variables import TableVariables
 
@@ -99,7 +100,7 @@ def _plan_session(context: SessionContext) -> Plan:
         # In the order of their paths: two sessions never wait for each other.
         for own in sorted(context.databases, key=lambda each: each.database.path):
             _lock_database(context, own)
-    base = _BaseRows(*_task_rows(context))
+    base = _BaseRows(settings, *_task_rows(context))
     plan = Plan(notes=list(base.notes))
     for number in range(len(settings.targets)):
         plan.add(_plan_target(context, number, base))
@@ -159,7 +160,7 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
     prepared = prepare_database(
         own.database,
         run_id=context.run_id,
-        starter=_make_starter if has_starter else None,
+        starter=settings.workload.write_starter if has_starter else None,
         is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
         others=[each.path for each in settings.targets],
     )
@@ -194,8 +195,9 @@ class _BaseRows:
     """
 
     def __init__(
-        self, requested: Mapping[str, list[Mapping[str, str]]] | None = None, notes: Sequence[str] = ()
+        self, settings: Settings, requested: Mapping[str, list[Mapping[str, str]]] | None, notes: Sequence[str]
     ) -> None:
+        self._settings = settings
         self.requested = requested
         self.notes = notes
         #: By kernel type, for each folder.
@@ -213,9 +215,12 @@ class _BaseRows:
             return {name: rows for name, rows in self.requested.items() if target.implementation.implements(name)}
         assert target.rows_from is not None
         source = Database(target.rows_from)
-        names = source.kernel_types()
+        names, workload = source.kernel_types(), self._settings.workload
+        if not names and workload.keeps_starter and self._settings.writes:
+            workload.write_starter(source)
+            names = source.kernel_types()
         if target.rows_from not in self._rows:
-            self._rows[target.rows_from] = {} if names else _starter_rows()
+            self._rows[target.rows_from] = {} if names else self._starter_rows()
         rows = self._rows[target.rows_from]
         for name in filter(target.implementation.implements, names):
             if name not in rows:
@@ -228,19 +233,11 @@ class _BaseRows:
         names = {*base, *filter(target.implementation.implements, database.kernel_types())}
         return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
 
-
-def _starter_rows() -> dict[str, list[Mapping[str, str]]]:
-    with TemporaryDirectory(prefix="opatlas-starter-") as folder:
-        starter = Database(folder)
-        _make_starter(starter)
-        return {name: read_rows(starter, name) for name in starter.kernel_types()}
-
-
-def _make_starter(database: Database) -> int:
-    from opatlas.shapes.starter import write_starter
-
-    rows: int = write_starter(database)
-    return rows
+    def _starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+        with TemporaryDirectory(prefix="opatlas-starter-") as folder:
+            starter = Database(folder)
+            self._settings.workload.write_starter(starter)
+            return {name: read_rows(starter, name) for name in starter.kernel_types()}
 
 
 def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:

@@ -19,6 +19,7 @@ from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource
+from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_pool import DevicePool, ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
@@ -29,12 +30,13 @@ from opatlas.isolation.in_process import InProcessExecutor
 from opatlas.isolation.msprof import executor as msprof
 from opatlas.isolation.msprof.command import accepts_profiles
 from opatlas.isolation.profile_executor import ProfileExecutor
-from opatlas.model.errors import DeviceGone, ReplayError
-from opatlas.model.schema import Status
+from opatlas.model.errors import DeviceGone, ReplayError, Unsupported
+from opatlas.model.schema import FUNCTIONAL, Status
 from opatlas.text import exception_line
 
 from .candidates import run_candidate
 from .collector import needs_group, row_of
+from .plan import CaseRow
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ class RowRunner:
             source: the kernel that is timed; None: that of the row's implementation.
 
         Raises:
-            ReplayError: a cell of the row does not say which group the row needs.
+            ReplayError: a cell of the row does not say which group the row needs, or there is no kernel.
         """
         row = row_of(item)
         assert row is not None
@@ -183,7 +185,7 @@ class RowRunner:
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.first_run),
             group=spec.group(row.cells, settings.workload.options) if spec.group else None,
-            source=source or settings.targets[row.target].implementation.source(row.kernel_type),
+            source=source or _source(row, settings.targets[row.target].implementation),
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
             database=str(settings.targets[row.target].path) if row.target else "",
             task=settings.workload.tasks.get(row.kernel_type),
@@ -292,6 +294,21 @@ class LookAhead:
             for other in takewhile(lambda other: self._places.get(other.nodeid) == batch, following)
             if isinstance(other, pytest.Function) and (other is item or will_run(other))
         ]
+
+
+def _source(row: CaseRow, implementation: Implementation) -> KernelSource | None:
+    """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
+
+    Raises:
+        Unsupported: there is no function, in a session in which missing ones count.
+    """
+    functional = row.cells.get(FUNCTIONAL, "")
+    source = implementation.source(row.kernel_type)
+    if source is None and functional and (of_functional := implementation.source(functional)):
+        return replace(of_functional, is_functional=True)
+    if source is None and implementation.counts_missing and not implementation.is_default:
+        raise Unsupported(f"{implementation.name} has no kernel for {row.kernel_type}")
+    return source
 
 
 def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:

@@ -164,7 +164,9 @@ class SessionSummary:
             yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         yield from self._problem_lines(plan)
         yield from self._model_lines()
-        for target in self._context.settings.targets:
+        targets = self._context.settings.targets
+        yield from self._context.settings.workload.summary_lines([(each.implementation, each.path) for each in targets])
+        for target in targets:
             yield f"database: {target.path}"
         for path in self._results.paths:
             yield f"report: {path}"

@@ -29,7 +29,6 @@ from opatlas.model.location import (
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.options import given
 from opatlas.store.database import Database, SessionLock
-from opatlas.tasks.task import Task
 from opatlas.text import suggest
 
 from .model_options import ModelSettings
@@ -139,8 +138,8 @@ def targets_of(
         pytest.UsageError: options contradict each other, or no named implementation is installed.
     """
     option = config.option
-    named = _implementations(option.implementation, devices[0].kind, workload.tasks, models)
-    usable = [each for each in named if not each.missing]
+    named = _implementations(option.implementation, devices[0].kind, workload, models)
+    usable = [replace(each, counts_missing=workload.counts_missing) for each in named if not each.missing]
     lines = [f"{each.name}: {each.missing}" for each in named if each.missing]
     lines += dict.fromkeys(
         note for each in usable for note in (*each.notes, *(() if workload.tasks else _without_replay(each)))
@@ -157,7 +156,7 @@ def targets_of(
             continue
         path = (
             Database(base).implementation_dir(each.name, each.version)
-            if option.database_path or workload.tasks
+            if option.database_path or workload.nests_implementations
             else absolute_path(
                 implementation_path(database_name(devices), each.name, each.version, detect(option.versions))
             )
@@ -169,16 +168,17 @@ def targets_of(
 
 
 def _implementations(
-    names: Sequence[str], kind: str, tasks: Mapping[str, Task], models: ModelSettings | None
+    names: Sequence[str], kind: str, workload: Workload, models: ModelSettings | None
 ) -> list[Implementation]:
     """Returns the implementations that a user names, and those of models. Raises OpAtlasError."""
     if models is None:
-        return find_implementations(names, kind, list(tasks.values()))
+        tasks = list(workload.tasks.values())
+        return find_implementations(names, kind, tasks, keeps_broken=workload.counts_missing)
     # Sessions without models do not import the client of endpoints.
     from .model_targets import model_implementations
 
-    found = find_implementations(names, kind, list(tasks.values())) if names else []
-    written = model_implementations(models, tasks)
+    found = find_implementations(names, kind, list(workload.tasks.values())) if names else []
+    written = model_implementations(models, workload.tasks)
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
     return [*found, *written]

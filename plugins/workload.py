@@ -15,6 +15,7 @@ from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
+from opatlas.implementations.implementation import Implementation
 from opatlas.isolation.executor import BatchExecutor, Executor
 from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.model.location import (
@@ -23,12 +24,18 @@ from opatlas.model.location import (
     TASKS_NAMED_BY,
     communication_path,
     default_path,
+    implementation_path,
     refuse_former_name,
     tasks_path,
 )
 from opatlas.model.versions import TORCH, Component, Versions
 from opatlas.options import Scope
+from opatlas.store.database import Database
+from opatlas.store.row_copy import add_rows
 from opatlas.store.update_mode import UpdateMode
+from opatlas.suites.listing import suite_name, suite_rows
+from opatlas.suites.overload import folder_of
+from opatlas.suites.score import baseline_of, read_score
 from opatlas.tasks.task import Task, read_tasks
 from opatlas.text import pluralize
 
@@ -67,6 +74,12 @@ class Workload(ABC):
     has_threads: ClassVar[bool]
     #: Whether --database-path must exist.
     needs_database: ClassVar[bool]
+    #: Whether the databases of implementations lie in the folder of the default's, wherever that is.
+    nests_implementations: ClassVar[bool] = False
+    #: Whether the starter is kept in the database of the device although only other implementations are measured.
+    keeps_starter: ClassVar[bool] = False
+    #: Whether rows without a function of an implementation are cases of it, with a status that says so.
+    counts_missing: ClassVar[bool] = False
 
     @abstractmethod
     def naming(self, device_kind: str) -> Sequence[Component]:
@@ -79,6 +92,17 @@ class Workload(ABC):
     @abstractmethod
     def default_database(self, device_name: str, versions: Versions) -> Path:
         """Returns the folder of the CSVs by device and versions. Raises OpAtlasError if one of these is unknown."""
+
+    def write_starter(self, database: Database) -> int:
+        """Fills a database without rows, and returns the number of rows. Raises OpAtlasError."""
+        from opatlas.shapes.starter import write_starter
+
+        rows: int = write_starter(database)
+        return rows
+
+    def summary_lines(self, targets: Sequence[tuple[Implementation, Path]]) -> list[str]:
+        """Returns lines for the end of a session; `targets` are the implementations and their databases."""
+        return []
 
     @abstractmethod
     def ops(self, named: Sequence[str]) -> frozenset[str]:
@@ -155,6 +179,7 @@ class ProfiledWorkload(KernelWorkload):
 class TaskWorkload(KernelWorkload):
     """Tasks: each of their inputs is a row, which is added to the database."""
 
+    nests_implementations = True
     has_starter = False
     has_op_mapping = False
     needs_database = False
@@ -169,6 +194,51 @@ class TaskWorkload(KernelWorkload):
 
     def default_database(self, device_name: str, versions: Versions) -> Path:
         return tasks_path(device_name, versions)
+
+
+@dataclass(frozen=True)
+class SuiteWorkload(KernelWorkload):
+    """Operators of torch with the samples of a suite, which fill the database (docs/suites.md).
+
+    Attributes:
+        device_kind: the kind of the device, whose dtypes OpInfo knows.
+    """
+
+    device_kind: str = "cpu"
+
+    unit = "case"
+    has_op_mapping = False
+    needs_database = False
+    nests_implementations = True
+    keeps_starter = True
+    counts_missing = True
+
+    def named_database(self, folder: Path) -> Path:
+        """Returns the folder. Raises OpAtlasError if the folder can neither be used nor made."""
+        expect_folder(folder, "", option="--database-path", may_be_made=True)
+        return folder
+
+    def default_database(self, device_name: str, versions: Versions) -> Path:
+        name, version = suite_name(self.options.suite)
+        return implementation_path(device_name, name, version, versions)
+
+    def write_starter(self, database: Database) -> int:
+        """Lists the cases of the suite into a database. Raises OpAtlasError."""
+        return add_rows(database, suite_rows(self.options.suite, self.device_kind))
+
+    def ops(self, named: Sequence[str]) -> frozenset[str]:
+        """Returns the kernel types of operators, which may be named as torch names them (`add.Tensor`)."""
+        return frozenset(folder_of(name) if "." in name else name for name in named)
+
+    def summary_lines(self, targets: Sequence[tuple[Implementation, Path]]) -> list[str]:
+        """Returns the score of each implementation beside torch."""
+        lines = []
+        for implementation, path in targets:
+            baseline = baseline_of(path)
+            if not implementation.is_default and baseline is not None:
+                score = read_score(Database(path), Database(baseline))
+                lines += [f"{implementation.name}: {line}" for line in score.lines()]
+        return lines
 
 
 @dataclass(frozen=True)
@@ -223,8 +293,12 @@ def workload_type(config: pytest.Config) -> type[Workload]:
     """Returns what the session measures. Raises pytest.UsageError if it names collectives beside other files."""
     if collectives.are_named(config):
         return CollectiveWorkload
+    if config.option.tasks and config.option.suite:
+        raise pytest.UsageError("--tasks and --suite both say what is measured: leave one out")
     if config.option.tasks:
         return TaskWorkload
+    if config.option.suite:
+        return SuiteWorkload
     return KernelWorkload if config.option.prof_path is None else ProfiledWorkload
 
 
@@ -232,6 +306,8 @@ def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Seq
     """Returns what the options ask for. Raises pytest.UsageError for options that contradict each other."""
     if kind is TaskWorkload:
         return TaskWorkload(option, tasks=_tasks(option.tasks))
+    if kind is SuiteWorkload:
+        return SuiteWorkload(option, device_kind=devices[0].kind)
     if kind is not CollectiveWorkload:
         return kind(option)
     plan = collectives.collective_plan(option, devices)

@@ -30,10 +30,13 @@ from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementati
 from opatlas.installation import require_extra
 from opatlas.model.siblings import base_type
 from opatlas.options import add_database_path, names
+from opatlas.suites.overload import is_folder
 from opatlas.text import pluralize, show, suggest, table_lines, wrap
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
+#: The kernel of an operator of torch, which `pytest bench/ --suite` measures.
+_OF_SUITES = "--suite"
 #: The proof of a replay that says that there is no call on an NPU.
 _NO_CALL = "none"
 _COLUMNS = 80
@@ -65,7 +68,7 @@ class Listed:
     @property
     def proven(self) -> int:
         """The number of kernel types with a proof."""
-        return sum(each.proof not in (_NOT_RUN, _NO_REPLAY) for each in self.kernel_types)
+        return sum(each.proof not in (_NOT_RUN, _NO_REPLAY, _OF_SUITES) for each in self.kernel_types)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,11 +150,12 @@ def listed(implementation: Implementation) -> Listed:
     for kernel_type in sorted(_kernel_types(implementation)):
         source = implementation.source(kernel_type)
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
-        if kernel_type not in replays:
+        of_suites = is_folder(kernel_type)
+        if kernel_type not in replays and not of_suites:
             notes.append(f"no kernel type is called {kernel_type}{suggest(kernel_type, replays)}")
         # A kernel type by another name is the same function with the same arguments.
         proof = proofs.get(kernel_type) or proofs.get(base_type(kernel_type), _NOT_RUN)
-        proof = proof if kernel_type in replays else _NO_REPLAY
+        proof = proof if kernel_type in replays else _OF_SUITES if of_suites else _NO_REPLAY
         kernels.append(KernelOfImplementation(kernel_type, place, proof))
     return Listed(
         implementation.name,

@@ -64,28 +64,31 @@ def named_implementations(name: str) -> list[Implementation]:
     raise OpAtlasError(_unknown(name, known))
 
 
-def find_implementations(names: Sequence[str], kind: str, tasks: Sequence[Task] = ()) -> list[Implementation]:
+def find_implementations(
+    names: Sequence[str], kind: str, tasks: Sequence[Task] = (), *, keeps_broken: bool = False
+) -> list[Implementation]:
     """Returns the implementations that a user names, in this order, each once.
 
     Args:
         names: names, folders and files of a user, or "all"; empty: the default of the device.
         kind: the kind of the device.
         tasks: what is measured, in place of rows of kernels: folders and files of a user hold candidates for them.
+        keeps_broken: whether a file in the folder of an operator is a kernel although it is not Python, or lacks the
+            function; its rows fail.
 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
     found: dict[str, Implementation] = {}
-    for implementation in [each for name in names for each in _named(name, kind, tasks)] or [
-        default_implementation(kind)
-    ]:
+    named = [each for name in names for each in _named(name, kind, tasks, keeps_broken=keeps_broken)]
+    for implementation in named or [default_implementation(kind)]:
         other = found.setdefault(implementation.name, implementation)
         if other != implementation:
             raise OpAtlasError(f"--implementation: two of them are called {other.name}: rename a folder")
     return list(found.values())
 
 
-def _named(name: str, kind: str, tasks: Sequence[Task]) -> Iterable[Implementation]:
+def _named(name: str, kind: str, tasks: Sequence[Task], *, keeps_broken: bool) -> Iterable[Implementation]:
     default = default_implementation(kind)
     if name == default.name:
         return [default]
@@ -99,13 +102,13 @@ def _named(name: str, kind: str, tasks: Sequence[Task]) -> Iterable[Implementati
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return _read_own(name, tasks)
+        return _read_own(name, tasks, keeps_broken=keeps_broken)
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
 
 
-def _read_own(place: str, tasks: Sequence[Task] = ()) -> list[Implementation]:
+def _read_own(place: str, tasks: Sequence[Task] = (), *, keeps_broken: bool = False) -> list[Implementation]:
     """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
-    found = read_directory(Path(place), tasks)
+    found = read_directory(Path(place), tasks, keeps_broken=keeps_broken)
     taken = {ALL, *DEFAULT_DEVICES, *shipped()}
     for each in found:
         if each.name in taken:

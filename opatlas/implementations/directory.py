@@ -127,11 +127,12 @@ class _Kernel:
     function: str
 
 
-def read_directory(place: Path, tasks: Sequence[Task] = ()) -> list[Implementation]:
+def read_directory(place: Path, tasks: Sequence[Task] = (), *, keeps_broken: bool = False) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
     The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
-    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so.
+    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so. With
+    `keeps_broken` a file in the folder of an operator of torch need not be Python either, nor have the function.
 
     Raises:
         OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
@@ -143,7 +144,7 @@ def read_directory(place: Path, tasks: Sequence[Task] = ()) -> list[Implementati
     if tasks:
         kernels: Iterable[_Kernel] = _of_tasks(root, tasks, notes)
     else:
-        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes)
+        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes, keeps_broken)
     for kernel in kernels:
         found[kernel.candidate].append(kernel)
     if not found:
@@ -204,32 +205,37 @@ def _of_tasks(root: Path, tasks: Sequence[Task], notes: list[str]) -> Iterator[_
             notes.append(each)
 
 
-def _of_folder(root: Path, notes: list[str]) -> Iterator[_Kernel]:
+def _of_folder(root: Path, notes: list[str], keeps_broken: bool) -> Iterator[_Kernel]:
     for entry in sorted(root.iterdir()):
         if entry.name.startswith((".", "_")) and not (entry.is_dir() and _OVERLOAD.fullmatch(entry.name)):
             continue
         if entry.is_dir():
             for path in sorted(entry.glob("[!._]*.py")):
-                yield from _of_candidate(entry.name, path, notes)
+                yield from _of_candidate(entry.name, path, notes, keeps_broken)
         elif entry.suffix == ".py":
             yield from _of_file(entry, "", notes)
 
 
-def _of_candidate(folder: str, path: Path, notes: list[str]) -> Iterator[_Kernel]:
+def _of_candidate(folder: str, path: Path, notes: list[str], keeps_broken: bool) -> Iterator[_Kernel]:
     """Yields the kernels of a file in a folder that is named after a kernel type or an overload of torch."""
     if not _OVERLOAD.fullmatch(folder):
         yield from _of_file(path, _candidate_name(path.stem), notes, kernel_type=folder)
         return
-    if folder not in OVERLOADS:
-        notes.append(f"{path}: no replay takes the arguments of torch's {folder.replace('__', '.')}")
-        return
-    marks, function = read_marks(path), f"{folder}_kernel_impl"
-    if function not in marks.public:
-        notes.append(f"{path}: has no function {function}")
-        return
-    suffix = _CANDIDATE.search(path.stem)
-    for kernel_type in OVERLOADS[folder]:
-        yield _Kernel(kernel_type, _candidate_name(suffix[1] if suffix else path.stem), path, function)
+    function, suffix = f"{folder}_kernel_impl", _CANDIDATE.search(path.stem)
+    candidate = _candidate_name(suffix[1] if suffix else path.stem)
+    try:
+        is_broken = function not in read_marks(path).public
+    except OpAtlasError as error:
+        if not keeps_broken:
+            raise
+        is_broken = True
+        notes.append(str(error))
+    else:
+        notes += [f"{path}: has no function {function}"] if is_broken else []
+    if not is_broken or keeps_broken:
+        # The folder is the kernel type of the operator's rows in a suite.
+        for kernel_type in (folder, *(() if is_broken else OVERLOADS.get(folder, ()))):
+            yield _Kernel(kernel_type, candidate, path, function)
 
 
 def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = "") -> Iterator[_Kernel]:

@@ -33,6 +33,7 @@ class Implementation:
         devices: the kinds of devices on which it runs; () for all.
         missing: why it cannot run here ("not installed (pip install ...)"); "" if it can.
         notes: what the user should know of its files.
+        counts_missing: whether rows of kernel types without a function are cases too, with a status that says so.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Implementation:
     devices: tuple[str, ...] = ()
     missing: str = ""
     notes: tuple[str, ...] = ()
+    counts_missing: bool = False
 
     @property
     def is_default(self) -> bool:
@@ -64,5 +66,5 @@ class Implementation:
         return self.sources.get(kernel_type, self.wrap)
 
     def implements(self, kernel_type: str) -> bool:
-        """Returns whether there is a function for a kernel type."""
-        return self.is_default or self.source(kernel_type) is not None
+        """Returns whether rows of a kernel type are cases: there is a function, or missing ones count."""
+        return self.is_default or self.counts_missing or self.source(kernel_type) is not None

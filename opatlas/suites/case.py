@@ -37,7 +37,7 @@ from opatlas.model.schema import (
     SAMPLE_TORCH,
 )
 from opatlas.model.signature import signature
-from opatlas.model.slots import Slot, dtype_of_torch, known_dtype, parse_slots
+from opatlas.model.slots import Slot, dtype_of_torch, parse_slots
 from opatlas.suites.arguments import read_arguments
 from opatlas.suites.listing import OPINFO, text_digest
 from opatlas.suites.operators import (
@@ -75,6 +75,7 @@ class SuiteRow:
         overload: torch's operator.
         call: the operator with its arguments on the device.
         seed: a number that depends on the row only.
+        device: the device.
         outputs: the slots of the results; empty where these depend on values.
     """
 
@@ -94,14 +95,14 @@ class SuiteRow:
         shapes, dtypes, formats = (cells.get(column, "") for column in OUTPUT_SLOTS)
         self.outputs: tuple[Slot, ...] = parse_slots(shapes, dtypes, formats, OUTPUT_SLOTS)
         self.bytes = sum(each.bytes for each in read_arguments(cells.get(ARGUMENTS, "")).tensors())
-        self._device = device
+        self.device = device
         self.call: Call
 
     def make_call(self) -> None:
         """Makes the call. Raises InvalidRow if this torch has another sample by the name, or none."""
         cells, sample = self.cells, self.cells.get(SAMPLE, "")
         if not sample.startswith(f"{OPINFO}/"):
-            self.call = make_call(self.overload, read_arguments(cells[ARGUMENTS]), self._device, self.seed)
+            self.call = make_call(self.overload, read_arguments(cells[ARGUMENTS]), self.device, self.seed)
             return
         try:
             _, opinfo, dtype, number, digest = sample.split("/")
@@ -114,7 +115,7 @@ class SuiteRow:
             call = variant_call(self.overload, call, call.cloned().results())
         if call.overload is not self.overload or text_digest(str(text_of(call))) != digest:
             raise self._other_sample(f"the arguments are {text_of(call)}")
-        self.call = with_device(call, self._device)
+        self.call = with_device(call, self.device)
 
     def _other_sample(self, why: str) -> InvalidRow:
         listed = self.cells.get(SAMPLE_TORCH, "")
@@ -185,7 +186,7 @@ class SuiteReplay:
         if call.prepared is not None:
             watch.allow(call.prepared.changes)
             call.first_prepared()
-        self._expect_interface(call.results())
+        self._expect_interface(call)
         self._expect_unchanged(watch)
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=until)
         samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None)
@@ -222,28 +223,41 @@ class SuiteReplay:
 
         return writing
 
-    def _expect_interface(self, results: Results) -> None:
+    def _expect_interface(self, call: KernelCall) -> None:
         """Raises WrongResult if the results differ from torch's in number, type, dtype, shape or device."""
+        wanted = [(each.shape, each.dtype) for each in self._row.outputs]
+        if not self._interface_problem(call.results(), wanted):
+            return
+        # The row has the results of another device, where torch may return other dtypes.
+        arguments, keywords = call.originals()
+        own = Call(self._row.overload, tuple(arguments), keywords).cloned().results()
+        if problem := self._interface_problem(call.results(), [_slot_of(each) for each in own]):
+            raise WrongResult(problem)
+
+    def _interface_problem(self, results: Results, wanted: Sequence[tuple[tuple[int, ...], str]]) -> str:
+        """Returns how results differ from torch's; "" if they do not.
+
+        Args:
+            results: the results.
+            wanted: shapes and dtypes of torch's results; empty: unknown.
+        """
         name = self._source.function if self._source else overload_of(self._row.kernel_type)
-        wanted = self._row.outputs
         if wanted and len(results) != len(wanted):
-            raise WrongResult(f"{name} returned {len(results)} tensors, and torch returns {len(wanted)}")
+            return f"{name} returned {len(results)} tensors, and torch returns {len(wanted)}"
         for number, result in enumerate(results):
             if result is None or type(result) not in (torch.Tensor, torch.nn.Parameter):
-                raise WrongResult(f"result {number} of {name} is a {type(result).__name__}, and torch's is a tensor")
-            if result.device.type != self._row._device.type:
-                raise WrongResult(f"result {number} of {name} is on {result.device}, not on {self._row._device}")
+                return f"result {number} of {name} is a {type(result).__name__}, and torch's is a tensor"
+            if result.device.type != self._row.device.type:
+                return f"result {number} of {name} is on {result.device}, not on {self._row.device}"
             try:
-                text = text_of_tensor(result)
+                shape, dtype = _slot_of(result)
             except NoText as error:
-                raise WrongResult(f"result {number} of {name} is no plain tensor ({error})") from None
-            if not wanted:
-                continue
-            if text.shape != wanted[number].shape:
-                raise WrongResult(f"result {number} of {name} has the shape {text.shape}, not {wanted[number].shape}")
-            dtype = known_dtype(wanted[number].dtype)
-            if (dtype.name if dtype else wanted[number].dtype) != dtype_of_torch(text.dtype):
-                raise WrongResult(f"result {number} of {name} is {text.dtype}, and torch's is {wanted[number].dtype}")
+                return f"result {number} of {name} is no plain tensor ({error})"
+            if wanted and shape != wanted[number][0]:
+                return f"result {number} of {name} has the shape {shape}, not {wanted[number][0]}"
+            if wanted and dtype != wanted[number][1]:
+                return f"result {number} of {name} is {dtype}, and torch's is {wanted[number][1]}"
+        return ""
 
     def _expect_unchanged(self, watch: InputWatch) -> None:
         self._device.synchronize()
@@ -332,6 +346,12 @@ class TorchFormula:
             rows, found, right = (each.reshape(-1, each.shape[-1]) for each in (rows, found, right))
         picks = Picks(rows, rows.gather(-1, right), distinct=operator in _WITH_DIFFERENT_INDICES)
         return Comparison(found, picks, exact=True, nan_is_right=True)
+
+
+def _slot_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    """Returns shape and dtype as a row has them. Raises NoText."""
+    text = text_of_tensor(tensor)
+    return text.shape, dtype_of_torch(text.dtype)
 
 
 def _comparison(result: torch.Tensor, wanted: torch.Tensor) -> Comparison:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from opatlas.errors import OpAtlasError
 from opatlas.suites.listing import OPINFO, TRACE, SlotText, row_line
-from opatlas.suites.operators import find_overload, functional_of, name_of
+from opatlas.suites.operators import find_overload, functional_of, is_no_operator, name_of
 from opatlas.suites.opinfo import list_cases
 from opatlas.suites.trace_call import output_slots
 from opatlas.suites.trace_file import read_traces
@@ -32,9 +32,11 @@ def _opinfo_lines(request: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _trace_lines(path: Path) -> Iterator[str]:
+def _trace_lines(path: Path, omitted: Container[str]) -> Iterator[str]:
     for call in read_traces(path):
         overload = find_overload(call.overload)
+        if call.overload in omitted or (overload is not None and is_no_operator(overload)):
+            continue
         functional = functional_of(overload) if overload is not None else None
         inputs: list[SlotText] = [(each.shape, each.dtype) for each in call.arguments.tensors()]
         yield row_line(
@@ -54,7 +56,9 @@ def _main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        for line in _trace_lines(Path(request["traces"])) if "traces" in request else _opinfo_lines(request):
+        has_traces = "traces" in request
+        lines = _trace_lines(Path(request["traces"]), request["left_out"]) if has_traces else _opinfo_lines(request)
+        for line in lines:
             print(line)
     except OpAtlasError as error:
         print(error, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
 from opatlas.isolation.fresh_python import import_environment, module_command
 from opatlas.model.schema import (
     ARGUMENTS,
@@ -31,17 +33,59 @@ from opatlas.model.schema import (
 )
 from opatlas.model.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.suites.overload import folder_of
+from opatlas.suites.trace_file import LARGEST_BYTES, trace_files
+from opatlas.text import suggest
 
 _LISTER = "opatlas.suites.lister"
 _LEFT_OUT = Path(__file__).with_name("left_out.yaml")
 #: The listing takes half a minute; a machine may be slow.
 _DEADLINE_S = 1800
 _DIGITS = 12
-OPINFO, TRACE = "opinfo", "trace"
+#: The suites, and the first part of the name of a sample of a trace.
+OPINFO, TRACES, TRACE = "opinfo", "traces", "trace"
+_SHIPPED_TRACES = Path(__file__).with_name("traces")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.+]+")
 
 Rows = dict[str, list[Mapping[str, str]]]
 #: A tensor of a call: shape, and the name of the dtype in torch.
 SlotText = tuple[Sequence[int], str]
+
+
+def suite_name(suite: str) -> tuple[str, str]:
+    """Returns the name and the version of a suite, for the folder of its database; a file's version is a digest.
+
+    Raises:
+        OpAtlasError: there is no such suite, file or folder.
+    """
+    if suite == OPINFO:
+        return OPINFO, ""
+    path = _trace_path(suite)
+    digest = blake2b(digest_size=4)
+    for file in trace_files(path):
+        digest.update(read_safely(file, LARGEST_BYTES))
+    name = _NOT_IN_NAMES.sub("_", path.stem).strip("_") if suite != TRACES else ""
+    return f"{TRACES}_{name}" if name else TRACES, digest.hexdigest()
+
+
+def suite_rows(suite: str, device_kind: str) -> Rows:
+    """Returns the rows of a suite by kernel type.
+
+    Args:
+        suite: OPINFO, TRACES for the traces that OpAtlas ships, or a file or folder of traces.
+        device_kind: the kind of device.
+
+    Raises:
+        OpAtlasError: there is no such suite, or its cases cannot be listed.
+    """
+    return opinfo_rows(device_kind) if suite == OPINFO else trace_rows(_trace_path(suite))
+
+
+def _trace_path(suite: str) -> Path:
+    path = _SHIPPED_TRACES if suite == TRACES else Path(suite)
+    if not path.exists():
+        meant = suggest(suite, [OPINFO, TRACES]) or f": give {OPINFO}, {TRACES}, or a file or folder of traces"
+        raise OpAtlasError(f"--suite {suite}: there is no such suite, file or folder{meant}")
+    return path
 
 
 @cache
@@ -61,7 +105,7 @@ def opinfo_rows(device_kind: str, names: Sequence[str] = ()) -> Rows:
     Raises:
         OpAtlasError: torch is missing, or the samples cannot be made.
     """
-    return _run_lister({"device_kind": device_kind, "opinfos": list(names), "left_out": dict(left_out())})
+    return _run_lister({"device_kind": device_kind, "opinfos": list(names)})
 
 
 def trace_rows(path: Path) -> Rows:
@@ -77,7 +121,7 @@ def _run_lister(request: Mapping[str, Any]) -> Rows:
     try:
         done = subprocess.run(
             module_command(_LISTER),
-            input=json.dumps(request),
+            input=json.dumps({**request, "left_out": dict(left_out())}),
             capture_output=True,
             text=True,
             timeout=_DEADLINE_S,

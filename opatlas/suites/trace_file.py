@@ -19,7 +19,7 @@ from opatlas.suites.arguments import ArgumentsText, read_arguments
 from opatlas.suites.overload import read_overload
 
 #: The largest file of the public sets has 2 MB.
-_LARGEST_BYTES = 64 << 20
+LARGEST_BYTES = 64 << 20
 _SUFFIX = ".txt"
 _OPERATOR = "Operator:"
 _CALL = re.compile(r"cnt:\s*(\d{1,15})\s*,\s*(.+)")
@@ -48,9 +48,8 @@ def read_traces(path: Path) -> list[TracedCall]:
     Raises:
         OpAtlasError: there is no such file, a line is not one of a trace, or there is no call.
     """
-    files = sorted(path.rglob(f"*{_SUFFIX}")) if path.is_dir() else [path]
     found: dict[tuple[str, str], TracedCall] = {}
-    for file in files:
+    for file in trace_files(path):
         for call in _read_file(file):
             key = call.overload, str(call.arguments)
             known = found.get(key)
@@ -60,9 +59,14 @@ def read_traces(path: Path) -> list[TracedCall]:
     return sorted(found.values(), key=lambda call: call.overload)
 
 
+def trace_files(path: Path) -> list[Path]:
+    """Returns a file, or the files of a folder and its subfolders that may be traces."""
+    return sorted(path.rglob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+
+
 def _read_file(path: Path) -> Iterator[TracedCall]:
     try:
-        lines = read_safely(path, _LARGEST_BYTES).decode("utf-8").splitlines()
+        lines = read_safely(path, LARGEST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OpAtlasError(f"{path}: cannot be read ({error})") from None
     overload = ""

@@ -44,7 +44,8 @@ def only(found: list[Implementation]) -> Implementation:
 )
 def test_layouts(tmp_path: Path, name: str, text: str, kernels: dict[str, str] | None) -> None:
     found = only(read_directory(write(tmp_path / "mine", {name: text})))
-    kernels = kernels or dict.fromkeys(OVERLOADS["relu__default"], "relu__default_kernel_impl")
+    of_overload = ("relu__default", *OVERLOADS["relu__default"])
+    kernels = kernels or dict.fromkeys(of_overload, "relu__default_kernel_impl")
     assert {kernel_type: source.function for kernel_type, source in found.sources.items()} == kernels
     assert found.name == "mine"
     assert {Path(source.path) for source in found.sources.values()} == {tmp_path / "mine" / name}
@@ -64,7 +65,7 @@ def test_candidates_are_implementations_of_their_own(tmp_path: Path) -> None:
         "mine": {"RmsNorm"},
         "mine-fast": {"Add", "SwiGlu"},
         "mine-small": {"Add"},
-        "mine-v1": set(OVERLOADS["mul__Tensor"]),
+        "mine-v1": {"mul__Tensor", *OVERLOADS["mul__Tensor"]},
     }
 
 
