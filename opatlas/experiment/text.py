@@ -30,7 +30,7 @@ _LEVELS = (Level.STATIC, Level.COMPILE, Level.CORRECT)
 
 def text_lines(experiment: Experiment, report: ExperimentReport) -> Iterator[str]:
     """Yields the lines for a terminal."""
-    yield from _heading(experiment)
+    yield from _heading(experiment, report.task_sets)
     for title, figures in _figures_by_group(experiment, report):
         yield from ("", title, "")
         yield from align_numbers([_FIGURE_TITLES, *map(_figure_cells, figures)], least=8)
@@ -44,7 +44,7 @@ def text_lines(experiment: Experiment, report: ExperimentReport) -> Iterator[str
     yield from _differences(report)
 
 
-def _heading(experiment: Experiment) -> Iterator[str]:
+def _heading(experiment: Experiment, figures: Sequence[ModelFigures]) -> Iterator[str]:
     for run in experiment.runs:
         yield f"{run.path}"
         if told := [text for text in _irregularities(run.identical, run.restarted, run.gaps, run.torn) if text]:
@@ -58,6 +58,9 @@ def _heading(experiment: Experiment) -> Iterator[str]:
     estimated = sum(each.tokens_estimated for outcome in experiment.all_outcomes() for each in outcome.attempts)
     if estimated:
         yield wrap(f"tokens and cost of {pluralize(estimated, 'attempt')} are estimated from characters", indent=0)
+    free = [each.model for each in figures if each.group is None and each.passed.of and not each.cost_usd]
+    if free:
+        yield wrap(f"without a price, so that tokens tell which is cheap: {', '.join(free)}", indent=0)
     if experiment.mixed_complexities:
         yield f"the higher of two complexities counts: {pluralize(experiment.mixed_complexities, 'task')}"
     for model in experiment.models:

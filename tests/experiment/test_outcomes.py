@@ -15,6 +15,7 @@ from opatlas.experiment.attempts import ATTEMPTS, attempt_line, read_attempts
 from opatlas.experiment.outcomes import TaskName, TaskOutcome, read_experiment
 from opatlas.experiment.report import make_report
 from opatlas.files import UnsafePath
+from opatlas.generation.attempt_log import AttemptLog
 from opatlas.typed_json import DecodeError
 
 RELU, SORT = TaskName("set", "relu"), TaskName("set", "sort")
@@ -52,6 +53,18 @@ def test_repeated_lines_tasks_begun_anew_and_gaps_are_counted(tmp_path: Path) ->
     assert (run.identical, run.restarted, run.gaps, run.torn, run.attempts) == (2, 1, 1, True, 6)
     assert experiment.outcomes["m"][SORT].final.run_s == 8.0
     assert experiment.outcomes["m"][RELU].fixes == 1
+
+
+def test_a_loop_that_later_sessions_went_on_with_is_one_outcome(tmp_path: Path) -> None:
+    attempts = loop("m", "relu", 3, passes=True)
+    for each in attempts:
+        # As in a session of its own, after one that was killed while it wrote.
+        AttemptLog(tmp_path).append(each)
+        with (tmp_path / ATTEMPTS).open("a") as file:
+            file.write('{"task":"rel')
+    experiment = read_experiment([tmp_path])
+    assert experiment.outcomes["m"][RELU].attempts == tuple(attempts)
+    assert (experiment.runs[0].restarted, experiment.runs[0].gaps, experiment.runs[0].torn) == (0, 0, True)
 
 
 def test_a_whole_line_without_a_line_break_counts(tmp_path: Path) -> None:
