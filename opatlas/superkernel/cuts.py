@@ -64,37 +64,53 @@ class Cuts:
         fusable: whether a SuperKernel may hold the launch.
         hard: whether the launch is one that neither a static graph nor another operator would make fusable. Supported
             collectives count as hard: between them lies the time that a device waits for others.
-        first_of_step: whether the launch is the first of a step other than the first step.
+        beside: whether the launch is on another stream.
+        waits: whether the launch waited for one of another stream, which splits a SuperKernel before it.
+        steps: the number of the launch's step.
         counts: each reason that occurs, in the order of `CutReason`.
         collectives: supported collectives, which do not cut.
     """
 
     fusable: np.ndarray
     hard: np.ndarray
-    first_of_step: np.ndarray
+    beside: np.ndarray
+    waits: np.ndarray
+    steps: np.ndarray
     counts: tuple[CutCount, ...]
     collectives: int
 
-    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns the ranges of fusable launches from `start` to before `stop`: each may become a SuperKernel."""
-        return _ranges(self.fusable, self.first_of_step, start, stop)
+    def pieces(self, start: int, stop: int) -> list[np.ndarray]:
+        """Returns the fusable launches from `start` to before `stop`, divided: each part may become a SuperKernel."""
+        return self._divided(self.fusable, start, stop)
 
-    def stretches(self) -> list[tuple[int, int]]:
-        """Returns the ranges without a hard cut, an upper bound for any choice of scopes."""
-        return _ranges(~self.hard, self.first_of_step, 0, len(self.hard))
+    def stretches(self) -> list[np.ndarray]:
+        """Returns the launches between hard cuts, an upper bound for any choice of scopes."""
+        return self._divided(~self.hard, 0, len(self.hard))
+
+    def _divided(self, inside: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
+        # Launches beside the main stream are in no part, and do not end one either.
+        main = start + np.flatnonzero(~self.beside[start:stop])
+        ends = np.flatnonzero(
+            ~inside[main[1:]]
+            | ~inside[main[:-1]]
+            | self.waits[main[1:]]
+            | (self.steps[main[1:]] != self.steps[main[:-1]])
+        )
+        return [part for part in np.split(main, ends + 1) if len(part) and inside[part[0]]]
 
 
-def _ranges(inside: np.ndarray, begins: np.ndarray, start: int, stop: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    first = start
-    for index in range(start, stop):
-        if not inside[index] or (begins[index] and index > first):
-            if index > first:
-                found.append((first, index))
-            first = index if inside[index] else index + 1
-    if stop > first:
-        found.append((first, stop))
-    return found
+def _waits_for_others(timeline: Timeline) -> np.ndarray:
+    """Returns whether each launch begins after a gap in which a launch of another stream ends."""
+    beside, start, end = timeline.beside_main, timeline.start_ns, timeline.end_ns
+    main = np.flatnonzero(~beside)
+    ends = end[beside]
+    # The first launch of the main stream that begins after each end, and the end of the launch before it.
+    after = np.searchsorted(start[main], ends, "left")
+    inner = (after > 0) & (after < len(main))
+    after, ends = after[inner], ends[inner]
+    waits = np.zeros(len(start), dtype=bool)
+    waits[main[after[ends > end[main[after - 1]]]]] = True
+    return waits
 
 
 def reasons_of(launch: Launch, *, beside_main: bool) -> tuple[CutReason, ...]:
@@ -124,8 +140,6 @@ def find_cuts(timeline: Timeline, steps: Sequence[int]) -> Cuts:
         for launch, beside in zip(launches, timeline.beside_main, strict=True)
     ]
     collective = np.array([is_collective(launch.kernel_type, launch.cells) for launch in launches], dtype=bool)
-    boundaries = np.zeros(len(launches), dtype=bool)
-    boundaries[1:] = np.diff(np.asarray(steps)) != 0
     by_reason: dict[CutReason, Counter[str]] = {reason: Counter() for reason in CutReason}
     for launch, own in zip(launches, reasons, strict=True):
         for reason in own:
@@ -133,7 +147,7 @@ def find_cuts(timeline: Timeline, steps: Sequence[int]) -> Cuts:
     counts = []
     for reason, kernel_types in by_reason.items():
         rules = [unfusable_rule(kernel_type) for kernel_type in kernel_types] if reason is CutReason.UNFUSABLE else []
-        count = int(boundaries.sum()) if reason is CutReason.STEP else kernel_types.total()
+        count = steps[-1] if reason is CutReason.STEP else kernel_types.total()
         if count:
             sources = tuple(dict.fromkeys(rule.source for rule in rules if rule is not None))
             counts.append(CutCount(reason, count, tuple(kernel_types.most_common()), sources))
@@ -141,7 +155,9 @@ def find_cuts(timeline: Timeline, steps: Sequence[int]) -> Cuts:
     return Cuts(
         fusable=fusable,
         hard=np.array([not _HARD.isdisjoint(own) for own in reasons], dtype=bool) | collective,
-        first_of_step=boundaries,
+        beside=timeline.beside_main,
+        waits=_waits_for_others(timeline),
+        steps=np.asarray(steps),
         counts=tuple(counts),
         collectives=int((collective & fusable).sum()),
     )

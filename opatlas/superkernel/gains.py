@@ -134,10 +134,10 @@ class StretchGains:
 
 def stretch_gains(timeline: Timeline, cuts: Cuts, model: GainModel) -> StretchGains:
     """Returns the upper bound for any scopes of a timeline."""
-    stretches = [(start, stop) for start, stop in cuts.stretches() if stop - start > 1]
+    stretches = [stretch for stretch in cuts.stretches() if len(stretch) > 1]
     gaps, capped, saved = _saved(timeline, stretches, model)
-    duration = sum(float(timeline.duration_us[start:stop].sum()) for start, stop in stretches)
-    kernels = sum(stop - start for start, stop in stretches)
+    duration = sum(float(timeline.duration_us[stretch].sum()) for stretch in stretches)
+    kernels = sum(map(len, stretches))
     return StretchGains(len(stretches), kernels, duration, gaps, capped, saved)
 
 
@@ -157,13 +157,12 @@ def scope_gain(
         step_us: the mean duration of these steps, by `step_duration_us`.
         refusal: why no scope of the capture may be tried; "" if one may.
     """
-    pieces = [piece for start, stop in scope.ranges for piece in cuts.pieces(start, stop) if piece[1] - piece[0] > 1]
+    pieces = [piece for start, stop in scope.ranges for piece in cuts.pieces(start, stop) if len(piece) > 1]
     gaps, capped, saved = _saved(timeline, pieces, model)
     duration = idle = 0.0
     for start, stop in scope.ranges:
         main = start + np.flatnonzero(~timeline.beside_main[start:stop])
-        between = (timeline.start_ns[main[1:]] - timeline.end_ns[main[:-1]]) / 1000
-        idle += float(np.clip(between, 0, model.cap_us).sum())
+        idle += float(np.minimum(_gaps_us(timeline, main), model.cap_us).sum())
         duration += float(timeline.duration_us[main].sum())
     share = _share(saved / steps, step_us)
     verdict, reason = _verdict(saved, share, bool(pieces), refusal)
@@ -171,7 +170,7 @@ def scope_gain(
         kind=scope.kind,
         occurrences=len(scope.ranges) / steps,
         kernels=sum(stop - start for start, stop in scope.ranges) / steps,
-        fused_kernels=sum(stop - start for start, stop in pieces) / steps,
+        fused_kernels=sum(map(len, pieces)) / steps,
         super_kernels=len(pieces) / steps,
         duration_us=duration / steps,
         gaps_us=gaps / steps,
@@ -196,15 +195,21 @@ def _verdict(saved_us: float, share: float, fuses: bool, refusal: str) -> tuple[
     return ScopeVerdict.WORTH_TRYING, f"{share:.1%} of a step; the gate is {GATE:.0%}"
 
 
-def _saved(timeline: Timeline, pieces: Iterable[tuple[int, int]], model: GainModel) -> tuple[float, float, float]:
+def _saved(timeline: Timeline, pieces: Iterable[np.ndarray], model: GainModel) -> tuple[float, float, float]:
     """Returns the gaps within pieces, the same capped, and what fusing each piece saves, in microseconds."""
     all_gaps = capped = synchronizations = 0.0
-    for start, stop in pieces:
-        gaps = timeline.gap_us[start + 1 : stop]
+    for piece in pieces:
+        gaps = _gaps_us(timeline, piece)
         all_gaps += float(gaps.sum())
         capped += float(np.minimum(gaps, model.cap_us).sum())
         synchronizations += model.sync_us * len(gaps)
     return all_gaps, capped, capped - synchronizations
+
+
+def _gaps_us(timeline: Timeline, launches: np.ndarray) -> np.ndarray:
+    """Returns the time between each launch and the next of these; 0 where both overlap."""
+    gaps: np.ndarray = np.maximum(timeline.start_ns[launches[1:]] - timeline.end_ns[launches[:-1]], 0) / 1000
+    return gaps
 
 
 def _share(part: float, whole: float) -> float:

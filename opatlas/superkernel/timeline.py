@@ -64,13 +64,6 @@ class Timeline:
         return np.array([launch.duration_us for launch in self.launches], dtype=np.float64)
 
     @cached_property
-    def gap_us(self) -> np.ndarray:
-        """The time between the end of the launch before and each start; 0 for the first, and where both overlap."""
-        gaps: np.ndarray = np.zeros(len(self.launches))
-        gaps[1:] = np.maximum(self.start_ns[1:] - self.end_ns[:-1], 0) / 1000
-        return gaps
-
-    @cached_property
     def busy_us(self) -> np.ndarray:
         """The part of each launch after the ends of all launches before it, so that the sum counts no time twice."""
         busy: np.ndarray = np.maximum(self.end_ns - np.maximum(self.start_ns, self._latest_end_ns), 0) / 1000

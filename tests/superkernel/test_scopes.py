@@ -148,6 +148,24 @@ def test_each_cut_splits_and_is_counted(
     assert analysis.collectives == (3 * 16 if reason is None else 0)
 
 
+def test_a_kernel_beside_others_splits_nothing_unless_they_wait_for_it(tmp_path: Path) -> None:
+    kernels = decode_steps(layers=4, steps=2)
+    beside = kernels[6].of(kernel_type="Muls", stream="3", duration_us=2.0, gap_us=-4.0)
+    alone = analysis_of(tmp_path, kernels)
+    # It ends 2 us before the kernel that it runs beside, and the next kernel starts as it did.
+    meanwhile = [*kernels[:9], beside, kernels[9].of(gap_us=kernels[9].gap_us + 2.0), *kernels[10:]]
+    analysis = analysis_of(tmp_path, meanwhile)
+    assert counts_of(analysis)[CutReason.OTHER_STREAM] == 1
+    for kind in (ScopeKind.LAYER, ScopeKind.ALL_LAYERS):
+        with_it, without_it = scope_of(analysis, kind), scope_of(alone, kind)
+        assert (with_it.super_kernels, with_it.saved_us) == (without_it.super_kernels, without_it.saved_us)
+    longer = beside.of(duration_us=4.5)
+    later = analysis_of(tmp_path, [*kernels[:9], longer, kernels[9].of(gap_us=1.0), *kernels[10:]])
+    assert (
+        scope_of(later, ScopeKind.ALL_LAYERS).super_kernels == scope_of(alone, ScopeKind.ALL_LAYERS).super_kernels + 0.5
+    )
+
+
 def test_a_collective_beside_other_kernels_is_on_another_stream(tmp_path: Path) -> None:
     kernels = decode_steps(layers=4, steps=2)
     kernels.insert(5, collective("hcom_allReduce_", 10.0, -4.0, "0"))
