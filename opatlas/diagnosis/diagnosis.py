@@ -245,13 +245,23 @@ def diagnose(place: Path, peaks: DevicePeaks | None = None) -> Diagnosis:
 
 
 def _cores_of(frame: pd.DataFrame) -> tuple[int | None, int | None]:
-    """Returns the least numbers of cube and vector cores, by the blocks that ran at once."""
+    """Returns the least numbers of cube and vector cores, by the blocks that ran at once; None if nothing tells.
+
+    Chips with both have two vector cores for each cube core (AKG, docs of hardware).
+    """
     if BLOCK_DIM not in frame.columns or ACCELERATOR_CORE not in frame.columns:
         return None, None
-    core, blocks = frame[ACCELERATOR_CORE], frame[BLOCK_DIM]
-    cube = blocks[core.isin(["AI_CORE", "MIX_AIC"]) & (blocks <= _MOST_CUBE_CORES)].max()
-    vector = blocks[core.isin(["AI_VECTOR_CORE", "MIX_AIV"]) & (blocks <= _MOST_VECTOR_CORES)].max()
-    if MIX_BLOCK_DIM in frame.columns:
-        mix = frame[MIX_BLOCK_DIM][core.isin(["MIX_AIC"])]
-        vector = np.nanmax([vector, mix[mix <= _MOST_VECTOR_CORES].max(), -1])
-    return (*(int(each) if each > 0 else None for each in (cube, vector)),)  # type: ignore[return-value]
+
+    def most(column: str, cores: tuple[str, ...], at_most: int) -> int:
+        blocks = (
+            frame[column][frame[ACCELERATOR_CORE].isin(cores)] if column in frame.columns else pd.Series(dtype=float)
+        )
+        return int(np.nan_to_num(blocks[(blocks <= at_most) & (blocks > 0)].max()))
+
+    cube = most(BLOCK_DIM, ("AI_CORE", "MIX_AIC"), _MOST_CUBE_CORES)
+    vector = most(BLOCK_DIM, ("AI_VECTOR_CORE", "MIX_AIV"), _MOST_VECTOR_CORES)
+    vector = max(vector, most(MIX_BLOCK_DIM, ("MIX_AIC",), _MOST_VECTOR_CORES))
+    if vector:
+        cube = max(cube, (vector + 1) // 2)
+        vector = 2 * cube
+    return cube or None, vector or None
