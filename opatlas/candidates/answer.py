@@ -34,7 +34,12 @@ def read_answer(text: str, former_source: str | None = None) -> str | Judgement:
         text: the answer.
         former_source: the code that modifications change; None for a first answer.
     """
-    text = _THOUGHTS.sub("", text)
+    found = _read(_THOUGHTS.sub("", text), former_source)
+    # A lone surrogate, which JSON can have, cannot be written to a file.
+    return found if isinstance(found, Judgement) else found.encode("utf-8", "replace").decode("utf-8")
+
+
+def _read(text: str, former_source: str | None) -> str | Judgement:
     blocks = list(_blocks(text))
     if (changes := _modifications(text, blocks)) is not None:
         return changes if isinstance(changes, Judgement) else _modified(former_source, changes)

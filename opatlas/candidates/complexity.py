@@ -12,6 +12,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from opatlas.candidates.source import CandidateSource
+
 CLASSES = ("C1", "C2", "C3", "C4")
 _POINTWISE, _COPY, _ROW, _SORT, _PRODUCT, _LOSS, _COMPOSITE = 1.0, 1.5, 2.5, 3.0, 3.5, 4.2, 4.5
 #: Added for a task that combines operators of two classes from C2 on.
@@ -77,7 +79,7 @@ def complexity_of_task(source: str, name: str = "") -> str:
     Raises:
         SyntaxError: the source is not Python.
     """
-    scores = [_POINTWISE, *_operator_scores(ast.parse(source))]
+    scores = [_POINTWISE, *_operator_scores(CandidateSource.parse(source).tree)]
     operators = name.lower().rpartition("/")[2]
     scores += [score for score, word in _WORDS if word.search(operators)]
     combined = len({class_of_score(score) for score in scores if score >= 2}) > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,8 +38,11 @@ class CandidateSource:
             SyntaxError: the text is not Python, or Python cannot compile it ("'return' outside function").
         """
         try:
-            tree = ast.parse(text, name)
-            compile(tree, name, "exec", dont_inherit=True)
+            # An odd escape in a string of CUDA is no matter for the user's terminal.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(text, name)
+                compile(tree, name, "exec", dont_inherit=True)
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(f"{type(error).__name__}: {error}") from error
         return cls(text, tree)

@@ -84,6 +84,12 @@ def test_what_is_refused(text: str, sub_class: str) -> None:
     assert refused.text
 
 
+def test_the_source_can_be_written_to_a_file() -> None:
+    changed = read_answer('{"modifications": [{"old_string": "y = 2", "new_string": "y = \'\\ud800\'"}]}', FORMER)
+    assert isinstance(changed, str)
+    assert b"y = '?'" in changed.encode("utf-8")
+
+
 def test_a_first_answer_cannot_modify() -> None:
     refused = read_answer(answer(("y = 2", "y = 3")))
     assert isinstance(refused, Judgement)

@@ -185,5 +185,10 @@ def test_a_failed_candidate_keeps_its_notes() -> None:
     assert any(note.startswith("precision:") for note in judgement.notes)
 
 
+def test_an_odd_escape_warns_nobody(recwarn: pytest.WarningsRecorder) -> None:
+    assert rule_of("import torch\ntext = '\\d'\n") == ""
+    assert not recwarn.list
+
+
 def test_every_rule_has_a_name_of_its_own() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
