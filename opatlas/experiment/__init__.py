@@ -1,1 +1,11 @@
-"""The arithmetic of an experiment with models that write kernels: pass rates, costs, choice of a model."""
+"""The arithmetic of an experiment with models that write kernels: pass rates, costs, choice of a model.
+
+attempts.py     the record of one attempt, and the file of attempts
+baselines.py    durations of the tasks' own models
+outcomes.py     what models achieved at tasks, from the attempts of one or more runs
+proportions.py  intervals and tests of pass rates
+tables.py       pass rates, errors, levels, verdicts, speed-ups, differences between runs
+strategies.py   strategies that choose a model for each task
+report.py       all tables together, as JSON and as CSVs
+text.py         all tables as text
+"""
