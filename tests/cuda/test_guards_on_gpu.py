@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from planted_trials import PLANTED, PlantedKernel, Tried, each_of, judge, planted_kernels
+from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
 from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
-from opatlas.instruments.instrument import Instrument, InstrumentMissing, MeasureSettings, open_instrument
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.device_process import DeviceProcess
 
-#: They leave functions replaced, which later rows of this process would use.
-_PATCHES = (9, 10, 32)
-KERNELS = [each for each in planted_kernels() if each.device != "cpu" and each.number not in _PATCHES]
+KERNELS = [each for each in planted_kernels() if each.device != "cpu"]
 _HONEST = """
 import torch
 import triton
@@ -40,49 +36,35 @@ class ModelNew(nn.Module):
 """
 
 
-@pytest.fixture(scope="module")
-def instrument(gpu) -> Instrument:
-    torch.cuda.set_device(0)
+def _judged(gpu, job: Job) -> RowOutcome:
+    """In a process of its own, as in a session."""
+    process = DeviceProcess(gpu, MeasureSettings(repeat_count=40, instrument="cupti"))
     try:
-        return open_instrument("cuda", MeasureSettings(instrument="cupti"))
-    except InstrumentMissing as error:
-        pytest.skip(str(error))
+        return process.run(job)
+    finally:
+        process.close()
 
 
-def _judge(kernel: PlantedKernel, tmp_path: Path, instrument: Instrument) -> Tried:
+@pytest.mark.parametrize("kernel", each_of(KERNELS))
+def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, tmp_path: Path, gpu) -> None:
     if "triton" in kernel.path.read_text():
         pytest.importorskip("triton")
-    task, path = (Path(shutil.copy(each, tmp_path)) for each in (kernel.task, kernel.path))
-    return judge(task, path, row=kernel.row, device=torch.device("cuda", 0), instrument=instrument)
-
-
-@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each.error_class is not ErrorClass.PASS]))
-def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, tmp_path: Path, instrument: Instrument) -> None:
-    with pytest.raises(CandidateRejected) as caught:
-        _judge(kernel, tmp_path, instrument)
-    assert caught.value.error_class is kernel.error_class
-    assert kernel.sub_class in ("", caught.value.sub_class)
-
-
-@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each.error_class is ErrorClass.PASS]))
-def test_a_planted_kernel_gains_nothing_and_is_told(
-    kernel: PlantedKernel, tmp_path: Path, instrument: Instrument
-) -> None:
-    found = _judge(kernel, tmp_path, instrument)
-    assert kernel.notes in " ".join(found.notes)
+    outcome = _judged(gpu, kernel.job(tmp_path))
+    kernel.expect(outcome)
     if kernel.number == 6:
         # Kernels of another stream count.
-        assert found.samples.device_kernels == 20
+        assert outcome.measurement is not None
+        assert outcome.measurement.device_kernels == 20
 
 
-def test_an_honest_kernel_passes(tmp_path: Path, instrument: Instrument) -> None:
+def test_an_honest_kernel_passes(tmp_path: Path, gpu) -> None:
     pytest.importorskip("triton")
     path = tmp_path / "honest.py"
     path.write_text(_HONEST)
-    for seed in range(3):
-        found = judge(
-            PLANTED / "tasks" / "softmax.py", path, seed=seed, device=torch.device("cuda", 0), instrument=instrument
-        )
-        assert found.notes == ()
-        assert found.samples.kernel_names == ("row_softmax",)
-    assert "triton" in sys.modules
+    outcome = _judged(gpu, job_of_candidate(PLANTED / "tasks" / "softmax.py", path))
+    assert outcome.judgement is not None, outcome.reason
+    assert outcome.judgement.error_class is ErrorClass.PASS, outcome.judgement.text
+    assert outcome.judgement.kernel_share == 1
+    assert outcome.judgement.notes == ()
+    assert outcome.measurement is not None
+    assert outcome.measurement.execution.kernel_names == ("row_softmax",)

@@ -212,7 +212,7 @@ def test_other_code_in_the_same_function_is_named() -> None:
     table, code = FunctionTable(), check.__code__
     try:
         check.__code__ = (lambda formula, arguments, keywords, results, seed: None).__code__
-        assert table.replaced() == ["opatlas.engine.result_check.check"]
+        assert "opatlas.engine.result_check.check" in table.replaced()
     finally:
         check.__code__ = code
 
@@ -287,7 +287,7 @@ def _compare(results: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("share", [0.2, 1.0])
 def test_a_result_that_is_wrong_in_few_timed_calls_is_unstable(share: float) -> None:
-    """Only one that is wrong in most calls gains by it."""
+    """Only one that is wrong in many calls gains by it."""
     draw = random.Random(1)
     trial, reference = _relu_trial(lambda x: torch.relu(x) + is_timed * (draw.random() < share), 0)
     is_timed = 0

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from opatlas.candidates.error_class import CandidateFailure, Phase, classify
-from opatlas.candidates.floor import expect_possible
+from opatlas.candidates.floor import drift_notes, expect_possible
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_notes
 from opatlas.candidates.rejection import CandidateRejected
@@ -34,7 +34,7 @@ from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.results import FlatResults, plain_results
-from opatlas.engine.guards.trial import CandidateTrial
+from opatlas.engine.guards.trial import CALL_SEED, CandidateTrial
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_call import load_kernel
 from opatlas.engine.result_check import Checked
@@ -299,6 +299,8 @@ class TaskReplay:
         source = self._job.source
         share = self._share(samples)
         notes = [*self._notes, *(guard.notes if guard is not None else ()), *trial.notes, *share_notes(share)]
+        if self._device.torch_device.type != "cpu":
+            notes += drift_notes(samples.durations_us)
         module = _module_of(source) if source is not None else None
         if module is not None and falls_back(module, trial.launch):
             notes.append("falls back to torch without its kernels")
@@ -454,7 +456,8 @@ class _Reference:
         return self._model
 
     def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        set_seeds(self._seed)
+        # Dropout draws what it draws for the candidate.
+        set_seeds(CALL_SEED)
         if not isinstance(model, torch.nn.Module):
             return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))
         if weights:
