@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -94,8 +95,7 @@ class ModelStructure:
 
     def range_of(self, step: int) -> tuple[int, int]:
         """Returns the first launch of a step, and the launch after its last."""
-        numbers = np.asarray(self.steps)
-        return int(np.searchsorted(numbers, step, "left")), int(np.searchsorted(numbers, step, "right"))
+        return bisect_left(self.steps, step), bisect_right(self.steps, step)
 
 
 def find_structure(timeline: Timeline) -> ModelStructure:
