@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer, Fault, chat_server
 
 from opatlas.generation.answers import RecordedAnswers
 from opatlas.generation.endpoint import ChatMessage, ChatRequest, Endpoint, EndpointError, EndpointLimits
-from tests.support.chat_server import ChatServer, Fault, chat_server
 
 KEY = "sk-0123456789-secret"
 VARIABLE = "OPATLAS_TEST_KEY"

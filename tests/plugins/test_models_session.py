@@ -1,0 +1,93 @@
+"""Sessions with --models: repairs, failures, a server that refuses, and what stays on the disk."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, chat_server
+from sessions import ROOT, Sessions
+
+from opatlas.candidates.judgement import ErrorClass
+from opatlas.experiment.attempts import read_attempts
+from opatlas.generation.answers import read_exchanges
+
+KEY = "sk-0123456789-secret"
+TASK = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.randn(8, 16)]
+"""
+WRONG = """```python
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x.clamp(max=0)
+```"""
+REPAIR = '{"modifications": [{"old_string": "clamp(max=0)", "new_string": "clamp(min=0)"}]}'
+
+
+def answer(body: Mapping[str, Any]) -> str:
+    """`good` repairs its code, and any other model writes no Python."""
+    if body["model"] != "good":
+        return "```python\nclass ModelNew(:\n```"
+    return REPAIR if "This is attempt 2" in body["messages"][-1]["content"] else WRONG
+
+
+def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
+    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    (sessions.folder / "tasks").mkdir()
+    (sessions.folder / "tasks" / "relu.py").write_text(TASK)
+    options = ("test_tasks.py", "--tasks=tasks", "--language=torch", "--api-key-variable=TEST_KEY")
+    with chat_server(ChatServer(answer, key=KEY)) as server:
+        endpoint = f"--endpoint={server.url}"
+        done = sessions.run(*options, endpoint, "--models=good,bad", TEST_KEY=KEY)
+        assert done.code == pytest.ExitCode.OK, done.output
+        assert done.outcomes() == {"passed": 1, "xfailed": 1}
+        run = sessions.database / "generated" / "torch"
+        attempts = read_attempts(run / "attempts.jsonl").attempts
+        classes = {model: [each.error_class for each in attempts if each.model == model] for model in ("good", "bad")}
+        assert classes == {"good": [ErrorClass.MISMATCH, ErrorClass.PASS], "bad": [ErrorClass.SYNTAX] * 3}
+        assert done.tells("opatlas models", run)
+        assert [each["Error Class"] for each in rows_of(sessions, "good")] == ["pass"]
+        assert [each["Error Class"] for each in rows_of(sessions, "bad")] == ["syntax/syntax_error"]
+        # Each exchange is recorded, and the key is nowhere.
+        recorded = [each for path in (run / "answers").iterdir() for each in read_exchanges(path)]
+        assert len(recorded) == len(server.bodies) == len(attempts)
+        files = [path for path in sessions.folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if KEY.encode() in path.read_bytes()]
+        assert KEY not in done.output
+
+        # The server has another key now. Whoever is done needs no answer; the next model ends the session.
+        server.key = "another"
+        asked = len(server.bodies)
+        more = sessions.run_in_process(*options, endpoint, "--models=good,bad,new", TEST_KEY=KEY)
+        assert more.code == pytest.ExitCode.TESTS_FAILED
+        assert more.outcomes() == {"passed": 1, "xfailed": 1, "failed": 1}
+        assert len(server.bodies) == asked + 1
+        assert more.tells("401", "TEST_KEY")
+        assert read_attempts(run / "attempts.jsonl").attempts == attempts
+
+    # The folder of a model is one of candidates: each attempt is a rival of the others.
+    given = sessions.run_in_process("test_tasks.py", "--tasks=tasks", f"--implementation={run / 'good'}")
+    assert given.outcomes() == {"passed": 1, "xfailed": 1}
+    assert given.tells("good-0")
+    assert given.tells("good-1")
+
+
+def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
+    """The rows of a model's database."""
+    with open(sessions.database / "implementations" / f"{model}-torch" / "tasks.relu.csv", newline="") as file:
+        return list(csv.DictReader(file))
