@@ -44,6 +44,8 @@ def run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcom
     if outcome.judgement is None or not (notes := static_notes(text, path)):
         return outcome
     judged = replace(outcome.judgement, notes=(*notes, *outcome.judgement.notes))
+    if not judged.passed:
+        return replace(outcome, judgement=judged)
     return replace(outcome, judgement=judged, reason="; ".join(filter(None, (outcome.reason, *notes))))
 
 

@@ -224,7 +224,7 @@ class PreparedDatabase:
         mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
         rows_for: the implementation that rows were added for.
         rows_added: rows without durations that were added from another database.
-        rows_from: that database, or what the rows were read from; None for the starter database.
+        rows_from: that database; None for the starter database.
         taken_over: the killed session whose lock on the database was taken over; "" if there was none.
     """
 
@@ -235,7 +235,7 @@ class PreparedDatabase:
     mapping: WrittenMapping | None = None
     rows_for: str = ""
     rows_added: int = 0
-    rows_from: Path | str | None = None
+    rows_from: Path | None = None
     taken_over: str = ""
 
 

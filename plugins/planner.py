@@ -112,7 +112,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     """Makes the plan of a target, whose database the session has if the session writes."""
     settings, own = context.settings, context.databases[number]
     database, target = own.database, own.target
-    requested = base.requested if settings.workload.tasks else settings.workload.rows
+    requested = base.of_target(target) if settings.workload.tasks else settings.workload.rows
     if settings.writes:
         prepared = _prepare_for(context, own, base)
     else:
@@ -165,8 +165,8 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
         others=[each.path for each in settings.targets],
     )
     if settings.workload.tasks:
-        added = add_rows(own.database, base.of_target(target))
-        return replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from="the tasks")
+        add_rows(own.database, base.of_target(target))
+        return prepared
     if target.rows_from is not None:
         added = add_rows(own.database, base.of_target(target))
         rows_from = target.rows_from if Database(target.rows_from).kernel_types() else None

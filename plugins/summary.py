@@ -130,6 +130,7 @@ class SessionSummary:
             run = "run" if self._context.settings.prof_path is None else "looked up"
             yield f"{pluralize(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
             yield from self._tally.running_time.waiting_lines()
+        yield from self._tally.verdict_lines()
         if self._context.stop_reason not in ("", STOPPED):
             yield _Failure(f"stopped: {self._context.stop_reason}")
         yield from self._results.quality()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from opatlas.model.schema import Status
+from opatlas.model.schema import ERROR_CLASS, Status
 from opatlas.model.signature import case_id_in
 from opatlas.progress import format_seconds
 from opatlas.report.row_summary import RowSummary
 from opatlas.report.session_files import Cause
-from opatlas.text import shorten
+from opatlas.text import pluralize, shorten
 
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
 
@@ -87,6 +87,8 @@ class OutcomeTally:
         self._reasons: dict[tuple[str, str], tuple[str, str]] = {}
         #: By case id: the kernel type, and the assumptions about the row.
         self._assumed: dict[str, tuple[str, list[str]]] = {}
+        #: By node id: the error class of a candidate for a task.
+        self._verdict_of: dict[str, str] = {}
         self.running_time = RunningTime()
 
     def count(self, report: pytest.TestReport, note: RowNote) -> None:
@@ -102,6 +104,9 @@ class OutcomeTally:
         if "figures" in note:
             self.figures[case_id] = replace(RowSummary.from_json(note["figures"]), kernel_type=kernel)
         record = note["record"]
+        self._verdict_of.pop(report.nodeid, None)
+        if verdict := record.get("judged", {}).get(ERROR_CLASS):
+            self._verdict_of[report.nodeid] = verdict
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = kernel, assumptions
         if record["status"] != Status.MEASURED.value:
@@ -114,6 +119,14 @@ class OutcomeTally:
     def outcomes(self) -> Counter[str]:
         """The number of rows, by pytest's word for the last report of each row."""
         return Counter(self._outcome_of.values())
+
+    def verdict_lines(self) -> Iterator[str]:
+        """Yields a line with the error classes of candidates, if the rows are those of tasks."""
+        if not self._verdict_of:
+            return
+        verdicts = Counter(self._verdict_of.values()).most_common()
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+        yield f"{pluralize(len(self._verdict_of), 'row')} of tasks judged: {counted}"
 
     def causes(self) -> list[Cause]:
         """Returns the causes of rows that were not measured, the most frequent first."""

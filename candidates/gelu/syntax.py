@@ -1,0 +1,7 @@
+# verdict: syntax
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x)
+        return x
