@@ -82,5 +82,5 @@ def _read(name: str) -> str:
 
 
 def _remove_log(name: str) -> None:
-    for each in (name, name + PHASE):
+    for each in (name, name + PHASE) if name else ():
         Path(each).unlink(missing_ok=True)

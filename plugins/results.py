@@ -53,8 +53,9 @@ class SessionResults:
         if merged is None or not (self.tally.outcomes or self.has_written()):
             return
         database = self.context.database
-        # A kernel type without a measured row may have no file.
-        self.gaps, self.problems = find_gaps(database, sorted(merged.updated + merged.added))
+        # A kernel type without a measured row in this database may have no file in it.
+        measured = sorted(merged.updated + merged.added)
+        self.gaps, self.problems = find_gaps(database, [name for name in measured if database.csv_path(name).exists()])
         report = database.new_report_path(_REPORT, self.context.started_at, suffix=".md")
         # Both files of a session have the same time and number in their names.
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")

@@ -106,7 +106,7 @@ class OutcomeTally:
         record = note["record"]
         self._verdict_of.pop(report.nodeid, None)
         if verdict := record.get("judged", {}).get(ERROR_CLASS):
-            self._verdict_of[report.nodeid] = verdict
+            self._verdict_of[report.nodeid] = verdict.partition("/")[0]
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = kernel, assumptions
         if record["status"] != Status.MEASURED.value:

@@ -1,0 +1,152 @@
+"""Every candidate that ships gets the verdict of its first line: `# verdict: mismatch/nan`."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from opatlas.plugins.candidates import run_candidate
+
+from opatlas.candidates.judgement import ErrorClass, Level
+from opatlas.devices.device import DeviceDescription, DeviceSpec
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.engine.runner import Runner
+from opatlas.implementations.directory import read_directory
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.executor import Executor
+from opatlas.isolation.task_rows import TaskRows, task_rows
+from opatlas.model.schema import ERROR_CLASS, LEVEL, MAX_ERROR, STATUS, WITHIN_1E3, Status
+from opatlas.tasks.task import Task, read_tasks
+
+ROOT = Path(__file__).parents[2]
+CANDIDATES = ROOT / "candidates"
+FILES = sorted(CANDIDATES.rglob("*.py"))
+TASKS = {task.name: task for task in read_tasks(ROOT / "tasks")}
+#: It ends the process that runs it.
+CRASH = "crash"
+#: The highest level that candidates of a class pass; those of `hack` differ.
+LEVELS = {
+    ErrorClass.SYNTAX: Level.ANSWER,
+    ErrorClass.IMPORT: Level.ANSWER,
+    ErrorClass.RULE: Level.ANSWER,
+    ErrorClass.INIT_ARGS: Level.STATIC,
+    ErrorClass.COMPILE: Level.STATIC,
+    ErrorClass.OOM: Level.STATIC,
+    ErrorClass.CRASH: Level.STATIC,
+    ErrorClass.INTERFACE: Level.COMPILE,
+    ErrorClass.MISMATCH: Level.COMPILE,
+    ErrorClass.UNSTABLE: Level.COMPILE,
+    ErrorClass.PASS: Level.MEASURED,
+}
+
+
+def verdicts(path: Path) -> list[str]:
+    """The expected verdict of each row, or of all rows."""
+    return [each.strip() for each in path.read_text().partition("\n")[0].removeprefix("# verdict:").split(",")]
+
+
+def fits(found: str, expected: str) -> bool:
+    """Whether an error class is the expected one; without a sub-class any will do."""
+    return found == expected or found.startswith(f"{expected}/")
+
+
+class InThisProcess(Executor):
+    """Runs candidates in this process, which none of them ends."""
+
+    def __init__(self) -> None:
+        self._runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2, cache="warm"))
+
+    def run(self, job: Job) -> RowOutcome:
+        return self._runner.run(job)
+
+    def describe(self) -> DeviceDescription:
+        return self._runner.describe()
+
+    def prepare(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[InThisProcess]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield InThisProcess()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def rows() -> TaskRows:
+    return task_rows(list(TASKS.values()))
+
+
+def job_of(task: Task, candidate: Path | None, cells: dict[str, str]) -> Job:
+    source = None
+    if candidate is not None:
+        [source] = [
+            each.sources[task.kernel_type]
+            for each in read_directory(CANDIDATES, list(TASKS.values()))
+            if each.name == f"candidates-{candidate.stem}"
+        ]
+    return Job("opatlas.bench.test_tasks", "", "test_task", task.kernel_type, cells, 60, source=source, task=task)
+
+
+def test_there_are_twelve_tasks_and_a_right_candidate_for_each() -> None:
+    assert len(TASKS) == 12
+    assert {path.parent.name for path in FILES if path.stem == "right"} == TASKS.keys()
+    classes = {ErrorClass(each.partition("/")[0]) for path in FILES for each in verdicts(path)}
+    # An answer is judged without a file; a hang would keep everybody who tries the candidates waiting.
+    assert classes == set(ErrorClass) - {ErrorClass.ANSWER, ErrorClass.TIMEOUT}
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(each, id=f"{each.parent.name}-{each.stem}") for each in FILES if each.stem != CRASH]
+)
+def test_a_candidate_gets_its_verdict(path: Path, executor: InThisProcess, rows: TaskRows) -> None:
+    task = TASKS[path.parent.name]
+    expected = verdicts(path)
+    for number, cells in enumerate(rows.rows[task.kernel_type]):
+        outcome = run_candidate(executor, job_of(task, path, dict(cells)))
+        judgement = outcome.judgement
+        assert judgement is not None, outcome.reason
+        assert fits(judgement.name, expected[min(number, len(expected) - 1)]), judgement.text
+        assert judgement.passed == (outcome.status is Status.MEASURED)
+        assert judgement.level is LEVELS.get(judgement.error_class, judgement.level)
+        if judgement.error_class in (ErrorClass.PASS, ErrorClass.MISMATCH):
+            assert judgement.within_1e3 is not None
+            assert judgement.max_error is None or (judgement.max_error <= 1) == judgement.passed
+
+
+def test_the_models_of_the_tasks_pass(executor: InThisProcess, rows: TaskRows) -> None:
+    """Without a candidate the Model of a task is measured: the baseline."""
+    for name in ("softmax", "layer_norm"):
+        task = TASKS[name]
+        outcome = executor.run(job_of(task, None, dict(rows.rows[task.kernel_type][0])))
+        assert outcome.status is Status.MEASURED, outcome.reason
+
+
+@pytest.mark.slow
+def test_the_command_of_the_page_gives_every_verdict(tmp_path: Path) -> None:
+    """As a user types it: each candidate in a process of its own, verdicts in the databases, and exit code 0."""
+    words = ["bench/", "--tasks", "tasks/", "--implementation", "candidates/", "--database-path", str(tmp_path / "db")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "--repeat-count=2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    for path in FILES:
+        [table] = (tmp_path / "db" / "implementations").glob(f"candidates-{path.stem}-*/tasks.{path.parent.name}.csv")
+        with table.open() as file:
+            found = list(csv.DictReader(file))
+        expected = verdicts(path)
+        for number, row in enumerate(found):
+            assert fits(row[ERROR_CLASS], expected[min(number, len(expected) - 1)]), path
+            assert row[LEVEL]
+            if row[ERROR_CLASS] == ErrorClass.PASS:
+                assert (row[STATUS], row[WITHIN_1E3]) == (Status.MEASURED, "yes")
+                assert float(row[MAX_ERROR]) <= 1
