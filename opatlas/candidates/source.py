@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+#: Line and detail of what a rule objects to. Line 0 is the whole file.
+Finding = tuple[int, str]
 
 #: A kernel of CUDA or HIP in a string of the candidate.
 _NATIVE_KERNEL = re.compile(r"__global__\s")
