@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from opatlas.candidates.judgement import ErrorClass
@@ -25,7 +25,7 @@ def expect_possible(
     peak: Peak,
     is_accelerator: bool,
     is_cold: bool = True,
-    baseline_us: float | None = None,
+    baseline_us: Callable[[], float | None] = lambda: None,
 ) -> None:
     """Raises CandidateRejected if durations are impossible.
 
@@ -35,8 +35,8 @@ def expect_possible(
         peak: the peaks of the device.
         is_accelerator: whether a launch takes time on the device.
         is_cold: whether the inputs are in memory; a warm cache may be faster.
-        baseline_us: duration of the task's own model. Where it is below the floor too, the task does not read its
-            inputs as a whole, and the floor says nothing.
+        baseline_us: measures the task's own model, for a duration below the floor; None if it has no duration. Where
+            the model is below the floor too, the task does not need all of its inputs.
     """
     wrong = [duration for duration in durations_us if not (math.isfinite(duration) and duration > 0)]
     if wrong or not durations_us:
@@ -47,7 +47,7 @@ def expect_possible(
     if not (is_cold and peak.bandwidth_gbps):
         return
     floor = _SLACK * read_bytes / peak.bandwidth_gbps / 1e3
-    if duration < floor and (baseline_us is None or baseline_us >= floor):
+    if duration < floor and ((own := baseline_us()) is None or own >= floor):
         raise _impossible(
             f"{duration:.4g} us", f"the device needs {floor:.4g} us to read {read_bytes} bytes of inputs at its peak"
         )

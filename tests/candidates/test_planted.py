@@ -16,7 +16,7 @@ from opatlas.candidates.static_rules import static_check
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine import result_check
 from opatlas.engine.runner import Runner
-from opatlas.instruments import timers
+from opatlas.instruments import kernel_records, timers
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.schema import Status
@@ -49,6 +49,7 @@ def _restored_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch, ("allclose", "equal")),
         (result_check, ("check", "_compare")),
         (timers, ("perf_counter_ns",)),
+        (kernel_records, ("perf_counter",)),
     ):
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from time import monotonic, perf_counter
 from types import ModuleType
 from typing import Any
@@ -31,7 +32,7 @@ from opatlas.devices.device import Device
 from opatlas.engine.device_errors import error_text
 from opatlas.engine.group import Group
 from opatlas.engine.guards.fallback import falls_back
-from opatlas.engine.guards.input_sets import InputSets
+from opatlas.engine.guards.input_sets import InputSets, Variant
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.results import FlatResults, plain_results
 from opatlas.engine.guards.trial import CALL_SEED, CandidateTrial
@@ -195,7 +196,7 @@ class TaskReplay:
         trial.verify(reference, self._compare(reference))
         if failed is not None:
             raise failed
-        self._expect_possible(samples, inputs)
+        self._expect_possible(samples, inputs, reference)
         return self._measured(samples, trial, guard, set_up_s)
 
     def _step(self, phase: Phase) -> None:
@@ -282,15 +283,27 @@ class TaskReplay:
 
         return compare
 
-    def _expect_possible(self, samples: Samples, inputs: InputSets) -> None:
+    def _expect_possible(self, samples: Samples, inputs: InputSets, reference: _Reference) -> None:
         if not samples.durations_us:
             return
+
+        def baseline_us() -> float | None:
+            model, (arguments, _) = reference.make(), inputs.values(Variant(0))
+            if not isinstance(model, torch.nn.Module):
+                return None
+            try:
+                own = self._sampling.take(lambda: model(*arguments), None, lambda: None)
+            except ReplayError:
+                return None
+            return median(own.durations_us) if own.durations_us else None
+
         expect_possible(
             samples.durations_us,
             read_bytes=sum(tensor.nbytes for tensor in inputs.tensors()),
             peak=device_peak(self._device.describe().name),
             is_accelerator=self._device.torch_device.type != "cpu",
             is_cold=self._is_cold,
+            baseline_us=baseline_us,
         )
 
     def _measured(
