@@ -156,31 +156,6 @@ def compile_sub_class(text: str) -> str:
     return "other"
 
 
-#: The four classes of the experiment on generated Triton-Ascend operators, table 5.4.
-_SEED_CLASSES = {
-    ErrorClass.INIT_ARGS: "init-args",
-    ErrorClass.COMPILE: "compile",
-    ErrorClass.RUNTIME: "runtime",
-    ErrorClass.OOM: "runtime",
-    ErrorClass.TIMEOUT: "runtime",
-    ErrorClass.CRASH: "runtime",
-    ErrorClass.INTERFACE: "mismatch",
-    ErrorClass.MISMATCH: "mismatch",
-    ErrorClass.UNSTABLE: "mismatch",
-}
-
-
-def seed_class(error_class: ErrorClass, sub_class: str) -> str:
-    """Returns the class of the experiment on generated Triton-Ascend operators, table 5.4; "" if it has none.
-
-    The experiment counts a vector core exception as a compile error. It is ACL's error 507035, of a running kernel, so
-    OpAtlas counts it as `runtime`.
-    """
-    if error_class is ErrorClass.RUNTIME and sub_class == "Ascend 507035":
-        return "compile"
-    return _SEED_CLASSES.get(error_class, "")
-
-
 #: A mismatch below this many tolerances is one of precision.
 _PRECISION = 16.0
 
