@@ -156,7 +156,7 @@ class ReplaySession:
         if is_judged and outcome.status is not Status.MEASURED:
             # The candidate does not pass, and the session did its work.
             pytest.xfail(message)
-        if outcome.status is not Status.MEASURED:
+        if outcome.status not in (Status.MEASURED, Status.CHECKED):
             pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
 
     def record(self, item: pytest.Item, row: CaseRow, call: pytest.CallInfo[None]) -> RowNote:

@@ -275,6 +275,7 @@ class Status(str, Enum):
     """The result of the last run of a row; an empty cell means that the row never ran."""
 
     MEASURED = "measured"
+    CHECKED = "checked"  # correct, and without a duration, since no kernel runs
     FAILED = "failed"  # raised an error, or returned a wrong result
     NOISY = "noisy"  # correct, but noisier than --max-noise allows
     INVALID = "invalid"  # no call can be built from the row

@@ -35,6 +35,7 @@ from opatlas.model.schema import (
     OUTPUT_SLOTS,
     SAMPLE,
     SAMPLE_TORCH,
+    Status,
 )
 from opatlas.model.signature import signature
 from opatlas.model.slots import Slot, dtype_of_torch, parse_slots
@@ -188,6 +189,10 @@ class SuiteReplay:
             call.first_prepared()
         self._expect_interface(call)
         self._expect_unchanged(watch)
+        if not any(result is not None and result.numel() for result in call.results()):
+            self._check(call, call.kept_results())
+            self.outcome = RowOutcome(Status.CHECKED, "the results have no elements: there is nothing to time")
+            return
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=until)
         samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None)
         self._expect_unchanged(watch)

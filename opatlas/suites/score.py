@@ -18,7 +18,7 @@ from opatlas.suites.overload import is_folder, overload_of
 from opatlas.text import parse_whole, pluralize
 
 #: Statuses of a case whose result was right.
-_RIGHT = frozenset({Status.MEASURED, Status.NOISY})
+_RIGHT = frozenset({Status.MEASURED, Status.CHECKED, Status.NOISY})
 NO_DATA = "no data"
 
 
