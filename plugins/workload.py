@@ -202,9 +202,12 @@ class SuiteWorkload(KernelWorkload):
 
     Attributes:
         device_kind: the kind of the device, whose dtypes OpInfo knows.
+        name, version: the suite, as its database is called.
     """
 
     device_kind: str = "cpu"
+    name: str = ""
+    version: str = ""
 
     unit = "case"
     has_op_mapping = False
@@ -219,8 +222,7 @@ class SuiteWorkload(KernelWorkload):
         return folder
 
     def default_database(self, device_name: str, versions: Versions) -> Path:
-        name, version = suite_name(self.options.suite)
-        return implementation_path(device_name, name, version, versions)
+        return implementation_path(device_name, self.name, self.version, versions)
 
     def write_starter(self, database: Database) -> int:
         """Lists the cases of the suite into a database. Raises OpAtlasError."""
@@ -307,7 +309,8 @@ def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Seq
     if kind is TaskWorkload:
         return TaskWorkload(option, tasks=_tasks(option.tasks))
     if kind is SuiteWorkload:
-        return SuiteWorkload(option, device_kind=devices[0].kind)
+        name, version = suite_name(option.suite)
+        return SuiteWorkload(option, device_kind=devices[0].kind, name=name, version=version)
     if kind is not CollectiveWorkload:
         return kind(option)
     plan = collectives.collective_plan(option, devices)

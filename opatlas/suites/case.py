@@ -44,6 +44,7 @@ from opatlas.suites.listing import OPINFO, text_digest
 from opatlas.suites.operators import (
     Call,
     NoText,
+    computed_by,
     derive,
     find_overload,
     is_no_operator,
@@ -223,7 +224,7 @@ class SuiteReplay:
         def writing(*arguments: Any, **keywords: Any) -> Any:
             returned = kernel(*arguments, **keywords)
             if isinstance(returned, Prepared):
-                return replace(returned, call=lambda: computed(returned.call()))
+                return replace(returned, call=lambda: computed(computed_by(returned)), results=None)
             return computed(returned)
 
         return writing

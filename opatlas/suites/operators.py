@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 
+from opatlas.implementations.contract import Prepared
 from opatlas.suites.arguments import ABBREVIATIONS, ArgumentsText, TensorText, TorchConstant
 
 #: Why an overload is no operator of a suite, by what torch says of it.
@@ -149,20 +150,32 @@ def out_arguments(variant: torch._ops.OpOverload, results: Sequence[Any]) -> dic
 
 
 def derive(variant: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the kernel of an in-place or out variant that calls a kernel of the functional overload."""
+    """Returns the kernel of an in-place or out variant that calls a kernel of the functional overload.
+
+    A kernel with set-up (`Prepared`) has it in the variant, too.
+    """
     outs = _out_names(variant)
 
-    def in_place(target: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        return target.copy_(kernel(target, *arguments, **keywords))
+    def derived(*arguments: Any, **keywords: Any) -> Any:
+        targets = [keywords.pop(name) for name in outs] or [arguments[0]]
 
-    def out(*arguments: Any, **keywords: Any) -> Any:
-        targets = [keywords.pop(name) for name in outs]
-        results = kernel(*arguments, **keywords)
-        for target, result in zip(targets, [results] if len(outs) == 1 else results, strict=True):
-            target.copy_(result)
-        return targets[0] if len(outs) == 1 else tuple(targets)
+        def write(results: Any) -> Any:
+            for target, result in zip(targets, flat_tensors(results), strict=True):
+                target.copy_(result)
+            return targets[0] if len(targets) == 1 else tuple(targets)
 
-    return out if outs else in_place
+        returned = kernel(*arguments, **keywords)
+        if isinstance(returned, Prepared):
+            return replace(returned, call=lambda: write(computed_by(returned)), results=None)
+        return write(returned)
+
+    return derived
+
+
+def computed_by(prepared: Prepared) -> Any:
+    """Makes the call of a kernel with set-up, and returns its results."""
+    returned = prepared.call()
+    return prepared.results(returned) if prepared.results is not None else returned
 
 
 def _overloads(operator: str) -> list[torch._ops.OpOverload]:

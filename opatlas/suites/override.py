@@ -16,7 +16,7 @@ from opatlas.implementations.contract import KernelSource, Prepared
 from opatlas.implementations.directory import read_directory
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.errors import Unsupported
-from opatlas.suites.operators import Call, derive, find_overload, flat_tensors, variants_of
+from opatlas.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, variants_of
 from opatlas.suites.overload import is_folder, overload_of
 
 #: Dispatch keys of torch by the kind of device.
@@ -91,6 +91,11 @@ class use:  # noqa: N801
             self._library = None
             _ACTIVE.discard(self)
 
+    @staticmethod
+    def active() -> tuple[use, ...]:
+        """Returns the overrides that are not undone."""
+        return tuple(_ACTIVE)
+
     def __enter__(self) -> use:
         return self
 
@@ -164,8 +169,7 @@ def _overriding(name: str, kernel: Callable[..., Any], key: str, inside: threadi
         try:
             returned = kernel(*arguments, **keywords)
             if isinstance(returned, Prepared):
-                call = returned.call()
-                returned = returned.results(call) if returned.results is not None else call
+                returned = computed_by(returned)
         except Unsupported:
             return torchs(keyset, arguments, keywords)
         finally:

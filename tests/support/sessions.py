@@ -113,7 +113,7 @@ class Finished:
 
     def ledger(self) -> dict[str, int]:
         """The terms of the ledger, whose sum must be the collection."""
-        (line,) = re.findall(r"^(\d+) (?:row|message)s? collected = (.+)$", self.output, flags=re.MULTILINE)
+        (line,) = re.findall(r"^(\d+) (?:row|message|case)s? collected = (.+)$", self.output, flags=re.MULTILINE)
         terms = {name: int(count) for count, name in (term.split(" ", 1) for term in line[1].split(" + "))}
         assert sum(terms.values()) == int(line[0]), line
         return terms
