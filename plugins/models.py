@@ -145,7 +145,12 @@ class ModelRuns:
         settings, source = self._settings, task.source
         prompts = Prompts(TaskText(task.full_name, source), self._hardware, settings.language, settings.limits.attempts)
         subject = LoopTask(
-            task.task_set, task.name, complexity_of_task(source, task.name), settings.models[name], self._folder / name
+            task.task_set,
+            task.name,
+            complexity_of_task(source, task.name),
+            settings.models[name],
+            self._folder / name,
+            task.digest,
         )
         return RepairLoop(subject, prompts, self._log, self._prices, settings.limits)
 

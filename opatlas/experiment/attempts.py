@@ -39,6 +39,7 @@ class ModelAttempt:
         tokens_estimated: whether the endpoint gave no tokens, and they are characters / 4.
         cost_usd: the price of the exchange in US dollars.
         candidate: path of the judged file, relative to the folder; "" if the answer held no code.
+        task_digest: stands for the content of the task's file; a changed task is begun anew.
     """
 
     task: str
@@ -63,6 +64,7 @@ class ModelAttempt:
     tokens_estimated: bool = False
     cost_usd: _Amount = 0.0
     candidate: str = ""
+    task_digest: str = ""
 
     @property
     def judgement(self) -> Judgement:

@@ -56,6 +56,7 @@ class LoopTask:
         complexity: the class of the task, C1 to C4.
         model: the name of the model.
         folder: the folder of the model's candidates, below that of the run.
+        digest: stands for the content of the task. Attempts at another content do not count.
     """
 
     task_set: str
@@ -63,6 +64,7 @@ class LoopTask:
     complexity: str
     model: str
     folder: Path
+    digest: str = ""
 
 
 class RepairLoop:
@@ -89,7 +91,10 @@ class RepairLoop:
         self.task = task
         self._prompts, self._log, self._prices, self._limits, self._clock = prompts, log, prices, limits, clock
         self._start = clock()
-        self._attempts = log.attempts(task.task_set, task.task, task.model)
+        made = log.attempts(task.task_set, task.task, task.model)
+        self._attempts = [attempt for attempt in made if attempt.task_digest == task.digest]
+        #: The number of attempts at other contents of the task, whose candidates stay.
+        self._others = len(made) - len(self._attempts)
         self._code = self._last_code()
 
     @property
@@ -154,7 +159,7 @@ class RepairLoop:
             if answer.finish_reason == "length":
                 judgement = replace(read, text=f"{read.text} (the answer was cut at its largest number of tokens)")
         else:
-            path = self.task.folder / self.task.task_set / self.task.task / f"{len(self._attempts)}.py"
+            path = self.task.folder / self.task.task_set / self.task.task / f"{self._others + len(self._attempts)}.py"
             write_text(path, read)
             self._code = read
             judgement = judge(path)
@@ -188,6 +193,7 @@ class RepairLoop:
             cost.estimated,
             cost.usd,
             path.relative_to(self._log.path.parent).as_posix() if path is not None else "",
+            self.task.digest,
         )
         self._log.append(attempt)
         self._attempts.append(attempt)

@@ -70,9 +70,14 @@ class Clock:
 
 
 def loop_in(
-    folder: Path, limits: LoopLimits | None = None, *, task: str = "relu", clock: Clock | None = None
+    folder: Path,
+    limits: LoopLimits | None = None,
+    *,
+    task: str = "relu",
+    clock: Clock | None = None,
+    digest: str = "3f2a91c0",
 ) -> RepairLoop:
-    subject = LoopTask("tasks", task, "C1", "demo", folder / "demo")
+    subject = LoopTask("tasks", task, "C1", "demo", folder / "demo", digest)
     return RepairLoop(subject, PROMPTS, AttemptLog(folder), PRICES, limits or LoopLimits(), clock=clock or Clock())
 
 
@@ -169,6 +174,16 @@ def test_more_attempts_may_be_given_later(tmp_path: Path) -> None:
     model = Scripted(block("y = 2"))
     assert loop_in(tmp_path, LoopLimits(2)).run(model, Judged(wrong[1])) is StopReason.ATTEMPTS
     assert "y = 1" in model.asked[0].messages[-1].content
+
+
+def test_a_changed_task_is_begun_anew_and_its_former_candidates_stay(tmp_path: Path) -> None:
+    assert loop_in(tmp_path).run(Scripted(block("y = 1")), Judged(PASS)) is StopReason.PASSED
+    changed = loop_in(tmp_path, digest="0c4d5e6f")
+    assert changed.run(Scripted(block("y = 2")), Judged(PASS)) is StopReason.PASSED
+    attempts = AttemptLog(tmp_path).attempts("tasks", "relu", "demo")
+    assert [attempt.number for attempt in attempts] == [0, 0]
+    assert [(tmp_path / attempt.candidate).read_text("utf-8").strip() for attempt in attempts] == ["y = 1", "y = 2"]
+    assert loop_in(tmp_path).run(Scripted(), Judged()) is StopReason.PASSED
 
 
 def test_the_cost_of_other_tasks_counts(tmp_path: Path) -> None:
