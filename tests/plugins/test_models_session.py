@@ -91,3 +91,26 @@ def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
     """The rows of a model's database."""
     with open(sessions.database / "implementations" / f"{model}-torch" / "tasks.relu.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessions) -> None:
+    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    given = (f"--tasks={ROOT / 'tasks'}", f"--answers={ROOT / 'answers'}", "--models=demo", "--language=torch")
+    done = sessions.run_in_process("test_tasks.py", *given)
+    assert done.code == pytest.ExitCode.OK, done.output
+    attempts = read_attempts(sessions.database / "generated" / "torch" / "attempts.jsonl").attempts
+    classes: dict[str, list[str]] = {}
+    for each in attempts:
+        classes.setdefault(each.task, []).append(str(each.error_class))
+    assert classes == {
+        "cross_entropy": ["answer", "mismatch", "pass"],
+        "gelu": ["mismatch", "pass"],
+        "matmul": ["import"] * 3,
+        "rms_norm": ["init-args", "answer", "pass"],
+        "softmax": ["pass"],
+    }
+    outcomes = done.outcomes()
+    assert (outcomes["passed"], outcomes["xfailed"]) == (4, 1)
+    # Nothing was written beside the answers.
+    assert {path.suffix for path in (ROOT / "answers").rglob("*") if path.is_file()} == {".md"}
