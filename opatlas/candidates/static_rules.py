@@ -48,13 +48,14 @@ def _kernelbench(source: CandidateSource) -> Iterator[Finding]:
 
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]{3,}")
-_NO_CODE = frozenset({tokenize.COMMENT, tokenize.STRING})
+#: Tokens of code. From Python 3.12 on the text of an f-string is a token of its own, and no code.
+_CODE = frozenset({tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.ERRORTOKEN})
 
 
 def _stray_chinese_text(text: str) -> Iterator[Finding]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in _NO_CODE and (match := _CHINESE.search(token.string)):
+            if token.type in _CODE and (match := _CHINESE.search(token.string)):
                 yield token.start[0], f"{match[0]!r} stands in the code"
     except (tokenize.TokenError, SyntaxError):
         # The text behind this place cannot be split into tokens; syntax_error tells so.

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from opatlas.gc_pause import gc_paused
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import Rule
-from opatlas.model.errors import ReplayError
+from opatlas.model.errors import NoKernelLaunched, ReplayError
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
@@ -81,7 +81,8 @@ class KernelRecords:
         """Takes samples as `Instrument.sample` does.
 
         Raises:
-            ReplayError: the records do not match the calls.
+            NoKernelLaunched: a call has no record.
+        ReplayError: the records do not match the calls.
         """
         durations_us: list[float] = []
         spans_us: list[float] = []
@@ -136,6 +137,7 @@ def between_marks(records: Iterable[KernelRecord], count: int) -> list[list[Kern
     """Returns the records of each of `count` calls, in order.
 
     Raises:
+        NoKernelLaunched: a call has no record.
         ReplayError: the records do not match the calls.
     """
     calls: list[list[KernelRecord]] = []
@@ -150,7 +152,7 @@ def between_marks(records: Iterable[KernelRecord], count: int) -> list[list[Kern
     if marks != 2 * count:
         raise ReplayError(f"the device's records hold {marks} marks, and {2 * count} were launched")
     if any(not launched for launched in calls):
-        raise ReplayError("the device's records hold no kernel of some of the calls")
+        raise NoKernelLaunched("the device's records hold no kernel of some of the calls")
     return calls
 
 

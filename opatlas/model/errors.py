@@ -38,6 +38,10 @@ class ChangedInput(ReplayError):
         self.place = place
 
 
+class NoKernelLaunched(ReplayError):
+    """A timed call has launched no kernel on the device."""
+
+
 class Unsupported(ReplayError):
     """The device has no such operator, or not for these dtypes."""
 

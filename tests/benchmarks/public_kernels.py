@@ -11,7 +11,8 @@ authors state. Then `pytest bench/ --tasks OUT/tasks/NAME --implementation OUT/c
 Nothing of the sets becomes part of this checkout. docs/generated-kernels.md has the results.
 
 cuda_l1                       CUDA-L1, optimized_cuda_code/h100.json, with the tasks that it was made for
-cuda_l1_without_fallbacks     the same; a handler that swallows an exception raises it instead
+cuda_l1_without_fallbacks     the same; a handler that swallows an exception raises it instead, and modules are in
+                              evaluation mode, as CUDA-L1 compares them
 akg_ascend910b4               AKG, database/local/ascend910b4/triton_ascend, with CUDA-L1's copies of the tasks
 akg_kernels_bench             AKG, benchmark/akg_kernels_bench/triton_ascend/impl
 robust_kbench                 robust-kbench, highlighted/*/forward, wrapped into the module of its task
@@ -46,6 +47,19 @@ from opatlas.typed_json import decode
 WITHOUT = "_without_fallbacks"
 CUDA_L1, KERNELBENCH = Path("deepreinforce-ai+CUDA-L1"), Path("ScalingIntelligence+KernelBench")
 AKG, ROBUST = Path("mindspore-ai+akg", "akg_agents"), Path("SakanaAI+robust-kbench")
+#: CUDA-L1 compares modules in evaluation mode, where normalizations use their running statistics.
+_EVALUATION = """
+
+def _in_evaluation_mode(initialize):
+    def initialized(self, *arguments, **named):
+        initialize(self, *arguments, **named)
+        self.eval()
+
+    return initialized
+
+
+{0}.__init__ = _in_evaluation_mode({0}.__init__)
+"""
 #: Kernels that AKG has verified, below its folder.
 ASCEND = Path("database", "local", "ascend910b4", "triton_ascend")
 #: What the machine with the device has, beside what is installed here.
@@ -75,14 +89,14 @@ def _cuda_l1(sets: Path, out: Path) -> Iterator[tuple[str, str, float, str]]:
         entry = json.loads(line)
         level, number = entry["level_id"], entry["task_id"]
         path = Path(f"level{level}", f"{names[level, number]}.py")
-        folders = ["cuda_l1", "cuda_l1_without_fallbacks"]
-        if level == 1:
-            folders.append("akg_ascend910b4")
-        for folder in folders:
+        for folder in ["cuda_l1", "akg_ascend910b4"] if level == 1 else ["cuda_l1"]:
             _put(out / "tasks" / folder / path, entry["ref_code"])
-        if entry["custom_code"]:
-            _put(out / "candidates" / "cuda_l1" / path, entry["custom_code"])
-            _put(out / "candidates" / "cuda_l1_without_fallbacks" / path, without_fallbacks(entry["custom_code"]))
+        _put(out / "tasks" / f"cuda_l1{WITHOUT}" / path, entry["ref_code"] + _EVALUATION.format("Model"))
+        if source := entry["custom_code"]:
+            _put(out / "candidates" / "cuda_l1" / path, source)
+            changed = without_fallbacks(source)
+            ending = _EVALUATION.format("ModelNew") if "class ModelNew" in source else ""
+            _put(out / "candidates" / f"cuda_l1{WITHOUT}" / path, changed + ending)
             yield "cuda_l1", path.with_suffix("").as_posix(), entry["score_default"], "H100"
 
 
@@ -203,7 +217,7 @@ def run(out: Path, name: str, jobs: int, *, timed: bool) -> None:
     wanted.sort(key=lambda path: "load_inline(" not in path.read_text("utf-8"))
     pool = ThreadPoolExecutor(jobs)
     lock = out / "device.lock" if timed else None
-    futures = {pool.submit(_judge, tasks, folder, path, lock): path for path in wanted}
+    futures = {pool.submit(_judge, out, tasks, folder, path, lock): path for path in wanted}
     try:
         with file.open("a", encoding="utf-8") as stream:
             for future in as_completed(futures):
@@ -248,15 +262,23 @@ def _is_next(judgement: Judgement | None, timed: bool) -> bool:
     return judgement is None or judgement.error_class is ErrorClass.OOM
 
 
-def _judge(tasks: Path, folder: Path, path: Path, lock: Path | None) -> Judgement:
+def _judge(out: Path, tasks: Path, folder: Path, path: Path, lock: Path | None) -> Judgement:
     if failed := static_check(path.read_text("utf-8"), path, installed=_on_device):
         return failed
     task = tasks / path.relative_to(folder)
     task = task if task.exists() else task.with_name(f"func_{task.name}")
     command = [sys.executable, "-m", "tests.benchmarks.kernel_trial", str(task), str(path)]
     command += ["--timed", str(lock)] if lock else []
+    # Candidates give their extensions the same names.
+    extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR", out / "extensions"), *path.relative_to(folder).parts)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        command,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(extensions)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     ) as process:
         _running.add(process)
         try:

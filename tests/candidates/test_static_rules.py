@@ -116,6 +116,7 @@ def test_the_rule_that_fails_a_candidate(source: str, expected: str) -> None:
     "source",
     [
         "x = '这是一段文字'  # 这是注释\n",
+        "x = f'矩阵维度不匹配: {len([])} 和一些文字'\n",
         "try:\n    import absent\nexcept ImportError:\n    absent = None\n",
         "def f():\n    import absent\n",
         "from opatlas import implements, Prepared\n",

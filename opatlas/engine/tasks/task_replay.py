@@ -45,7 +45,7 @@ from opatlas.engine.tasks.modules import init_inputs, load_task, model_class
 from opatlas.engine.tasks.verdict import Compared, compare_results, interface_problem
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.model.errors import MissingPrecondition, OutOfMemory, ReplayError, Unsupported
+from opatlas.model.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.model.location import public_version
 from opatlas.model.record import Execution
 from opatlas.model.roofline import device_peak
@@ -194,6 +194,9 @@ class TaskReplay:
             guard.expect_files()
         self._step(Phase.CHECK)
         trial.verify(reference, self._compare(reference))
+        if isinstance(failed, NoKernelLaunched) and source is not None:
+            text = "a timed call launched no kernel, and its result is right: compute the result in each call"
+            raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
         if failed is not None:
             raise failed
         self._expect_possible(samples, inputs, reference)
@@ -214,6 +217,9 @@ class TaskReplay:
         """Returns the class or function of the candidate, or the task's Model."""
         if source is None:
             return reference.make
+        if b"cpp_extension" in Path(source.path).read_bytes():
+            # Harnesses that candidates were made for have imported this module, which `import torch` leaves out.
+            import torch.utils.cpp_extension  # noqa: F401
         try:
             return load_kernel(source, reference.make() if source.wraps else _nothing)
         except Unsupported:
