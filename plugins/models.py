@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,9 +18,9 @@ from opatlas.candidates.judgement import ErrorClass, Judgement
 from opatlas.engine.job import RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.experiment.attempts import ModelAttempt
-from opatlas.generation.answers import ChatModel, RecordedAnswers
+from opatlas.generation.answers import RecordedAnswers
 from opatlas.generation.attempt_log import AttemptLog
-from opatlas.generation.endpoint import Endpoint, EndpointError
+from opatlas.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
 from opatlas.generation.prices import read_prices
 from opatlas.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
@@ -46,6 +47,8 @@ _CLASSES = {
     Status.DEVICE_ERROR: ErrorClass.RUNTIME,
 }
 _MOST_SECTION = 2_000
+#: The longest wait in which the session cannot be stopped, but for a request that is under way.
+_AT_ONCE_S = 1.0
 
 
 class ModelRuns:
@@ -59,6 +62,7 @@ class ModelRuns:
         """Opens nothing yet. `context` is that of a session with --models."""
         settings = context.settings
         assert settings.models is not None
+        self._context = context
         self._session, self._settings, self._folder = settings, settings.models, settings.models_folder
         self.rules = settings.models.language.of_rules
         self._hardware = Hardware(settings.devices[0].name, settings.devices[0].kind)
@@ -68,9 +72,10 @@ class ModelRuns:
             endpoint = Endpoint(
                 self._settings.endpoint,
                 self._settings.api_key_variable,
+                sleep=self._wait,
                 on_wait=lambda why, seconds: context.tell(f"the endpoint {why}: asking again in {seconds:.0f} s"),
             )
-        self._model: ChatModel = RecordedAnswers(self._settings.answers or self._folder / ANSWERS, endpoint)
+        self._answers = RecordedAnswers(self._settings.answers or self._folder / ANSWERS, endpoint)
 
     def writes(self, item: pytest.Item) -> bool:
         """Returns whether a model writes the candidate of a row."""
@@ -111,12 +116,28 @@ class ModelRuns:
             loop = self._loop(name, task)
             before = len(loop.attempts)
             try:
-                reason = loop.run(self._model, judge)
+                reason = loop.run(self, judge)
             except _NotJudged as error:
                 return error.outcome
         for attempt in loop.attempts[before:]:
             item.add_report_section("call", f"attempt {attempt.number}", _section(attempt))
         return _outcome(loop, reason, outcomes, run_own)
+
+    def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Returns the answer to a request of a loop. Raises OpAtlasError, and _NotJudged if the session is to stop."""
+        self._go_on()
+        return self._answers.ask(request)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._go_on()
+            time.sleep(min(left, _AT_ONCE_S))
+
+    def _go_on(self) -> None:
+        """Raises _NotJudged if the session is to stop: a row of a model may take an hour."""
+        if reason := self._context.stop_reason:
+            raise _NotJudged(RowOutcome(Status.SKIPPED, f"the next session goes on with it ({reason})"))
 
     def stops_session(self, error: OpAtlasError) -> bool:
         """Returns whether the next request of a session would meet the same error."""
@@ -168,7 +189,7 @@ class ModelRuns:
 
 
 class _NotJudged(Exception):
-    """A row that does not run here, whatever the candidate. The attempt does not count, and its answer is recorded."""
+    """A row that does not run, whatever the candidate. The attempt does not count, and its answer is recorded."""
 
     def __init__(self, outcome: RowOutcome) -> None:
         self.outcome = outcome

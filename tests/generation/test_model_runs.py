@@ -55,6 +55,8 @@ class Rows:
     inputs: int = 1
     ran: list[tuple[str, int]] = field(default_factory=list)
     sections: list[str] = field(default_factory=list)
+    stops_after: int = 0
+    context: Any = None
 
     def run(self, position: int = 0, **given: object) -> RowOutcome:
         """Runs one row in a session of its own, which finds what earlier ones left."""
@@ -70,7 +72,8 @@ class Rows:
             targets=[SimpleNamespace(implementation=implementation)],
             workload=SimpleNamespace(tasks={task.kernel_type: task}),
         )
-        context: Any = SimpleNamespace(settings=session, tell=lambda line: None)
+        context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
+        self.context = context
         runs = ModelRuns(context)
         table = TablePlan(task.kernel_type, self.folder, self.inputs, {})
         items = [_Item(CaseRow(table, each), self.sections) for each in range(self.inputs)]
@@ -82,6 +85,8 @@ class Rows:
     def _run(self, item: _Item, source: KernelSource) -> RowOutcome:
         text = Path(source.path).read_text("utf-8")
         self.ran.append((text.strip().rpartition(" ")[2], item.row.position))
+        if len(self.ran) == self.stops_after:
+            self.context.stop_reason = "Ctrl-C"
         return self.outcomes.pop(0)
 
     def answer(self, number: int, text: str) -> None:
@@ -152,6 +157,16 @@ def test_a_candidate_is_judged_on_all_rows_of_its_task(tmp_path: Path) -> None:
     rows.outcomes.append(passed())
     assert rows.run(position=1).status is Status.MEASURED
     assert rows.ran[4:] == [("2", 1)]
+
+
+def test_a_session_that_is_stopped_ends_after_the_running_attempt(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, [failed(), passed()], stops_after=1)
+    rows.answer(0, block("y = 1"))
+    rows.answer(1, block("y = 2"))
+    assert rows.run().status is Status.SKIPPED
+    assert len(rows.ran) == 1
+    assert rows.run().status is Status.MEASURED
+    assert [code for code, _ in rows.ran] == ["1", "2"]
 
 
 def test_a_row_that_cannot_run_is_no_attempt(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,6 +224,23 @@ def test_a_damaged_line_names_its_place(tmp_path: Path, line: str) -> None:
     with pytest.raises(OpAtlasError) as caught:
         loop_in(tmp_path)
     assert f"{path}:2" in str(caught.value)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    loop_in(tmp_path).run(Scripted(block("y = 1")), Judged(PASS))
+    path = tmp_path / "attempts.jsonl"
+    before = path.read_bytes()
+    log = AttemptLog(tmp_path)
+    (attempt,) = log.attempts("tasks", "relu", "demo")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OpAtlasError) as caught:
+            log.append(attempt)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == before
 
 
 def test_a_candidate_that_was_removed_is_an_error(tmp_path: Path) -> None:
