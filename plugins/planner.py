@@ -179,8 +179,11 @@ def _task_rows(context: SessionContext) -> tuple[Mapping[str, list[Mapping[str, 
     settings = context.settings
     if not settings.workload.tasks:
         return None, ()
-    target = settings.targets[0]
-    chosen = [task for name, task in settings.workload.tasks.items() if not settings.ops or name in settings.ops]
+    target, tasks = settings.targets[0], settings.workload.tasks
+    if unknown := sorted(settings.ops - tasks.keys()):
+        meant = "".join(suggest(name, tasks) for name in unknown) or f": the first one is {next(iter(tasks))}"
+        raise OpAtlasError(f"--ops {','.join(unknown)}: --tasks names no such task{meant}")
+    chosen = [task for name, task in tasks.items() if not settings.ops or name in settings.ops]
     with context.past_capture():
         found = task_rows(chosen, Database(target.rows_from or target.path))
     return found.rows, found.notes

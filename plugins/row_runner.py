@@ -190,7 +190,10 @@ class RowRunner:
             database=str(settings.targets[row.target].path) if row.target else "",
             task=settings.workload.tasks.get(row.kernel_type),
         )
-        return replace(job, log=str(self._context.shared.path / f"candidate-{job.id}")) if job.is_of_candidate else job
+        if not job.is_of_candidate:
+            return job
+        # Workers of xdist share the folder.
+        return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 
     def _device(self, spec: DeviceSpec) -> Executor:
         settings, waits = self._context.settings, self._context.waits

@@ -212,6 +212,8 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     is_looked_up = kind is ProfiledWorkload
     workers = ["-n"] if is_looked_up and is_distributed(config) else []
     refuse(config, outside(OPTIONS, kind.scope), kind.no_effect, also=workers)
+    if option.tasks:
+        refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
     if is_looked_up and option.update_mode == UpdateMode.STALE.value:
         raise pytest.UsageError(
             "--update-mode=stale compares with the code, driver and versions that rows would be run with, and "
