@@ -40,11 +40,9 @@ def find_captures(path: Path) -> list[Path]:
     try:
         path.stat()
     except FileNotFoundError:
-        raise OpAtlasError(f"{path}: no such file or folder: check --profiling-path") from None
+        raise OpAtlasError(f"{path}: no such file or folder: check the path") from None
     except OSError as error:
-        raise OpAtlasError(
-            f"{path}: cannot be read ({error.strerror}): check --profiling-path and its permissions"
-        ) from None
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
     if path.is_dir():
         found = sorted(files_below(path, _is_capture_name)) or op_summaries(path)
         if not found:

@@ -149,11 +149,7 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
 
 
 def _attention_work(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> Work | None:
-    """Returns the work of attention: each key and value is read once, each query and result once.
-
-    With a rotary part beside the query, the values of FusedInferAttentionScore are its keys without theirs, as in
-    multi-head latent attention.
-    """
+    """Returns the work of attention: each key and value is read once, each query and result once."""
     is_fused = kernel_type in ATTENTION_TYPES
     if is_fused and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):
         return None
@@ -161,13 +157,8 @@ def _attention_work(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
     dtype = known_dtype(inputs[0].dtype) if sizes is not None else None
     if sizes is None or dtype is None:
         return None
-    value_size = inputs[0].shape[-1]
-    both = sizes.head_size + value_size
-    of_keys = sizes.head_size if is_fused and sizes.head_size > value_size else both
-    read = sizes.keys * sizes.kv_heads * of_keys + sizes.queries * sizes.heads * sizes.head_size
-    moved = read + sizes.queries * sizes.heads * value_size
-    operations = 2 * sizes.pairs * sizes.heads * both
-    return Work(read * dtype.bytes, moved * dtype.bytes, operations, inputs[0].dtype)
+    read, moved = sizes.read_elements * dtype.bytes, sizes.moved_elements * dtype.bytes
+    return Work(read, moved, sizes.operations, inputs[0].dtype)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from opatlas.model.slots import Slot
 from opatlas.text import parse_whole
 
 #: Input slots of FusedInferAttentionScore.
-_QUERY, _KEY, _BLOCK_TABLE, _QUERY_ROPE = 0, 1, 14, 24
+_QUERY, _KEY, _VALUE, _BLOCK_TABLE, _QUERY_ROPE = 0, 1, 2, 14, 24
 _RING = "RINGMLAPrefillBF16Kernel"
 #: Its input slots after the query and the query's rotary part.
 _RING_KEY, _RING_MASK = 2, 5
@@ -83,6 +83,8 @@ class AttentionSizes:
         queries, keys: of all sequences together.
         pairs: of a query and a key that it reads, for one head.
         heads, kv_heads, head_size: of queries, of keys, and the elements of a head (with its rotary part).
+        value_size: the elements of a head of the values, and of the result.
+        latent: whether the values are parts of the keys, as in multi-head latent attention.
         pages: of the block table; 0 without one.
     """
 
@@ -93,12 +95,25 @@ class AttentionSizes:
     heads: int
     kv_heads: int
     head_size: int
+    value_size: int
+    latent: bool
     pages: int
 
     @property
     def operations(self) -> int:
         """The operations of the two products of attention."""
-        return 4 * self.pairs * self.heads * self.head_size
+        return 2 * self.pairs * self.heads * (self.head_size + self.value_size)
+
+    @property
+    def read_elements(self) -> int:
+        """The elements of all queries, keys and values, each once."""
+        of_cache = self.head_size + (0 if self.latent else self.value_size)
+        return self.queries * self.heads * self.head_size + self.keys * self.kv_heads * of_cache
+
+    @property
+    def moved_elements(self) -> int:
+        """The same with those of the result."""
+        return self.read_elements + self.queries * self.heads * self.value_size
 
 
 def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> AttentionSizes | None:
@@ -129,9 +144,19 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
     causal = cells.get(RUNTIME_PREFIX + "sparse_mode", "").strip() in _CAUSAL
     pairs = sum(q * kv - (q * (q - 1) // 2 if causal else 0) for q, kv in zip(of_queries, of_keys, strict=False))
     rope = inputs[_QUERY_ROPE].shape if len(inputs) > _QUERY_ROPE else ()
-    head_size = query[-1] + (rope[-1] if rope else 0)
-    pages = math.prod(table) if table else 0
-    return AttentionSizes(count, sum(of_queries), sum(of_keys), max(pairs, 1), heads, kv_heads, head_size, pages)
+    of_key, of_value = (math.prod(slot.shape) for slot in (inputs[_KEY], inputs[min(_VALUE, len(inputs) - 1)]))
+    return AttentionSizes(
+        sequences=count,
+        queries=sum(of_queries),
+        keys=sum(of_keys),
+        pairs=max(pairs, 1),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=query[-1] + (rope[-1] if rope else 0),
+        value_size=query[-1] * of_value // of_key if of_key and of_value and not rope else query[-1],
+        latent=bool(rope),
+        pages=math.prod(table) if table else 0,
+    )
 
 
 def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
@@ -141,7 +166,7 @@ def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
     (queries, heads, size), rope, (keys, kv_heads, _) = (inputs[i].shape for i in range(_RING_KEY + 1))
     causal = len(inputs) > _RING_MASK and bool(inputs[_RING_MASK].shape)
     pairs = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
-    return AttentionSizes(1, queries, keys, max(pairs, 1), heads, kv_heads, size + rope[-1], 0)
+    return AttentionSizes(1, queries, keys, max(pairs, 1), heads, kv_heads, size + rope[-1], size, False, 0)
 
 
 def _keys_of_each(cells: Mapping[str, str], inputs: Sequence[Slot], table: Sequence[int], count: int) -> int:

@@ -91,8 +91,6 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
         decode = "decode" if attention.queries == attention.sequences else "prefill"
-        keys_bytes = 4.0 * attention.keys * attention.kv_heads * attention.head_size
-        query_bytes = 4.0 * attention.queries * attention.heads * attention.head_size
         numbers = (
             attention.queries,
             attention.sequences,
@@ -104,7 +102,7 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         )
         dims = (attention.queries, attention.sequences, attention.keys, attention.heads, attention.kv_heads)
         return RowFeatures(
-            (keys_bytes + query_bytes, float(attention.operations), float(attention.sequences)),
+            (2.0 * attention.moved_elements, float(attention.operations), float(attention.sequences)),
             tuple(math.log2(max(number, 1)) for number in numbers),
             (),
             f"{regime}|{layout}|{decode}",

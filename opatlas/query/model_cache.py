@@ -18,7 +18,7 @@ from opatlas.store.csv_files import write_bytes
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 #: To be raised with every change of features or fits.
-_VERSION = 4
+_VERSION = 5
 _LARGEST_BYTES = 1 << 28
 
 

@@ -11,6 +11,7 @@ from opatlas.errors import CellError
 from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import INPUT_SLOTS, MESSAGE, MICROBENCH_MEDIAN, OUTPUT_SLOTS
 from opatlas.model.sizes import attention_sizes, grouped_sizes, product_sizes
+from opatlas.model.slots import known_dtype
 from opatlas.query.features import row_slots
 from opatlas.query.stored_rows import StoredRows
 from opatlas.text import parse_real, parse_whole
@@ -22,9 +23,10 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
     """Returns a table with a line for each row.
 
     The columns: m, n, k and batch of a product; m, n, k and groups of products of experts; sequences, queries, keys,
-    heads, kv_heads, head_size and pages of attention; message_bytes, num_devices, dtype and topology_tier of a
-    collective; dtype and format of the first input, bytes, duration_us, median_us, std_us, samples, quality, composed,
-    machines, machine_spread (of the machines, as a share), run_id, implementation, id, tflops and gbps.
+    heads, kv_heads, head_size, value_size, latent and pages of attention; message_bytes, num_devices, dtype and
+    topology_tier of a collective; dtype and format of the first input, bytes (of attention those that it reads and
+    writes, each once), duration_us, median_us, std_us, samples, quality, composed, machines, machine_spread (of the
+    machines, as a share), run_id, implementation, id, tflops and gbps.
     """
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
@@ -78,4 +80,8 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
     first = next((slot for slot in inputs if not slot.absent), None)
     if first is not None:
         found |= {"dtype": first.dtype, "format": first.format}
-    return {**found, "bytes": tensor_bytes((*inputs, *outputs))}
+    moved = tensor_bytes((*inputs, *outputs))
+    if attention is not None and first is not None:
+        dtype = known_dtype(first.dtype)
+        moved = attention.moved_elements * dtype.bytes if dtype is not None and dtype.bytes else moved
+    return {**found, "bytes": moved}

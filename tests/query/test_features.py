@@ -33,7 +33,7 @@ def test_groups_without_rows_are_not_read() -> None:
 @pytest.mark.parametrize(("mask", "pairs"), [("", 64 * 64), ("512,512", 64 * 65 / 2)])
 def test_a_mask_halves_the_work_of_attention(mask: str, pairs: float) -> None:
     inputs = f"64,8,128;64,8,64;64,8,128;64,8,64;64,8,128;{mask}"
-    assert features("RINGMLAPrefillBF16Kernel", inputs, "64,8,128").work[1] == 4 * pairs * 8 * 192
+    assert features("RINGMLAPrefillBF16Kernel", inputs, "64,8,128").work[1] == 2 * pairs * 8 * (192 + 128)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,19 @@ def test_a_size_at_which_durations_jump_is_found(tmp_path: Path) -> None:
     database = opatlas.open(tmp_path / "db")
     for m, us in ((122, 10 * 1.122), (129, 30 * 1.129)):
         assert database.query("Sort", f"{m},4096").duration_us == pytest.approx(us, rel=0.1)
+
+
+def test_values_that_are_parts_of_the_keys_are_read_once() -> None:
+    latent = features(
+        "FusedInferAttentionScore",
+        ";".join(["64,32,512", "64,32,512", "64,32,512", *[""] * 21, "64,32,64"]),
+        "64,32,512",
+    )
+    moved, operations, _ = latent.work
+    assert moved == 2 * 64 * 32 * (576 + 576 + 512)
+    assert operations == 2 * 64 * 32 * (576 + 512)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    _, operations, _ = features("FusedInferAttentionScore", "64,8,192;64,8,192;64,8,128", "64,8,128").work
+    assert operations == 2 * 64 * 8 * (192 + 128)
