@@ -302,6 +302,26 @@ def test_a_result_that_is_wrong_in_few_timed_calls_is_unstable(share: float) -> 
     assert caught.value.error_class is (ErrorClass.HACK if share == 1 else ErrorClass.UNSTABLE)
 
 
+@pytest.mark.parametrize("model_changes", [True, False])
+def test_a_candidate_may_change_what_the_model_changes(model_changes: bool) -> None:
+    inputs = InputSets(lambda seed: [3, torch.randn(50), torch.randn(50)], (1, 2, 3))
+    trial = CandidateTrial(lambda number, x, y: y.add_(x), inputs, CPU)
+    trial.first_call()
+    trial.examine()
+
+    def model(arguments: list[Any], weights: Any) -> Any:
+        _, x, y = arguments
+        return (y.add_(x) if model_changes else y + x,)
+
+    if model_changes:
+        trial.verify(model, _compare)
+        return
+    with pytest.raises(CandidateRejected) as caught:
+        trial.verify(model, _compare)
+    assert caught.value.sub_class == "changed-input"
+    assert "input 1" in str(caught.value)
+
+
 def test_calls_with_dropout_are_repeatable() -> None:
     inputs = InputSets(lambda seed: [torch.randn(500)], (1, 2, 3))
     trial = CandidateTrial(torch.nn.functional.dropout, inputs, CPU)

@@ -146,19 +146,21 @@ class InputSets:
         """Returns the tensors among the arguments, in order."""
         return [leaf for leaf in self._live if isinstance(leaf, torch.Tensor)]
 
-    def changed(self) -> list[int]:
+    def changed(self) -> set[int]:
         """Returns the numbers of the tensors that do not have the values that were written. Waits for the device."""
-        chosen, numbers, number = self._sets[self.variant.base], [], -1
-        for place, value in enumerate(chosen.leaves):
+        return self.differing(self._live, self.variant)
+
+    def differing(self, arguments: Any, variant: Variant) -> set[int]:
+        """Returns the numbers of the tensors that do not have the values of a variant. Waits for the device."""
+        chosen, numbers, number = self._sets[variant.base], set(), -1
+        for place, (own, value) in enumerate(zip(tree_flatten(arguments)[0], chosen.leaves, strict=True)):
             if not isinstance(value, torch.Tensor):
                 continue
             number += 1
-            live: torch.Tensor = self._live[place]
-            written = value
-            if self.variant.seed is not None and place in chosen.variable:
-                written = _varied(value, self.variant.seed + place)
-            if not _alike(live, written) or not same_bits(live, written):
-                numbers.append(number)
+            is_varied = variant.seed is not None and place in chosen.variable
+            written = _varied(value, (variant.seed or 0) + place) if is_varied else value
+            if not same_bits(own, written):
+                numbers.add(number)
         return numbers
 
     def expect_margins(self) -> None:

@@ -125,7 +125,7 @@ class CandidateTrial:
         for variant in self._shuffled():
             self._known[variant] = kept(self._call(variant))
             self._expect_no_threads()
-            self._changed |= set(self._inputs.changed())
+            self._changed |= self._inputs.changed()
             self._call_poisoned(variant)
         for _ in range(self._random.randint(0, _FURTHER_CALLS)):
             variant = self._random.choice(self._variants)
@@ -157,12 +157,18 @@ class CandidateTrial:
         results = latest if isinstance(latest, (list, tuple)) else [latest]
         return (*self._inputs.tensors(), *(each for each in results if type(each) is torch.Tensor))
 
-    def verify(self, reference: Reference, compare: Callable[[FlatResults, FlatResults], _Compared]) -> list[_Compared]:
+    def verify(
+        self,
+        reference: Reference,
+        compare: Callable[[FlatResults, FlatResults], _Compared],
+        model: Reference | None = None,
+    ) -> list[_Compared]:
         """Compares the results of all sets, and of timed calls, with a reference. Call it once, after the samples.
 
         Args:
             reference: computes the expected results.
             compare: compares results with the expected results; raises ReplayError if an element is wrong.
+            model: calls the task's model in its own dtypes. A candidate may change the inputs that the model changes.
 
         Returns what `compare` has returned for each set.
 
@@ -182,7 +188,7 @@ class CandidateTrial:
             except ReplayError:
                 self._expect_not_stale(variant, reference, compare)
                 raise
-        self._expect_unchanged()
+        self._expect_unchanged(model or reference)
         self._expect_different(expected)
         for variant in self._variants:
             self._expect_no_repeat(self._known[variant], variant, expected)
@@ -279,9 +285,14 @@ class CandidateTrial:
                 continue
             raise _stale(what)
 
-    def _expect_unchanged(self) -> None:
-        if self._changed:
-            numbers = ", ".join(map(str, sorted(self._changed)))
+    def _expect_unchanged(self, model: Reference) -> None:
+        """Raises CandidateRejected if the candidate has changed an input that the model leaves as it is."""
+        if not self._changed:
+            return
+        arguments, weights = self._inputs.values(Variant(0))
+        model(arguments, weights)
+        if changed := self._changed - self._inputs.differing(arguments, Variant(0)):
+            numbers = ", ".join(map(str, sorted(changed)))
             raise CandidateRejected(
                 ErrorClass.HACK, "changed-input", f"the candidate changed input {numbers}: work on a copy"
             )

@@ -193,7 +193,7 @@ class TaskReplay:
         if guard is not None:
             guard.expect_files()
         self._step(Phase.CHECK)
-        trial.verify(reference, self._compare(reference))
+        trial.verify(reference, self._compare(reference), reference.run_natively)
         if isinstance(failed, NoKernelLaunched) and source is not None:
             text = "a timed call launched no kernel, and its result is right: compute the result in each call"
             raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
@@ -443,7 +443,7 @@ class _Reference:
             TaskFailed: Model fails in both.
         """
         if not self.native:
-            self._run_natively(arguments, weights)
+            self._run_first(arguments, weights)
         if self._has_float64:
             try:
                 return self._run(self._double(), in_float64(arguments), weights)
@@ -457,11 +457,15 @@ class _Reference:
             self._model = self.make()
         return self._run(self._model, arguments, weights)
 
-    def _run_natively(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> None:
+    def run_natively(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results of a new Model in the task's own dtypes. Raises TaskFailed."""
         try:
-            self.native = self._run(self.make(), [_copy(each) for each in arguments], weights)
+            return self._run(self.make(), arguments, weights)
         except Exception as error:
             raise TaskFailed(f"Model of the task fails: {exception_line(error)}") from error
+
+    def _run_first(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> None:
+        self.native = self.run_natively([_copy(each) for each in arguments], weights)
         with contextlib.suppress(Exception):
             expected = self._run(self._double(), in_float64([_copy(each) for each in arguments]), weights)
             self.own_error = compare_results(self.native, expected).finite_error or 0.0
