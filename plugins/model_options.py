@@ -55,6 +55,14 @@ OPTIONS = (
         help="the most attempts of a model at a task, the first answer included (default: %(default)s)",
     ),
     declare(
+        "--max-tokens",
+        Scope.KERNELS,
+        type=at_least(1),
+        metavar="N",
+        default=LoopLimits.max_tokens,
+        help="the largest number of tokens of an answer, with those of its reasoning (default: %(default)s)",
+    ),
+    declare(
         "--cost-limit",
         Scope.KERNELS,
         type=real("a number of dollars from 0 on", lambda number: number >= 0),
@@ -113,6 +121,7 @@ class ModelSettings:
             "api_key_variable": self.api_key_variable,
             "answers": self.answers.name if self.answers is not None else None,
             "attempts": self.limits.attempts,
+            "max_tokens": self.limits.max_tokens,
             "cost_limit": self.limits.cost_usd,
             "prices": self.prices.name if self.prices is not None else None,
         }

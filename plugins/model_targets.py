@@ -58,7 +58,7 @@ def model_settings(option: Namespace, kind: str) -> ModelSettings:
         option.endpoint,
         option.api_key_variable,
         answers,
-        LoopLimits(option.attempts, cost_usd=option.cost_limit),
+        LoopLimits(option.attempts, cost_usd=option.cost_limit, max_tokens=option.max_tokens),
         absolute_path(option.prices) if option.prices is not None else None,
     )
 

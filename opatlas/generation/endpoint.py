@@ -73,7 +73,7 @@ class ChatRequest:
     messages: tuple[ChatMessage, ...]
     temperature: float = 0.2
     top_p: float = 0.9
-    max_tokens: int = 16_384
+    max_tokens: int = 8_192
     name: str = ""
     varying: str = ""
 

@@ -141,14 +141,16 @@ class RepairLoop:
 
     def request(self) -> ChatRequest:
         """Returns the question of the next attempt."""
-        number = len(self._attempts)
+        number, limits = len(self._attempts), self._limits
         name = f"{self.task.task_set}/{self.task.task}/{number}"
         if not number:
-            return ChatRequest(self.task.model, self._prompts.first(), name=name)
+            return ChatRequest(self.task.model, self._prompts.first(), max_tokens=limits.max_tokens, name=name)
         judgement = self._attempts[-1].judgement
         messages = self._prompts.repair(number, self._code, judgement)
         # Inputs are drawn anew in each run, so that the numbers in an error differ.
-        return ChatRequest(self.task.model, messages, name=name, varying=error_text(judgement))
+        return ChatRequest(
+            self.task.model, messages, max_tokens=limits.max_tokens, name=name, varying=error_text(judgement)
+        )
 
     def take(self, request: ChatRequest, answer: ChatAnswer, judge: Judge) -> ModelAttempt:
         """Judges an answer, and records the attempt. Raises OpAtlasError if a file cannot be written."""

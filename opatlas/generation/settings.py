@@ -36,9 +36,11 @@ class LoopLimits:
         same_failures: so many attempts in a row with one class and one text end the loop.
         cost_usd: no request is sent once the attempts of the run cost as much; None: no limit.
         deadline_s: no request is sent so many seconds after the first of this session.
+        max_tokens: the largest number of tokens of an answer.
     """
 
     attempts: int = 5
     same_failures: int = 3
     cost_usd: float | None = None
     deadline_s: float = 3_600.0
+    max_tokens: int = 8_192

@@ -81,7 +81,7 @@ def akg_entry(question: str, answer: str) -> dict[str, object]:
             "usage": {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16},
         },
         "tools": [],
-        "params": {"temperature": 0.2, "max_tokens": 16384, "top_p": 0.9},
+        "params": {"temperature": 0.2, "max_tokens": 8192, "top_p": 0.9},
         "create_time": 1.5,
         "expire_seconds": -1,
     }

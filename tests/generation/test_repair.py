@@ -85,9 +85,10 @@ def loop_in(
 def test_a_repair_that_passes_ends_the_loop(tmp_path: Path) -> None:
     """A modification is applied to the former code, and the error is told without the folders of this machine."""
     model, judge = Scripted(block("y = 1"), change("y = 1", "y = 2")), Judged(WRONG, PASS)
-    loop = loop_in(tmp_path)
+    loop = loop_in(tmp_path, LoopLimits(max_tokens=77))
     assert loop.run(model, judge) is StopReason.PASSED
     assert judge.sources == ["y = 1", "y = 2"]
+    assert [request.max_tokens for request in model.asked] == [77, 77]
     repair = model.asked[1].messages[-1].content
     assert "y = 1" in repair
     assert "nan in 0.py" in repair
