@@ -12,8 +12,9 @@ from opatlas.generation.answers import model_folder
 from opatlas.generation.endpoint import Endpoint
 from opatlas.generation.prices import read_prices
 from opatlas.generation.settings import LANGUAGE_OF_KIND, KernelLanguage, LoopLimits
+from opatlas.implementations.catalog import ALL, shipped
 from opatlas.implementations.contract import KernelSource
-from opatlas.implementations.implementation import Implementation
+from opatlas.implementations.implementation import DEFAULT_DEVICES, Implementation
 from opatlas.model.location import implementation_label
 from opatlas.tasks.task import MODEL_NEW
 
@@ -40,6 +41,8 @@ def model_settings(option: Namespace, kind: str) -> ModelSettings:
         other = models.setdefault(model_folder(model), model)
         if other != model:
             raise pytest.UsageError(f"--models: {other} and {model} have the same folder, {model_folder(model)}")
+    if taken := models.keys() & {ALL, *DEFAULT_DEVICES, *shipped()}:
+        raise pytest.UsageError(f"--models: {min(taken)} is the name of an implementation of OpAtlas")
     answers = absolute_path(option.answers) if option.answers is not None else None
     if option.endpoint:
         # Refuses a wrong address, and a variable without a key.

@@ -97,7 +97,7 @@ def request_key(request: ChatRequest) -> str:
 
 def model_folder(model: str) -> str:
     """Returns the name of a model as that of a folder: "qwen_qwen2.5" for "qwen/qwen2.5"."""
-    return _NOT_IN_FOLDERS.sub("_", model).lstrip(".") or "_"
+    return _NOT_IN_FOLDERS.sub("_", model).lstrip(".+-") or "_"
 
 
 def read_exchanges(path: Path) -> list[RecordedExchange]:

@@ -203,6 +203,7 @@ def test_the_summary_counts_all_sessions(tmp_path: Path) -> None:
     [
         ({}, "--endpoint"),
         ({"models": ("a/b", "a:b"), "endpoint": "http://h"}, "a/b"),
+        ({"models": ("demo", "torch"), "endpoint": "http://h"}, "torch"),
         ({"endpoint": "h"}, "'h'"),
         ({"endpoint": "http://h", "api_key_variable": "OPATLAS_NOT_SET"}, "OPATLAS_NOT_SET"),
         ({"answers": Path("no_such_folder")}, "no_such_folder"),
