@@ -29,6 +29,9 @@ from opatlas.store.op_mapping import WrittenMapping
 from opatlas.store.write_back import RecoveredJournal
 from opatlas.text import parse_whole
 
+#: Targets without a case that are still named one by one.
+_FEW_TARGETS = 3
+
 
 @dataclass(frozen=True)
 class KnownFailure:
@@ -268,6 +271,23 @@ class Plan:
         """Returns the plans of a kernel type, in the order of the targets."""
         keys = (f"{kernel_type}{suffix}" for suffix in self.suffixes)
         return [self.tables[key] for key in keys if key in self.tables]
+
+    def cases_by_target(self) -> Counter[int]:
+        """Returns the number of cases of each target."""
+        counts = Counter[int]()
+        for table in self.tables.values():
+            counts[table.target] += len(table.cases)
+        return counts
+
+    def named_targets(self, targets: int) -> list[int]:
+        """Returns the numbers of the targets that a session names: without those that have no case, if these are many.
+
+        Args:
+            targets: number of targets of the session.
+        """
+        counts = self.cases_by_target()
+        without = sum(not counts[number] for number in range(targets))
+        return [number for number in range(targets) if counts[number] or without <= _FEW_TARGETS]
 
     def cases_of(self, kernel_types: Container[str]) -> int:
         """Returns the number of cases of some kernel types."""

@@ -176,9 +176,13 @@ def _to_run(
     has_named = len(settings.targets) > 1 or not settings.targets[0].implementation.is_default
     yield f"{of_all}{pluralize(rows, unit)} to {what}{'' if has_named else f', database {settings.database}'}"
     if has_named:
-        for number, target in enumerate(settings.targets):
-            count = sum(len(table.cases) for table in plan.tables.values() if table.target == number)
-            yield f"{target.implementation.label}: {pluralize(count, unit)}, database {target.path}"
+        counts = plan.cases_by_target()
+        named = plan.named_targets(len(settings.targets))
+        for number in named:
+            target = settings.targets[number]
+            yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        if others := len(settings.targets) - len(named):
+            yield f"{pluralize(others, 'further implementation has', 'further implementations have')} no row to {what}"
     if settings.collect_only and settings.prof_path is None:
         yield from _estimate(plan, settings, replayable, requested)
     yield from settings.notes

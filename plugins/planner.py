@@ -119,11 +119,15 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         prepared = PreparedDatabase(edited=edited_rows(database))
         if target.rows_from is not None and not settings.workload.tasks:
             requested = base.with_own(target, database)
-    sampled = context.profile.cases.keys() if context.profile is not None else ()
+    elsewhere: Container[str] = context.profile.cases.keys() if context.profile is not None else ()
+    if base.requested is not None:
+        elsewhere = base.requested
+    elif target.rows_from is not None:
+        elsewhere = Database(target.rows_from).kernel_types()
     plan = make_plan(
         database,
         settings.choice,
-        elsewhere=sampled if target.rows_from is None else Database(target.rows_from).kernel_types(),
+        elsewhere=elsewhere,
         requested=requested,
         unmeasured=prepared.edited.positions,
         stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
@@ -305,7 +309,7 @@ def make_plan(
         database: holds the rows, and gets their durations.
         chosen: the rows that the user chose.
         elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
-            profile, and those of the database whose rows an implementation measures.
+            profile, those of the database whose rows an implementation measures, and the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
@@ -331,7 +335,7 @@ def make_plan(
     plan.suffixes = [suffix]
     lacking = [
         name
-        for name in dict.fromkeys((*names, *sorted(chosen.ops)))
+        for name in dict.fromkeys((*names, *(sorted(chosen.ops) if requested is None else ())))
         if implementation is not None and not implementation.implements(name)
     ]
     if lacking and implementation is not None:

@@ -167,8 +167,8 @@ class SessionSummary:
         yield from self._model_lines()
         targets = self._context.settings.targets
         yield from self._context.settings.workload.summary_lines([(each.implementation, each.path) for each in targets])
-        for target in targets:
-            yield f"database: {target.path}"
+        for number in plan.named_targets(len(targets)):
+            yield f"database: {targets[number].path}"
         for path in self._results.paths:
             yield f"report: {path}"
 

@@ -101,3 +101,10 @@ def test_rows_are_requested_by_file_and_by_k(arguments: list[str], keyword: str,
     collector: Any = SimpleNamespace(known_replays=lambda: {"RmsNorm": test_norm.test_rms_norm})
     requested = RequestedRows(config, collector)
     assert {name for name in ("RmsNorm", "Unknown") if requested(name, f"{name}-1x2")} == asked
+
+
+@pytest.mark.parametrize(("targets", "named"), [(4, [0, 1, 2, 3]), (5, [1])])
+def test_many_implementations_without_a_row_are_not_named_one_by_one(targets: int, named: list[int]) -> None:
+    table = TablePlan("Mul", Path("/data/Mul.csv"), 1, {"Input Shapes": ["1"]}, target=1)
+    table.cases = {0: "Mul-1"}
+    assert Plan({"Mul": table}).named_targets(targets) == named
