@@ -18,6 +18,7 @@ from opatlas.engine.guards.allocations import PoisonedAllocations, poison_free_m
 from opatlas.engine.guards.functions import FunctionTable
 from opatlas.engine.guards.input_sets import MARGIN_BYTES, InputSets, Variant
 from opatlas.engine.guards.package_files import PackageFiles
+from opatlas.engine.guards.persisting_cache import PersistingCache
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.results import plain_results, same_results
 from opatlas.engine.guards.settings import TorchSettings
@@ -261,6 +262,35 @@ def test_a_changed_file_is_found(tmp_path: Path) -> None:
     own.unlink()
     with pytest.raises(CandidateRejected):
         files.expect_same()
+
+
+class _Runtime:
+    """Stands in for CUDA's runtime."""
+
+    def __init__(self) -> None:
+        self.limit, self.resets = 0, 0
+
+    def cudaDeviceGetLimit(self, found: Any, limit: int) -> int:  # noqa: N802
+        found._obj.value = self.limit
+        return 0
+
+    def cudaDeviceSetLimit(self, limit: int, value: Any) -> int:  # noqa: N802
+        self.limit = value.value
+        return 0
+
+    def cudaCtxResetPersistingL2Cache(self) -> int:  # noqa: N802
+        self.resets += 1
+        return 0
+
+
+def test_a_part_of_the_cache_that_was_set_aside_is_given_back() -> None:
+    runtime = _Runtime()
+    cache = PersistingCache(torch.device("cuda"), runtime)
+    assert cache.reset() == []
+    runtime.limit = 16 << 20
+    assert len(cache.reset()) == 1
+    assert (runtime.limit, runtime.resets) == (0, 1)
+    assert PersistingCache(CPU, runtime).reset() == []
 
 
 def test_guards_of_a_process_take_less_than_a_second(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,8 +16,9 @@ _PERSISTING_L2_SIZE = 6
 class PersistingCache:
     """The bytes of the L2 cache that accesses may keep, as they are when this object is made; 0 on other devices."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._runtime = _cuda_runtime() if device.type == "cuda" else None
+    def __init__(self, device: torch.device, runtime: Any = None) -> None:
+        """`runtime` is the CUDA runtime; None: the one that torch has loaded."""
+        self._runtime = (runtime or _cuda_runtime()) if device.type == "cuda" else None
         self._before = self._limit()
 
     def reset(self) -> list[str]:
