@@ -15,8 +15,6 @@ from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.executor import Executor
 from opatlas.model.schema import Status
 
-#: The suffix of the file beside a job's log, which names the step of the candidate.
-PHASE = ".phase"
 #: Characters of stderr that are read.
 _LONGEST = 64 << 10
 
@@ -40,7 +38,7 @@ def run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcom
     outcome = executor.run(job)
     if outcome.judgement is None and outcome.status.crash:
         outcome = _judged_end(outcome, job)
-    _remove_log(job.log)
+    _remove_logs(job)
     if outcome.judgement is None or not (notes := static_notes(text, path)):
         return outcome
     judged = replace(outcome.judgement, notes=(*notes, *outcome.judgement.notes))
@@ -55,7 +53,7 @@ def _outcome(judgement: Judgement) -> RowOutcome:
 
 def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
     """Returns the outcome of a candidate whose process ended without a verdict."""
-    stderr, phase = _read(job.log)[-_LONGEST:], _read(job.log + PHASE)
+    stderr, phase = _read(job.log)[-_LONGEST:], _read(job.phase_file)
     if stderr:
         print(stderr, file=sys.stderr)
     code = outcome.exit_code
@@ -81,6 +79,6 @@ def _read(name: str) -> str:
     return ""
 
 
-def _remove_log(name: str) -> None:
-    for each in (name, name + PHASE) if name else ():
+def _remove_logs(job: Job) -> None:
+    for each in (job.log, job.phase_file) if job.log else ():
         Path(each).unlink(missing_ok=True)

@@ -57,6 +57,11 @@ class Job:
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
     @property
+    def phase_file(self) -> str:
+        """The file that names the step of a candidate, beside its log."""
+        return f"{self.log}.phase"
+
+    @property
     def is_of_candidate(self) -> bool:
         """Whether the job runs code that may do anything to its process, which then runs no further job."""
         return self.task is not None and self.source is not None and not self.source.module

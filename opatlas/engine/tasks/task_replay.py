@@ -34,14 +34,15 @@ from opatlas.engine.group import Group
 from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets, Variant
 from opatlas.engine.guards.process_guard import ProcessGuard
-from opatlas.engine.guards.results import FlatResults, plain_results
-from opatlas.engine.guards.trial import CALL_SEED, CandidateTrial
+from opatlas.engine.guards.results import FlatResults
+from opatlas.engine.guards.trial import CandidateTrial
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_call import load_kernel
 from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
-from opatlas.engine.tasks.inputs import as_arrays, as_tensors, in_float64, make_inputs, needed_bytes, set_seeds
-from opatlas.engine.tasks.modules import init_inputs, load_task, model_class
+from opatlas.engine.tasks.inputs import as_arrays, as_tensors, make_inputs, needed_bytes, set_seeds
+from opatlas.engine.tasks.modules import load_task
+from opatlas.engine.tasks.reference import Reference, TaskFailed
 from opatlas.engine.tasks.verdict import Compared, compare_results, interface_problem
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
@@ -68,12 +69,6 @@ _STATUS = {
     ErrorClass.TIMEOUT: Status.TIMEOUT,
     ErrorClass.CRASH: Status.CRASHED,
 }
-#: The suffix of the file beside a log that names the step of a candidate.
-PHASE = ".phase"
-
-
-class TaskFailed(ReplayError):
-    """The task itself cannot be run, whatever the candidate."""
 
 
 @dataclass
@@ -164,7 +159,7 @@ class TaskReplay:
         own_files = [row.task.path, *([Path(source.path)] if source else [])]
         guard = ProcessGuard(device, own_files) if source is not None else None
         start = perf_counter()
-        reference = _Reference(module, row.task, self._seed, device, self._notes)
+        reference = Reference(module, row.task, self._seed, device, self._notes)
         self._step(Phase.IMPORT)
         function = self._import(source, reference)
         self._examine(guard, "its import")
@@ -207,13 +202,13 @@ class TaskReplay:
         self._phase = phase
         self._group.report_step(f"in the {phase} of the candidate")
         if self._job.log:
-            Path(self._job.log + PHASE).write_text(phase.value, encoding="utf-8")
+            Path(self._job.phase_file).write_text(phase.value, encoding="utf-8")
 
     def _examine(self, guard: ProcessGuard | None, step: str) -> None:
         if guard is not None:
             guard.examine(step)
 
-    def _import(self, source: KernelSource | None, reference: _Reference) -> Callable[..., Any]:
+    def _import(self, source: KernelSource | None, reference: Reference) -> Callable[..., Any]:
         """Returns the class or function of the candidate, or the task's Model."""
         if source is None:
             return reference.make
@@ -229,7 +224,7 @@ class TaskReplay:
             raise (error.__cause__ or error) from None
 
     def _construct(
-        self, function: Callable[..., Any], reference: _Reference
+        self, function: Callable[..., Any], reference: Reference
     ) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
         """Returns what is called with the inputs, and its weights by the names of Model's.
 
@@ -273,7 +268,7 @@ class TaskReplay:
         except ReplayError as error:
             return Samples(()), error
 
-    def _compare(self, reference: _Reference) -> Callable[[FlatResults, FlatResults], Compared]:
+    def _compare(self, reference: Reference) -> Callable[[FlatResults, FlatResults], Compared]:
         device = self._device.torch_device
 
         def compare(results: FlatResults, expected: FlatResults) -> Compared:
@@ -289,7 +284,7 @@ class TaskReplay:
 
         return compare
 
-    def _expect_possible(self, samples: Samples, inputs: InputSets, reference: _Reference) -> None:
+    def _expect_possible(self, samples: Samples, inputs: InputSets, reference: Reference) -> None:
         if not samples.durations_us:
             return
 
@@ -387,113 +382,8 @@ def judged_outcome(judgement: Judgement, detail: str = "") -> RowOutcome:
     return RowOutcome(status, f"{judgement.name}: {judgement.text}", detail, judgement=judgement)
 
 
-class _Reference:
-    """The results of a task's Model: in float64 for the check, and in the task's own dtypes for the form.
-
-    Attributes:
-        native: the results for the first inputs in the task's own dtypes.
-        own_error: the largest error of `native`, as a share of the tolerance.
-        checks_dtypes: whether a candidate must have the dtypes of `native`.
-    """
-
-    def __init__(self, module: ModuleType, task: Task, seed: int, device: torch.device, notes: list[str]) -> None:
-        self.native: FlatResults = ()
-        self.own_error = 0.0
-        self.checks_dtypes = task.kind is not TaskKind.NUMPY
-        self._module, self._task, self._seed, self._device, self._notes = module, task, seed, device, notes
-        self._model: Any = None
-        self._has_float64 = True
-
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments of Model, by position and by name. Raises TaskFailed."""
-        set_seeds(self._seed)
-        try:
-            return init_inputs(self._module, self._task)
-        except Exception as error:
-            raise TaskFailed(f"get_init_inputs of the task fails: {exception_line(error)}") from error
-
-    def make(self) -> Any:
-        """Returns a new Model on the device; the same seed gives the same weights. Raises TaskFailed."""
-        positional, named = self.arguments()
-        set_seeds(self._seed)
-        try:
-            model = model_class(self._module)(*positional, **named)
-            return model.to(self._device) if isinstance(model, torch.nn.Module) else model
-        except Exception as error:
-            raise TaskFailed(f"Model of the task cannot be made: {exception_line(error)}") from error
-
-    def gives_weights_to(self, candidate: torch.nn.Module) -> bool:
-        """Copies Model's weights to a candidate where all names and shapes agree; returns whether they do."""
-        model = self.make()
-        if not isinstance(model, torch.nn.Module):
-            return False
-        own, other = model.state_dict(), candidate.state_dict()
-        shapes = {name: tensor.shape for name, tensor in own.items()}
-        if shapes != {name: tensor.shape for name, tensor in other.items()}:
-            if shapes:
-                self._notes.append("its weights have other names or shapes than Model's: both were made with one seed")
-            return False
-        candidate.load_state_dict(own)
-        return True
-
-    def __call__(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails.
-
-        Raises:
-            TaskFailed: Model fails in both.
-        """
-        if not self.native:
-            self._run_first(arguments, weights)
-        if self._has_float64:
-            try:
-                return self._run(self._double(), in_float64(arguments), weights)
-            except Exception as error:
-                self._has_float64 = False
-                self._model = None
-                self._notes.append(
-                    f"checked with Model in its own dtypes, since float64 fails: {exception_line(error)}"
-                )
-        if self._model is None:
-            self._model = self.make()
-        return self._run(self._model, arguments, weights)
-
-    def run_natively(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results of a new Model in the task's own dtypes. Raises TaskFailed."""
-        try:
-            return self._run(self.make(), arguments, weights)
-        except Exception as error:
-            raise TaskFailed(f"Model of the task fails: {exception_line(error)}") from error
-
-    def _run_first(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> None:
-        self.native = self.run_natively([_copy(each) for each in arguments], weights)
-        with contextlib.suppress(Exception):
-            expected = self._run(self._double(), in_float64([_copy(each) for each in arguments]), weights)
-            self.own_error = compare_results(self.native, expected).finite_error or 0.0
-            if self.own_error > 1:
-                self._notes.append(f"Model itself is off by {self.own_error:.3g} tolerances in its own dtypes")
-
-    def _double(self) -> Any:
-        if self._model is None:
-            model = self.make()
-            self._model = model.double() if isinstance(model, torch.nn.Module) else model
-        return self._model
-
-    def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        # Dropout draws what it draws for the candidate.
-        set_seeds(CALL_SEED)
-        if not isinstance(model, torch.nn.Module):
-            return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))
-        if weights:
-            model.load_state_dict(weights, strict=False)
-        return plain_results(model(*arguments))
-
-
 def _nothing() -> None:
     """Stands for the function of torch where an implementation wraps none."""
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _on_arrays(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -505,7 +395,7 @@ def _on_arrays(model: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _with_init_inputs(function: Callable[..., Any], reference: _Reference) -> Callable[..., Any]:
+def _with_init_inputs(function: Callable[..., Any], reference: Reference) -> Callable[..., Any]:
     """Returns a function that takes the inputs; one with more parameters gets the arguments of Model after them."""
     positional, named = reference.arguments()
     code = getattr(function, "__code__", None)
