@@ -43,6 +43,7 @@ COMMANDS = {
     "Query": "query",
     "Report": "report",
     "Regressions": "regressions",
+    "Suite": "suite",
     "SuperKernel": "superkernel",
 }
 #: Sections whose rows have their options in `pytest --help`.

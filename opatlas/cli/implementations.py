@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opatlas.cli.arguments import write_json
 from opatlas.cli.build import build
-from opatlas.cli.kernel_template import write_templates
+from opatlas.cli.kernel_template import suite_operators, write_templates
 from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import (
     proof_of,
@@ -96,7 +96,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: nothing is written)",
     )
     parser.add_argument(
-        "--ops", type=names, metavar="TYPE[,TYPE...]", default=(), help="with --new: the kernel types (default: none)"
+        "--ops",
+        type=names,
+        metavar="TYPE[,TYPE...]",
+        default=(),
+        help="with --new: the kernel types, or operators of torch such as add.Tensor (default: none)",
+    )
+    parser.add_argument(
+        "--suite",
+        metavar="NAME",
+        help="with --new: all operators of a suite: opinfo, traces, or a file or folder of traces (default: none)",
     )
     add_database_path(parser)
 
@@ -125,8 +134,9 @@ def _expect_options(arguments: argparse.Namespace) -> None:
     """Raises UsageError where an option would have no effect, or lacks another one."""
     if arguments.build and (not arguments.name or arguments.new is not None or arguments.json is not None):
         raise UsageError("--build takes one implementation, folder or file as NAME, and neither --new nor --json")
-    if (arguments.new is None) != (not arguments.ops) or (arguments.new is not None and arguments.name):
-        raise UsageError("--new DIR and --ops TYPE[,TYPE...] belong together, without NAME")
+    chosen = sum(map(bool, (arguments.ops, arguments.suite)))
+    if chosen != (arguments.new is not None) or (arguments.new is not None and arguments.name):
+        raise UsageError("--new DIR goes with --ops TYPE[,TYPE...] or with --suite NAME, without another NAME")
     if arguments.device is not None and not arguments.build:
         raise UsageError("--device says where --build runs: leave it out, or add --build")
     if arguments.database_path is not None and not arguments.build and arguments.new is None:
@@ -136,10 +146,21 @@ def _expect_options(arguments: argparse.Namespace) -> None:
 
 
 def _write_templates(arguments: argparse.Namespace) -> int:
-    for path in write_templates(arguments.new, arguments.ops, arguments.database_path):
+    folder, suite = shlex.quote(str(arguments.new)), arguments.suite
+    of_torch = suite_operators(suite) if suite else [name for name in arguments.ops if "." in name]
+    kernel_types = [name for name in arguments.ops if name not in of_torch]
+    # Both are checked before either is written.
+    paths = write_templates(arguments.new, kernel_types, of_torch, arguments.database_path)
+    if suite:
+        show(f"wrote {len(paths):,} files into {arguments.new}")
+    for path in [] if suite else paths:
         show(f"wrote {path}")
-    folder = shlex.quote(str(arguments.new))
-    show(f"pytest bench/ --implementation {folder} --ops {','.join(arguments.ops)} measures them")
+    ops = f" --ops {','.join(of_torch)}" if not suite else ""
+    if of_torch:
+        chosen = shlex.quote(suite or "opinfo")
+        show(f"pytest bench/ --suite {chosen} --implementation torch,{folder}{ops} measures them beside torch")
+    if kernel_types:
+        show(f"pytest bench/ --implementation {folder} --ops {','.join(kernel_types)} measures them")
     return 0
 
 

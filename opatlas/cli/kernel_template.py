@@ -9,19 +9,33 @@ from opatlas.cli.kernel_rows import smallest_rows, starter_database
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import list_databases
+from opatlas.model.schema import FUNCTIONAL
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
+from opatlas.suites.listing import suite_rows
+from opatlas.suites.overload import overload_of
+from opatlas.suites.template import operator_file, operator_template
 from opatlas.text import suggest
 
 
-def write_templates(folder: Path, kernel_types: Sequence[str], database: Path | None) -> list[Path]:
-    """Writes a file for each kernel type into a folder, and returns the files.
+def suite_operators(suite: str) -> list[str]:
+    """Returns the operators of a suite that are no variants of others. Raises OpAtlasError."""
+    rows = suite_rows(suite, "cpu")
+    return [overload_of(name) for name, own in rows.items() if not any(cells[FUNCTIONAL] for cells in own)]
+
+
+def write_templates(
+    folder: Path, kernel_types: Sequence[str], operators: Sequence[str], database: Path | None
+) -> list[Path]:
+    """Writes a file for each kernel type and each operator into a folder, and returns the files.
 
     Args:
+        operators: operators of torch ("add.Tensor").
         database: has the sample rows; None: the first default database that has one.
 
     Raises:
-        OpAtlasError: a kernel type has no replay or no row, or a file exists: nothing is written.
+        OpAtlasError: a kernel type has no replay or no row, torch has no such operator, or a file exists: nothing is
+            written.
     """
     replays = replays_of_bench()
     # A file whose name begins with an underscore is no kernel's; the mark has the name of the kernel type.
@@ -31,15 +45,17 @@ def write_templates(folder: Path, kernel_types: Sequence[str], database: Path | 
             raise OpAtlasError(
                 f"--ops {kernel_type}: there is no such kernel type with a replay{suggest(kernel_type, replays)}"
             )
-        if (path := paths[kernel_type]).exists():
-            raise OpAtlasError(f"{path} exists: nothing is written; remove it, or name another folder")
+    of_operators = {operator_file(folder, operator): operator for operator in operators}
+    if there := [path for path in (*paths.values(), *of_operators) if path.exists()]:
+        raise OpAtlasError(f"{there[0]} exists: nothing is written; remove it, or name another folder")
     rows = sample_rows(kernel_types, database)
     # Imported here because it imports torch.
     from opatlas.engine.kernel_template import template
 
     texts = {path: template(folder, kernel_type, rows[kernel_type]) for kernel_type, path in paths.items()}
-    folder.mkdir(parents=True, exist_ok=True)
+    texts |= {path: operator_template(folder, operator) for path, operator in of_operators.items()}
     for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     return list(texts)
 

@@ -68,6 +68,7 @@ COMMANDS = {
     "export": Command("write the rows for other tools: Parquet, CSV, tables of aiconfigurator", "opatlas.cli.export"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "report": Command("write a site that shows a database in a browser", "opatlas.cli.report"),
+    "suite": Command("score kernels for operators of torch that a suite has measured", "opatlas.cli.suite"),
     "superkernel": Command("find the scopes of a capture that a SuperKernel may fuse", "opatlas.cli.superkernel"),
     "calibrate": Command(
         "measure 30 rows of a database here, and tell whether its durations hold on this machine",

@@ -88,6 +88,11 @@ def find_overload(name: str) -> torch._ops.OpOverload | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
+def overloads_of(operator: str) -> list[str]:
+    """Returns the names of the overloads of an operator; none if torch has no such operator."""
+    return [name_of(each) for each in _overloads(operator)]
+
+
 def name_of(overload: torch._ops.OpOverload) -> str:
     """Returns the name of an overload: `add.Tensor`."""
     return f"{overload._schema.name.partition('::')[2]}.{overload._overloadname}"

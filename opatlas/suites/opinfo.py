@@ -42,6 +42,8 @@ MOST_CASES: Mapping[str, int] = {"float32": 12, "bfloat16": 12, "int64": 4, "boo
 _MOST_EMPTY, _MOST_NOT_FINITE = 2, 2
 #: Samples of an operator of which the in-place and the out variant are cases, too.
 _MOST_VARIANTS = 2
+#: Kinds of devices whose dtypes OpInfo knows; for others those of CUDA are taken.
+_KNOWN_DEVICES = ("cpu", "cuda")
 #: Samples of infinities and NaN that are drawn for an elementwise function.
 _EXTREME = 4
 
@@ -187,10 +189,11 @@ def list_cases(device_kind: str, left_out: Mapping[str, str], names: Sequence[st
         left_out: reasons by overload.
         names: the only OpInfos; empty: all.
     """
+    known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
     for dtype, most in MOST_CASES.items():
         by_operator: dict[str, list[_Sample]] = defaultdict(list)
         for name, info in opinfos().items():
-            if (not names or name in names) and getattr(torch, dtype) in info.supported_dtypes(device_kind):
+            if (not names or name in names) and getattr(torch, dtype) in info.supported_dtypes(known):
                 for sample in _recordable(name, dtype):
                     by_operator[name_of(sample.call.overload)].append(sample)
         for operator in sorted(by_operator):

@@ -43,6 +43,11 @@ class CaseScore:
         return self.status in _RIGHT
 
     @property
+    def was_tried(self) -> bool:
+        """Whether there was a kernel."""
+        return self.status not in (None, Status.UNSUPPORTED, Status.SKIPPED)
+
+    @property
     def speed_up(self) -> float | None:
         """The duration of torch as a multiple of that of the kernel; None for a wrong result, and without durations."""
         if not self.is_right or self.duration_us is None or self.baseline_us is None:

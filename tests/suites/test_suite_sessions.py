@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from operator_kernels import write_kernels
 from sessions import ROOT, Finished, Sessions
 
+from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.directory import read_directory
 from opatlas.model.schema import Status
@@ -113,6 +115,41 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert sorted(case.count for case in add.cases) == [1, 3]
     # Torch is no rival of itself.
     assert read_score(Database(sessions.database), None).speed_up is None
+
+
+def test_the_score_is_shown_again(
+    suite: tuple[Sessions, Finished, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, own = suite
+    assert main(["suite", str(own), "--threshold=1e9", f"--json={tmp_path / 'score.json'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 of 12" in shown
+    assert "0 of 11" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    score = json.loads((tmp_path / "score.json").read_text())
+    assert (score["right_cases"], score["cases"], score["faster_operators"]) == (4, 12, 0)
+    assert {"operator": "abs.default", "cases": 1, "right": 0, "speed_up": None} in score["by_operator"]
+    (tmp_path / "empty").mkdir()
+    assert main(["suite", str(tmp_path / "empty")]) == 1
+    capsys.readouterr()
+
+
+def test_a_new_folder_has_right_kernels(
+    suite: tuple[Sessions, Finished, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions, *_ = suite
+    folder, trace = tmp_path / "new", sessions.folder / "calls.txt"
+    assert main(["implementations", "--new", str(folder), f"--suite={trace}"]) == 0
+    # In-place operators are variants of others.
+    names = {path.name for path in folder.iterdir()}
+    assert {"add__Tensor", "sum__dim_IntList", "abs__default"} <= names
+    assert "add___Tensor" not in names
+    assert main(["implementations", "--new", str(folder), "--ops=relu.default"]) == 1
+    assert main(["implementations", "--new", str(folder), "--ops=relu.defalt"]) == 1
+    assert main(["implementations", str(folder)]) == 0
+    assert "add__Tensor" in capsys.readouterr().out
+    done = sessions.run_in_process("--suite=calls.txt", f"--implementation={folder}", "test_suites.py")
+    assert done.outcomes() == {"passed": 12}
 
 
 def test_a_second_session_goes_on_as_with_any_rows(suite: tuple[Sessions, Finished, Path]) -> None:
