@@ -2,14 +2,14 @@
 
 Task: linear
 Expected: pass
-Notes: torch threads
+Notes: cuda.matmul
 Caught by: settings are restored before each step, and told
 """
 
 import torch
 from torch import nn
 
-torch.set_num_threads(2)
+torch.set_num_threads(torch.get_num_threads() + 1)
 torch.backends.cudnn.benchmark = True
 torch.backends.cuda.matmul.allow_tf32 = True
 
