@@ -13,7 +13,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(2, 8, 32, 32)]
+    return [torch.randn(2, 8, 16, 16)]
 
 
 def get_init_inputs():

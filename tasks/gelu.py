@@ -9,7 +9,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(256, 512)]
+    return [torch.randn(128, 256)]
 
 
 def get_init_inputs():

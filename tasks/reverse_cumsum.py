@@ -9,7 +9,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(64, 1000)]
+    return [torch.randn(32, 500)]
 
 
 def get_init_inputs():

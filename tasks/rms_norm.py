@@ -14,8 +14,8 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(128, 768)]
+    return [torch.randn(64, 384)]
 
 
 def get_init_inputs():
-    return [768, 1e-6]
+    return [384, 1e-6]

@@ -10,7 +10,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(256, 300)]
+    return [torch.randn(128, 150)]
 
 
 def get_init_inputs():

@@ -13,7 +13,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [4 * torch.randn(128, 1000)]
+    return [4 * torch.randn(64, 500)]
 
 
 def get_init_inputs():

@@ -10,7 +10,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs_dyn_list():
-    return [[torch.randn(1, 512)], [torch.randn(64, 1024)], [torch.randn(33, 998)]]
+    return [[torch.randn(1, 512)], [torch.randn(32, 1024)], [torch.randn(33, 998)]]
 
 
 def get_init_inputs():
