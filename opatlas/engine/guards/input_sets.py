@@ -173,11 +173,6 @@ class InputSets:
                     f"the candidate wrote beside the memory of input {number}: check the bounds of its stores",
                 )
 
-    def shares_memory(self, result: torch.Tensor) -> bool:
-        """Returns whether a result lies in the memory of an argument."""
-        own = {tensor.untyped_storage().data_ptr() for tensor in self.tensors() if _is_dense(tensor)}
-        return _is_dense(result) and bool(result.numel()) and result.untyped_storage().data_ptr() in own
-
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized
