@@ -38,6 +38,8 @@ NOT_HERE: Mapping[str, str] = {
 QUICKLY = "--repeat-count=1 --cache=warm --ops=RmsNorm"
 #: The same of theory rows.
 FEW_ROWS = "--ops=RmsNorm --max-hbm-gb=0.51203"
+#: The same of tasks.
+ONE_TASK = "--repeat-count=1 --ops=tasks.softmax"
 #: Groups of processes take as long as all the rest; tests/collectives starts them. Their messages are listed here.
 COLLECTIVES = "--collect-only"
 #: By what marks the command: statuses that say that it worked, where there are others than 0.
@@ -110,12 +112,14 @@ def test_programs_take_the_commands_of_a_page(page: Path, problems: Mapping[Comm
 
 
 class ReaderOfTheReadme(ScratchCheckout):
-    """What the README's commands find there: a capture, databases, records of a serving process, a trace."""
+    """What the README's commands find there: a capture, databases, tasks, records of a serving process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         shipped = Path("database", "data", "NVIDIA_H200")
         shutil.copytree(ROOT / shipped, folder / shipped)
+        for name in ("tasks", "candidates", "answers"):
+            shutil.copytree(ROOT / name, folder / name)
         # Of several sizes, so that each shard has some.
         norms = [norm(rows) for rows in (1, 2, 3, 5, 8, 13)]
         dtypes = ["DT_BF16" if shape else "DT_UNDEFINED" for shape in DECODE_SHAPES]
@@ -127,8 +131,6 @@ class ReaderOfTheReadme(ScratchCheckout):
         message = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n1048576,2,DT_BF16,1,100.5\n"
         (folder / "DB" / "hcom_allReduce_.csv").write_text(message)
         (folder / "calls.1.jsonl").write_text(json.dumps(DECODE_RECORD) + "\n")
-        event = {"ph": "X", "name": "Add", "ts": 1, "dur": 2, "pid": 0, "tid": 0}
-        (folder / "trace_view.json").write_text(json.dumps([event]))
 
 
 def norm(rows: int) -> dict[str, str]:
@@ -141,6 +143,8 @@ def options_for(text: str) -> str:
     """What makes a session small that the README shows as a user's."""
     if "collectives" in text:
         return COLLECTIVES
+    if "--tasks" in text:
+        return ONE_TASK
     return FEW_ROWS if "shapes" in text else QUICKLY
 
 
@@ -202,6 +206,7 @@ def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
         "```console\n$ A=1 pytest shapes/\n3 passed\n```\n"
         "```yaml\njobs:\n  bench:\n    runs-on: [self-hosted, npu]\n    steps:\n      - uses: actions/checkout@v4\n"
         "      - run: |\n          pip install -e .\n          pytest bench/ -x\n```\n"
+        "```yaml\nmeasure:\n  script:\n    - pytest bench/ --strict\n```\n"
     )
     shown = [(command.line, " ".join(command.words)) for command in commands_of(page)]
     assert shown == [
@@ -211,8 +216,9 @@ def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
         (17, "pytest shapes/"),
         (27, "pip install -e ."),
         (28, "pytest bench/ -x"),
+        (33, "pytest bench/ --strict"),
     ]
-    assert "npu" in commands_of(page)[-1].runner
+    assert "npu" in commands_of(page)[-2].runner
 
 
 def test_a_block_of_commands_and_output_is_refused(tmp_path: Path) -> None:

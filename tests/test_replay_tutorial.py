@@ -34,7 +34,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
     """With the kernel that the page adds."""
     scratch = ScratchCheckout(tmp_path_factory.mktemp("kernel") / "checkout", tests=True)
     (scratch.folder / "docs").mkdir()
-    for name in ("README.md", "docs/kernels.md", "docs/implementations.md"):
+    for name in ("docs/kernels.md", "docs/implementations.md"):
         shutil.copy(ROOT / name, scratch.folder / name)
     blocks = _BLOCK.findall(PAGE.read_text("utf-8"))
     assert [language for language, *_ in blocks] == ["csv", "python", "python", "yaml", "python"]
@@ -66,8 +66,9 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert len(theory_rows) == 20
     assert re.search(r"^Gelu +activation\s+torch\.nn\.functional\.gelu\s+torch\s", kernels.stdout, re.MULTILINE)
     assert written.returncode == 0, written.stdout
-    assert "| Gelu | activation |" in (checkout.folder / "docs" / "kernels.md").read_text("utf-8")
-    assert re.search(r"^\| activation \|.* Gelu, ", (checkout.folder / "README.md").read_text("utf-8"), re.MULTILINE)
+    page = (checkout.folder / "docs" / "kernels.md").read_text("utf-8")
+    assert "| Gelu | activation |" in page
+    assert re.search(r"^\| activation \|.* Gelu, ", page, re.MULTILINE)
     assert compared.returncode == 0, compared.stdout
 
 

@@ -9,7 +9,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 import pytest
-from kernel_pages import as_page, as_summary, pages
+from kernel_pages import PAGE, as_page
 
 from opatlas.cli.kernels import as_text, kernels
 from opatlas.cli.main import main
@@ -82,27 +82,7 @@ def test_every_call_is_proven():
     assert [call for call, kind in stored.items() if kind == "torch" and runs_on_cpu(call)] == []
 
 
-def test_pages_are_up_to_date():
-    changed = [
-        line
-        for path, text in pages(kernels()).items()
-        for line in unified_diff(path.read_text(encoding="utf-8").splitlines(), text.splitlines(), path.name, n=0)
-    ]
+def test_the_page_is_up_to_date():
+    page = (REPOSITORY / PAGE).read_text(encoding="utf-8")
+    changed = list(unified_diff(page.splitlines(), as_page(kernels()).splitlines(), PAGE, n=0))
     assert not changed, "\n".join(["run `python -m tests.support.kernel_pages`, which changes:", *changed])
-
-
-def test_both_pages_are_written(tmp_path):
-    known = kernels()
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text(f"before\n\n{as_summary(known[1:])}\nafter\n")
-    written = {path.relative_to(tmp_path).as_posix(): text for path, text in pages(known, tmp_path).items()}
-    assert written == {"docs/kernels.md": as_page(known), "README.md": f"before\n\n{as_summary(known)}\nafter\n"}
-
-
-@pytest.mark.parametrize("readme", [None, "none"])
-def test_without_a_place_for_the_table_nothing_is_written(tmp_path, readme):
-    (tmp_path / "docs").mkdir()
-    if readme:
-        (tmp_path / "README.md").write_text(readme)
-    with pytest.raises(ValueError):
-        pages(kernels(), tmp_path)

@@ -223,17 +223,25 @@ def commands_of_line(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
-    """The `run:` steps of a GitHub workflow."""
+    """The `run:` steps of a GitHub workflow, and the scripts of a GitLab pipeline."""
     workflow = yaml.safe_load(text)
-    jobs = workflow.get("jobs", {}) if isinstance(workflow, dict) else {}
-    for job in jobs.values():
-        runner = str(job.get("runs-on", ""))
-        for step in job.get("steps", []):
-            lines = [
-                (first + next(i for i, shown in enumerate(text.splitlines()) if line.strip() in shown), line)
-                for line in str(step.get("run", "")).splitlines()
-            ]
-            yield from _of_lines(page, lines, runner)
+    if not isinstance(workflow, dict):
+        return
+    scripts = [
+        (str(step.get("run", "")), str(job.get("runs-on", "")))
+        for job in workflow.get("jobs", {}).values()
+        for step in job.get("steps", [])
+    ]
+    for job in workflow.values():
+        if isinstance(job, dict) and isinstance(job.get("script"), list):
+            scripts += [(line, str(job.get("tags", ""))) for line in job["script"]]
+    shown = text.splitlines()
+    for script, runner in scripts:
+        lines = [
+            (first + next(i for i, each in enumerate(shown) if line.strip() in each), line)
+            for line in script.splitlines()
+        ]
+        yield from _of_lines(page, lines, runner)
 
 
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Writes docs/kernels.md, and the tables of kernels in README.md and docs/implementations.md.
+"""Writes docs/kernels.md, and the table of kernels in docs/implementations.md.
 
 `python -m tests.support.kernel_pages` does it.
 """
@@ -17,8 +17,7 @@ from opatlas.implementations.catalog import shipped
 from opatlas.model.siblings import base_type
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = "docs/kernels.md", "README.md"
-IMPLEMENTATIONS = "docs/implementations.md"
+PAGE, IMPLEMENTATIONS = "docs/kernels.md", "docs/implementations.md"
 
 _PAGE = """\
 # Kernels
@@ -30,8 +29,20 @@ Each result is checked against a formula in float64 (`bench/formulas/`). On an N
 NPU call takes the place of what is timed elsewhere. On a GPU the time is that of all kernels that these
 operators of torch launch (`pytest tests/cuda --write-gpu-calls` finds them, with a small row of each type
 on a real one; larger rows may take another way: integer products go through `torch._int_mm` where its
-shapes allow). On a CPU the same code runs. What proves that an NPU call takes the arguments that the replay
-passes:
+shapes allow). On a CPU the same code runs.
+
+`pytest tests/npu` makes the calls on an NPU with the real torch_npu 2.13, on tensors that have shapes and dtypes and no
+values. What proves that a call takes the arguments that the replay passes:
+
+"""
+
+
+_EACH = """\
+## Each kernel type
+
+`opatlas show --kernels` prints the same. "timed on a GPU" says what an Ascend kernel type is on a GPU: the operators of
+torch that its replay runs. [gpu.md](gpu.md#what-is-timed) tells how these are timed; another
+[table](implementations.md#which-kernel-types-an-implementation-has) tells which libraries have the kernel.
 
 """
 
@@ -44,33 +55,16 @@ Rows of these types stay in the database as they are; the summary of a session c
 """
 
 
-#: What `as_summary` gives, wherever it stands.
-_SUMMARY = re.compile(r"^\d+ kernel types have a replay.*\n\n(?:\|.*\n)+", re.MULTILINE)
-
-
-def pages(known: Sequence[Kernel], root: Path = ROOT) -> dict[Path, str]:
-    """The pages of a checkout that list kernels, as they should be. Raises ValueError."""
-    readme = root / README
-    if not readme.is_file() or not (root / PAGE).parent.is_dir():
-        raise ValueError(f"{root} has no {README} and docs/, which are in a checkout: run it with that one's code")
-    text, tables = _SUMMARY.subn(lambda _: as_summary(known), readme.read_text(encoding="utf-8"))
-    if tables != 1:
-        raise ValueError(
-            f"{readme} has {tables} tables below a line 'N kernel types have a replay': leave one, and an empty line "
-            "between both"
-        )
-    return {root / PAGE: as_page(known), readme: text}
-
-
 def as_page(kernels: Sequence[Kernel]) -> str:
     """docs/kernels.md."""
     meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
     reasons = _table(("kernel type", "why it has no replay"), WITHOUT_REPLAY.items())
-    return f"{_PAGE}{meanings}\n\n{_table(HEADERS, map(astuple, kernels))}\n{_WITHOUT}{reasons}"
+    table = _table(HEADERS, map(astuple, kernels))
+    return f"{_PAGE}{meanings}\n\n{as_summary(kernels)}\n{_EACH}{table}\n{_WITHOUT}{reasons}"
 
 
 def as_summary(kernels: Sequence[Kernel]) -> str:
-    """The README's table: a line for each family, with `Add` and not also `AddAiCore`."""
+    """The table of families: a line for each, with `Add` and not also `AddAiCore`."""
     count = f"{len(kernels)} kernel types have a replay (each may have a second name, as Add has AddAiCore):"
     rows = []
     for family in sorted({kernel.family for kernel in kernels}):
@@ -114,6 +108,6 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    for page, text in {**pages(kernels()), ROOT / IMPLEMENTATIONS: implementations_page()}.items():
-        page.write_text(text, encoding="utf-8")
-        print(f"wrote {page}")
+    for page, text in {PAGE: as_page(kernels()), IMPLEMENTATIONS: implementations_page()}.items():
+        (ROOT / page).write_text(text, encoding="utf-8")
+        print(f"wrote {ROOT / page}")
