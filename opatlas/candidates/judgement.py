@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from opatlas.model.schema import ERROR_CLASS, KERNEL_SHARE, LEVEL, WITHIN_1E3
+from opatlas.model.schema import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
 
 
 class Level(str, Enum):
@@ -79,8 +79,9 @@ class Judgement:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The cells of a row: the columns `JUDGED` (opatlas/model/schema.py)."""
+        """The cells of a row: the columns `JUDGED` (opatlas/model/schema.py), and the largest error."""
         return {
+            MAX_ERROR: "" if self.max_error is None else f"{self.max_error:.3g}",
             LEVEL: str(self.level or ""),
             ERROR_CLASS: self.name,
             WITHIN_1E3: "" if self.within_1e3 is None else "yes" if self.within_1e3 else "no",

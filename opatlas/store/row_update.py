@@ -17,6 +17,7 @@ from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record
 from opatlas.model.schema import (
     CRASHES_IN_A_ROW,
+    MAX_ERROR,
     RUN_ID,
     STATUS,
     STATUS_GROUP,
@@ -224,6 +225,8 @@ class TableUpdate:
             cells[STATUS_REASON] = _with_run(record.reason, record.run_id)
         else:
             cells[RUN_ID] = record.run_id
+            if record.judged:
+                cells[MAX_ERROR] = record.judged.get(MAX_ERROR, "")
         changed = [_set_column(self.rows[name], [position], [cell]) for name, cell in cells.items()]
         return any(changed)
 
