@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_a_question_is_posted_and_its_answer_and_tokens_come_back(server: ChatSe
     [
         ([Fault.TOO_MANY], [7.0]),
         ([Fault.ERROR, Fault.CUT, Fault.CUT_WITHOUT_LENGTH, Fault.HTML_ERROR], [1.0, 2.0, 4.0, 8.0]),
+        ([Fault.CUT_CHUNK, Fault.CHUNKS], [1.0]),
     ],
 )
 def test_a_passing_fault_is_waited_out(server: ChatServer, faults: list[Fault], slept: list[float]) -> None:
@@ -102,6 +104,14 @@ def test_a_reply_that_will_not_change_is_an_error_at_once(server: ChatServer, fa
     assert server.url in str(caught.value)
     assert len(str(caught.value)) < 1_000
     assert (len(server.bodies), waits.slept) == (1, [])
+
+
+def test_an_answer_that_takes_too_long_is_given_up(server: ChatServer) -> None:
+    ticks = count(0, 1_000)
+    endpoint = Endpoint(server.url, limits=EndpointLimits(total_s=500), clock=lambda: float(next(ticks)))
+    with pytest.raises(EndpointError) as caught:
+        endpoint.ask(REQUEST)
+    assert "500 s" in str(caught.value)
 
 
 def test_a_wrong_key_is_not_tried_again_and_not_told(

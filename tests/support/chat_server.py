@@ -25,6 +25,8 @@ class Fault(Enum):
     ERROR = "500"
     CUT = "the connection ends in the middle of the answer"
     CUT_WITHOUT_LENGTH = "the answer ends in its middle, and had no Content-Length"
+    CHUNKS = "none: the answer comes in chunks"
+    CUT_CHUNK = "the connection ends in the middle of a chunk"
     HTML = "a web page, with status 200"
     HTML_ERROR = "a web page, with status 502"
     SILENT = "nothing until the client leaves"
@@ -118,6 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, reply[: len(reply) // 2], {"Content-Length": str(len(reply))})
         elif fault is Fault.CUT_WITHOUT_LENGTH:
             self._send(200, reply[: len(reply) // 2], {"Content-Length": ""})
+        elif fault in (Fault.CHUNKS, Fault.CUT_CHUNK):
+            whole = b"%x\r\n%s\r\n0\r\n\r\n" % (len(reply), reply)
+            sent = whole if fault is Fault.CHUNKS else whole[: len(whole) // 2]
+            self._send(200, sent, {"Content-Length": "", "Transfer-Encoding": "chunked"})
         elif fault is Fault.SILENT:
             chat.ended.wait(MOST_SILENCE_S)
         elif fault is Fault.REDIRECT:
