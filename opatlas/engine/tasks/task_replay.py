@@ -238,13 +238,25 @@ class TaskReplay:
             set_seeds(self._seed)
             model = function(*positional, **named)
         else:
-            return _with_init_inputs(function, reference), {}
+            call = _with_init_inputs(function, reference)
+            return (self._on_arrays(call) if source.function.endswith("_numpy") else call), {}
         if not isinstance(model, torch.nn.Module):
-            return (_on_arrays(model) if source is None or self._row.task.kind is TaskKind.NUMPY else model), {}
+            return (self._on_arrays(model) if self._row.task.kind is TaskKind.NUMPY else model), {}
         model = model.to(device)
         if source is not None and not reference.gives_weights_to(model):
             return model, {}
         return model, {name: parameter.data for name, parameter in model.named_parameters()}
+
+    def _on_arrays(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a call of a model of numpy with tensors. Raises Unsupported unless the device is the host."""
+        device = self._device.torch_device
+        if device.type != "cpu":
+            raise Unsupported(f"numpy computes on the host, and rows are measured on {device}")
+
+        def call(*arguments: Any) -> Any:
+            return as_tensors(model(*as_arrays(list(arguments))), device)
+
+        return call
 
     def _inputs(self, module: ModuleType, weights: dict[str, torch.Tensor]) -> InputSets:
         row, device = self._row, self._device.torch_device
@@ -384,15 +396,6 @@ def judged_outcome(judgement: Judgement, detail: str = "") -> RowOutcome:
 
 def _nothing() -> None:
     """Stands for the function of torch where an implementation wraps none."""
-
-
-def _on_arrays(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a call of a model of numpy with tensors."""
-
-    def call(*arguments: Any) -> Any:
-        return as_tensors(model(*as_arrays(list(arguments))), torch.device("cpu"))
-
-    return call
 
 
 def _with_init_inputs(function: Callable[..., Any], reference: Reference) -> Callable[..., Any]:
