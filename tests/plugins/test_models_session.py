@@ -53,7 +53,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
     options = ("test_tasks.py", "--tasks=tasks", "--language=torch", "--api-key-variable=TEST_KEY")
     with chat_server(ChatServer(answer, key=KEY)) as server:
         endpoint = f"--endpoint={server.url}"
-        done = sessions.run(*options, endpoint, "--models=good,bad", TEST_KEY=KEY)
+        done = sessions.run_in_process(*options, endpoint, "--models=good,bad", TEST_KEY=KEY)
         assert done.code == pytest.ExitCode.OK, done.output
         assert done.outcomes() == {"passed": 1, "xfailed": 1}
         run = sessions.database / "generated" / "torch"
@@ -97,7 +97,7 @@ def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
 def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessions) -> None:
     shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
     given = (f"--tasks={ROOT / 'tasks'}", f"--answers={ROOT / 'answers'}", "--models=demo", "--language=torch")
-    done = sessions.run_in_process("test_tasks.py", *given)
+    done = sessions.run("test_tasks.py", *given)
     assert done.code == pytest.ExitCode.OK, done.output
     attempts = read_attempts(sessions.database / "generated" / "torch" / "attempts.jsonl").attempts
     classes: dict[str, list[str]] = {}
