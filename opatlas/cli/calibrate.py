@@ -100,9 +100,16 @@ def _choose(folder: Path) -> list[CalibrationRow]:
 def _measure(folder: Path, stored: Sequence[CalibrationDuration]) -> MachineFit:
     """Measures rows in a session of its own, and compares them with the database. Raises OpAtlasError."""
     require_extra("bench", "`opatlas calibrate`", "pytest", "xdist", "pytest_benchmark", "torch")
-    kind = device_kind(database_device(folder))
-    # A session would use all devices of the machine: the first one is examined.
-    device = available_devices(kind)[0]
+    name = database_device(folder)
+    kind = device_kind(name)
+    try:
+        # A session would use all devices of the machine: the first one is examined.
+        device = available_devices(kind)[0]
+    except OpAtlasError:
+        raise OpAtlasError(
+            f"{folder}: no device of the kind of {name} is here: run it on the machine to be examined "
+            "(`opatlas doctor` tells what is missing)"
+        ) from None
     (cache,), (instrument,) = ({each.cells[name] for each in stored} for name in (CACHE_STATE, INSTRUMENT))
     with TemporaryFolder("calibrate") as scratch:
         database = Database(scratch / "measured")

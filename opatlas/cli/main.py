@@ -40,38 +40,32 @@ class Command:
 
 #: In the order in which a new user needs them.
 COMMANDS = {
-    "show": Command(
-        "show the contents of a database, the databases, or the kernel types with a replay", "opatlas.cli.show"
-    ),
-    "ingest": Command(
-        "bring profiler captures, and records of attention lengths, into a database", "opatlas.cli.ingest"
-    ),
+    "show": Command("show the databases, one of them, or the kernel types", "opatlas.cli.show"),
+    "ingest": Command("bring captures, and lengths of attention, into a database", "opatlas.cli.ingest"),
     "shapes": Command("add theory rows of models to the database", tests="shapes"),
     "bench": Command("replay the rows of the database on a device", tests="bench"),
     "implementations": Command(
-        "list the implementations of kernels, and what is known of each", "opatlas.cli.implementations"
+        "list implementations of kernels, and what is known of them", "opatlas.cli.implementations"
     ),
     "collectives": Command("measure collectives between the devices", tests="bench/test_collectives.py"),
     "check": Command("test the data of a database", "opatlas.cli.check", for_pytest=True),
     "combine": Command("combine databases that were measured separately", "opatlas.cli.combine"),
-    "history": Command(
-        "show the durations of rows in each run, or restore rows from the history", "opatlas.cli.history"
-    ),
+    "history": Command("show what rows took in each run, or restore rows", "opatlas.cli.history"),
     "regressions": Command("find rows that became slower or faster from some run on", "opatlas.cli.regressions"),
     "compare": Command("compare implementations, or databases, row by row", "opatlas.cli.compare"),
     "diagnose": Command("tell why kernels are slow, and what to do about it", "opatlas.cli.diagnose"),
-    "query": Command("ask for the duration of a call, whether or not it was measured", "opatlas.cli.query"),
-    "fit": Command("fit the models that predict durations ahead of the first question", "opatlas.cli.fit"),
-    "model": Command("show what a step of a model costs, by the durations of a database", "opatlas.cli.model"),
-    "models": Command("show what models that write kernels achieve, and which to choose", "opatlas.cli.models"),
-    "plan": Command("add the rows that tell the most of what models cost, to be measured next", "opatlas.cli.plan"),
-    "export": Command("write the rows for other tools: Parquet, CSV, tables of aiconfigurator", "opatlas.cli.export"),
+    "query": Command("ask for the duration of a call, measured or not", "opatlas.cli.query"),
+    "fit": Command("fit the models that predict durations ahead of questions", "opatlas.cli.fit"),
+    "model": Command("show what a step of a model costs", "opatlas.cli.model"),
+    "models": Command("show what models that write kernels achieve", "opatlas.cli.models"),
+    "plan": Command("add the rows whose measurement tells the most", "opatlas.cli.plan"),
+    "export": Command("write the rows for other tools: Parquet, CSV, aiconfigurator", "opatlas.cli.export"),
     "plot": Command("plot the durations of databases as images for a report", "opatlas.cli.plot"),
     "report": Command("write a site that shows a database in a browser", "opatlas.cli.report"),
-    "suite": Command("score kernels for operators of torch that a suite has measured", "opatlas.cli.suite"),
+    "suite": Command("score kernels of torch's operators that a suite measured", "opatlas.cli.suite"),
     "superkernel": Command("find the scopes of a capture that a SuperKernel may fuse", "opatlas.cli.superkernel"),
     "calibrate": Command(
-        "measure 30 rows of a database here, and tell whether its durations hold on this machine",
+        "measure 30 rows here, and tell whether a database holds here",
         "opatlas.cli.calibrate",
     ),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
@@ -161,7 +155,7 @@ def _help() -> str:
     width = max(map(len, COMMANDS))
     for name, command in COMMANDS.items():
         lines.append(f"  {name:{width}}  {command.about}")
-    lines += ["", "opatlas COMMAND --help lists the options of a command; --version prints the version."]
+    lines += ["", "opatlas COMMAND --help lists options; opatlas --version prints the version."]
     return "\n".join(lines)
 
 
