@@ -210,7 +210,8 @@ def _of_folder(root: Path, notes: list[str], keeps_broken: bool) -> Iterator[_Ke
         if entry.name.startswith((".", "_")) and not (entry.is_dir() and _OVERLOAD.fullmatch(entry.name)):
             continue
         if entry.is_dir():
-            for path in sorted(entry.glob("[!._]*.py")):
+            # The name of an operator may begin with an underscore, and so may that of its file.
+            for path in sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")}):
                 yield from _of_candidate(entry.name, path, notes, keeps_broken)
         elif entry.suffix == ".py":
             yield from _of_file(entry, "", notes)
@@ -224,7 +225,7 @@ def _of_candidate(folder: str, path: Path, notes: list[str], keeps_broken: bool)
     function, suffix = f"{folder}_kernel_impl", _CANDIDATE.search(path.stem)
     candidate = _candidate_name(suffix[1] if suffix else path.stem)
     try:
-        is_broken = function not in read_marks(path).public
+        is_broken = function not in read_marks(path).defined
     except OpAtlasError as error:
         if not keeps_broken:
             raise

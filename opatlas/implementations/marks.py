@@ -24,7 +24,7 @@ class Marks:
         path: the file.
         about: the first line of the docstring; "" without one.
         functions: the marked function of each kernel type.
-        public: the names of the public functions at the top of the file, in order.
+        defined: the names of the functions at the top of the file, in order.
         wraps: whether the file has a function `wrap` for kernel types without a mark.
         distributions: DISTRIBUTIONS of the file, names of installed packages; the first one gives the version.
         devices: DEVICES of the file, kinds of devices; () for all kinds.
@@ -33,10 +33,15 @@ class Marks:
     path: Path
     about: str
     functions: Mapping[str, str]
-    public: tuple[str, ...]
+    defined: tuple[str, ...]
     wraps: bool
     distributions: tuple[str, ...]
     devices: tuple[str, ...]
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """The functions whose names do not begin with an underscore."""
+        return tuple(name for name in self.defined if not name.startswith("_"))
 
 
 def read_marks(path: Path) -> Marks:
@@ -52,10 +57,10 @@ def read_marks(path: Path) -> Marks:
         raise OpAtlasError(f"{path}: cannot be read as Python ({error})") from None
     functions: dict[str, str] = {}
     constants: dict[str, tuple[str, ...]] = {_DISTRIBUTIONS: (), _DEVICES: ()}
-    public: list[str] = []
+    defined: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            public += [node.name] if not node.name.startswith("_") else []
+            defined.append(node.name)
             for kernel_type in _marked(node, path):
                 if kernel_type in functions:
                     raise OpAtlasError(f"{path}:{node.lineno}: {kernel_type} is marked twice: keep one function")
@@ -68,8 +73,8 @@ def read_marks(path: Path) -> Marks:
         path,
         (ast.get_docstring(tree) or "").partition("\n")[0],
         functions,
-        tuple(public),
-        _WRAP in public,
+        tuple(defined),
+        _WRAP in defined,
         constants[_DISTRIBUTIONS],
         constants[_DEVICES],
     )

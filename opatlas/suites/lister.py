@@ -20,7 +20,7 @@ from opatlas.suites.trace_file import read_traces
 
 
 def _opinfo_lines(request: Mapping[str, Any]) -> Iterator[str]:
-    for case in list_cases(request["device_kind"], request["left_out"], request["opinfos"]):
+    for case in list_cases(request["device_kind"], request["left_out"], request["opinfos"], request["dtypes"]):
         yield row_line(
             f"{OPINFO}/{case.opinfo}/{case.dtype}/{case.number}",
             case.overload,

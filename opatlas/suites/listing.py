@@ -95,17 +95,18 @@ def left_out() -> Mapping[str, str]:
     return {overload: reason for reason, overloads in reasons.items() for overload in overloads}
 
 
-def opinfo_rows(device_kind: str, names: Sequence[str] = ()) -> Rows:
+def opinfo_rows(device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Rows:
     """Returns the rows of the suite of OpInfo by kernel type.
 
     Args:
         device_kind: a kind of device ("cuda"); OpInfo knows the dtypes of each operator there.
         names: the only OpInfos ("nn.functional.relu"); empty: all.
+        dtypes: the only dtypes ("float32"); empty: all.
 
     Raises:
         OpAtlasError: torch is missing, or the samples cannot be made.
     """
-    return _run_lister({"device_kind": device_kind, "opinfos": list(names)})
+    return _run_lister({"device_kind": device_kind, "opinfos": list(names), "dtypes": list(dtypes)})
 
 
 def trace_rows(path: Path) -> Rows:

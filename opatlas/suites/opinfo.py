@@ -181,16 +181,20 @@ def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch
     return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
 
 
-def list_cases(device_kind: str, left_out: Mapping[str, str], names: Sequence[str] = ()) -> Iterator[SampleCase]:
+def list_cases(
+    device_kind: str, left_out: Mapping[str, str], names: Sequence[str] = (), dtypes: Sequence[str] = ()
+) -> Iterator[SampleCase]:
     """Yields the cases of all operators.
 
     Args:
         device_kind: a device ("cuda"), whose dtypes count as OpInfo knows them; the samples are made on the CPU.
         left_out: reasons by overload.
-        names: the only OpInfos; empty: all.
+        names, dtypes: the only OpInfos and dtypes; empty: all.
     """
     known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
     for dtype, most in MOST_CASES.items():
+        if dtypes and dtype not in dtypes:
+            continue
         by_operator: dict[str, list[_Sample]] = defaultdict(list)
         for name, info in opinfos().items():
             if (not names or name in names) and getattr(torch, dtype) in info.supported_dtypes(known):

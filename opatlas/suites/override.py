@@ -15,7 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource, Prepared
 from opatlas.implementations.directory import read_directory
 from opatlas.implementations.implementation import Implementation
-from opatlas.model.errors import Unsupported
+from opatlas.model.errors import ReplayError, Unsupported
 from opatlas.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, variants_of
 from opatlas.suites.overload import is_folder, overload_of
 
@@ -179,7 +179,12 @@ def _overriding(name: str, kernel: Callable[..., Any], key: str, inside: threadi
             targets = tuple(values[schema.arguments[number].name] for number in written)
             return targets[0] if len(targets) == 1 else targets
         results = tuple(flat_tensors(returned))
-        return list(results) if is_list else results[0] if len(schema.returns) == 1 else results
+        if is_list:
+            return list(results)
+        # With another number torch would crash.
+        if len(results) != len(schema.returns):
+            raise ReplayError(f"the kernel of {name} returned {len(results)} tensors, not {len(schema.returns)}")
+        return results[0] if len(results) == 1 else results
 
     return override
 

@@ -51,6 +51,13 @@ def test_layouts(tmp_path: Path, name: str, text: str, kernels: dict[str, str] |
     assert {Path(source.path) for source in found.sources.values()} == {tmp_path / "mine" / name}
 
 
+def test_the_file_of_an_operator_may_begin_with_an_underscore(tmp_path: Path) -> None:
+    text = "def _softmax__default_kernel_impl(x, dim, half): ...\n"
+    files = {"_softmax__default/_softmax__default_implementation_v1.py": text, "_softmax__default/_other.py": text}
+    found = only(read_directory(write(tmp_path / "mine", files)))
+    assert set(found.sources) == {"_softmax__default"}
+
+
 def test_candidates_are_implementations_of_their_own(tmp_path: Path) -> None:
     overload = "def add__Tensor_kernel_impl(x, y): ...\n"
     files = {

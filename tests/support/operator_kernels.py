@@ -7,11 +7,10 @@ from hashlib import md5
 from pathlib import Path
 
 #: Returns as many tensors as torch does, each with one number that no operator computes.
-_WATERMARK = """\
-import torch
+_WATERMARK = """
 
-
-def {folder}_kernel_impl(*arguments, **keywords):
+@implements("{folder}")
+def watermark_{number}_{place}(*arguments, **keywords):
     return [torch.full((), {number}.0) for _ in range({count})]
 """
 
@@ -31,6 +30,11 @@ def watermark(name: str) -> int:
 
 
 def write_watermarks(folder: Path, results: Iterable[tuple[str, int]]) -> Path:
-    """Writes a kernel for each operator; `results` are folders of operators and their numbers of results."""
-    kernels = {name: _WATERMARK.format(folder=name, number=watermark(name), count=count) for name, count in results}
-    return write_kernels(folder, kernels)
+    """Writes a file with a kernel for each operator, by its folder and number of results."""
+    kernels = [
+        _WATERMARK.format(folder=name, number=watermark(name), place=place, count=count)
+        for place, (name, count) in enumerate(results)
+    ]
+    folder.mkdir(parents=True)
+    (folder / "watermarks.py").write_text("import torch\n\nfrom opatlas import implements\n" + "".join(kernels))
+    return folder
