@@ -22,6 +22,7 @@ import torch
 
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.devices.device import DeviceSpec, open_device
+from opatlas.devices.fatal_errors import is_out_of_memory
 from opatlas.engine.group import ALONE
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.tasks.task_replay import bind
@@ -97,10 +98,14 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         found = judge(given.task, given.candidate, given.timed)
-    except ReplayError as error:
-        found = Judgement(ErrorClass.RUNTIME, "task", Level.STATIC, exception_line(error))
     except OpAtlasError as error:
-        found = Judgement(ErrorClass.INTERFACE, "function", Level.STATIC, exception_line(error))
+        if is_out_of_memory(str(error)):
+            # Other processes have taken it.
+            found = Judgement(ErrorClass.OOM, "", Level.STATIC, exception_line(error))
+        elif isinstance(error, ReplayError):
+            found = Judgement(ErrorClass.RUNTIME, "task", Level.STATIC, exception_line(error))
+        else:
+            found = Judgement(ErrorClass.INTERFACE, "function", Level.STATIC, exception_line(error))
     os.write(answers, f"\n{json.dumps(asdict(found))}\n".encode())
     sys.stderr.flush()
     os._exit(0)
