@@ -1,0 +1,47 @@
+"""The suites of operators on a GPU: torch's own operators are right in their cases, and overrides run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from operator_kernels import write_kernels
+
+import opatlas
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.job import Job
+from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.schema import Status
+from opatlas.suites import listing
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+_OPINFOS = ("add", "argmax", "cat", "mm", "nn.functional.relu", "nn.functional.max_pool2d", "sort", "sum", "softmax")
+
+
+@pytest.mark.parametrize("suite", ["opinfo", "traces"])
+def test_torch_is_right_in_the_cases_of_a_suite(suite: str) -> None:
+    """Cases without elements launch no kernel: these are checked, and the others are measured."""
+    rows = listing.opinfo_rows("cuda", _OPINFOS) if suite == "opinfo" else listing.suite_rows(suite, "cuda")
+    runner = Runner(DeviceSpec("cuda"), MeasureSettings(repeat_count=2, cache="warm"))
+    found: Counter[Status] = Counter()
+    wrong = []
+    for kernel_type, own in rows.items():
+        for cells in own:
+            outcome = runner.run(Job("opatlas.bench.test_suites", "", "test_operator", kernel_type, cells, 60))
+            found[outcome.status] += 1
+            if outcome.status not in (Status.MEASURED, Status.CHECKED):
+                wrong.append(f"{kernel_type} {cells['Sample']}: {outcome.status}: {outcome.reason}")
+    assert wrong == []
+    assert found[Status.MEASURED] > 50
+
+
+def test_an_override_is_of_its_device_alone(tmp_path: Path) -> None:
+    folder = write_kernels(tmp_path / "mine", {"relu__default": "def NAME(x):\n    return x * 0 - 1\n"})
+    with opatlas.use(folder):
+        assert torch.relu(torch.ones(2, device="cuda")).tolist() == [-1.0, -1.0]
+        assert torch.relu(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert torch.relu(torch.ones(2, device="cuda")).tolist() == [1.0, 1.0]
