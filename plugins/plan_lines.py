@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
@@ -24,6 +25,9 @@ from opatlas.text import format_bytes, pluralize
 from .plan import Plan, PreparedDatabase
 from .requested_rows import RequestedRows
 from .settings import Settings
+
+#: Databases are named one by one up to this number.
+_MANY = 8
 
 
 def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
@@ -48,6 +52,12 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
     elif not_selected := requested.not_selected(plan):
         said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
         yield f"{said}: {_selection(settings)} is true of none of {pluralize(not_selected, unit)}"
+
+
+def shared_folder(paths: Sequence[Path]) -> Path | None:
+    """Returns the folder that databases lie in, if they are too many to be named one by one and lie in one folder."""
+    folders = {path.parent for path in paths}
+    return folders.pop() if len(paths) > _MANY and len(folders) == 1 else None
 
 
 def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
@@ -178,9 +188,12 @@ def _to_run(
     if has_named:
         counts = plan.cases_by_target()
         named = plan.named_targets(len(settings.targets))
-        for number in named:
-            target = settings.targets[number]
-            yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        if folder := shared_folder([settings.targets[number].path for number in named]):
+            yield f"of {len(named):,} implementations, with databases in {folder}"
+        else:
+            for number in named:
+                target = settings.targets[number]
+                yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
         if others := len(settings.targets) - len(named):
             yield f"{pluralize(others, 'further implementation has', 'further implementations have')} no row to {what}"
     if settings.collect_only and settings.prof_path is None:

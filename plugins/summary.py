@@ -20,7 +20,7 @@ from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 from .interrupts import STOPPED, Interrupts
 from .ledger import GIVEN_UP, XFAILED
 from .plan import Plan
-from .plan_lines import continuation, next_steps, nothing_to_do, plan_lines
+from .plan_lines import continuation, next_steps, nothing_to_do, plan_lines, shared_folder
 from .requested_rows import RequestedRows
 from .results import SessionResults
 from .row_note import DURATION_US, STORED_US, note_of
@@ -167,8 +167,11 @@ class SessionSummary:
         yield from self._model_lines()
         targets = self._context.settings.targets
         yield from self._context.settings.workload.summary_lines([(each.implementation, each.path) for each in targets])
-        for number in plan.named_targets(len(targets)):
-            yield f"database: {targets[number].path}"
+        paths = [targets[number].path for number in plan.named_targets(len(targets))]
+        if folder := shared_folder(paths):
+            yield f"databases: {len(paths):,} in {folder}"
+        else:
+            yield from (f"database: {path}" for path in paths)
         for path in self._results.paths:
             yield f"report: {path}"
 
