@@ -15,7 +15,7 @@ from opatlas.model.signature import case_id_in
 from opatlas.progress import format_seconds
 from opatlas.report.row_summary import RowSummary
 from opatlas.report.session_files import Cause
-from opatlas.text import pluralize, shorten
+from opatlas.text import pluralize, shorten, wrap
 
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
 
@@ -121,12 +121,12 @@ class OutcomeTally:
         return Counter(self._outcome_of.values())
 
     def verdict_lines(self) -> Iterator[str]:
-        """Yields a line with the error classes of candidates, if the rows are those of tasks."""
+        """Yields lines with the error classes of candidates, if the rows are those of tasks."""
         if not self._verdict_of:
             return
         verdicts = Counter(self._verdict_of.values()).most_common()
         counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-        yield f"{pluralize(len(self._verdict_of), 'row')} of tasks judged: {counted}"
+        yield from wrap(f"{pluralize(len(self._verdict_of), 'row')} of tasks judged: {counted}", 0).splitlines()
 
     def causes(self) -> list[Cause]:
         """Returns the causes of rows that were not measured, the most frequent first."""
