@@ -54,10 +54,10 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
         yield f"{said}: {_selection(settings)} is true of none of {pluralize(not_selected, unit)}"
 
 
-def shared_folder(paths: Sequence[Path]) -> Path | None:
-    """Returns the folder that databases lie in, if they are too many to be named one by one and lie in one folder."""
-    folders = {path.parent for path in paths}
-    return folders.pop() if len(paths) > _MANY and len(folders) == 1 else None
+def crowded_folders(paths: Sequence[Path]) -> dict[Path, int]:
+    """Returns the folders with too many of these databases to name one by one, and how many each has."""
+    counts = Counter(path.parent for path in paths)
+    return {folder: count for folder, count in counts.items() if count > _MANY}
 
 
 def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
@@ -188,12 +188,12 @@ def _to_run(
     if has_named:
         counts = plan.cases_by_target()
         named = plan.named_targets(len(settings.targets))
-        if folder := shared_folder([settings.targets[number].path for number in named]):
-            yield f"of {len(named):,} implementations, with databases in {folder}"
-        else:
-            for number in named:
-                target = settings.targets[number]
+        crowded = crowded_folders([settings.targets[number].path for number in named])
+        for number in named:
+            target = settings.targets[number]
+            if target.path.parent not in crowded:
                 yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        yield from (f"{count:,} implementations with databases in {folder}" for folder, count in crowded.items())
         if others := len(settings.targets) - len(named):
             yield f"{pluralize(others, 'further implementation has', 'further implementations have')} no row to {what}"
     if settings.collect_only and settings.prof_path is None:

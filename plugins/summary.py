@@ -20,7 +20,7 @@ from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 from .interrupts import STOPPED, Interrupts
 from .ledger import GIVEN_UP, XFAILED
 from .plan import Plan
-from .plan_lines import continuation, next_steps, nothing_to_do, plan_lines, shared_folder
+from .plan_lines import continuation, crowded_folders, next_steps, nothing_to_do, plan_lines
 from .requested_rows import RequestedRows
 from .results import SessionResults
 from .row_note import DURATION_US, STORED_US, note_of
@@ -168,10 +168,9 @@ class SessionSummary:
         targets = self._context.settings.targets
         yield from self._context.settings.workload.summary_lines([(each.implementation, each.path) for each in targets])
         paths = [targets[number].path for number in plan.named_targets(len(targets))]
-        if folder := shared_folder(paths):
-            yield f"databases: {len(paths):,} in {folder}"
-        else:
-            yield from (f"database: {path}" for path in paths)
+        crowded = crowded_folders(paths)
+        yield from (f"database: {path}" for path in paths if path.parent not in crowded)
+        yield from (f"databases: {count:,} in {folder}" for folder, count in crowded.items())
         for path in self._results.paths:
             yield f"report: {path}"
 

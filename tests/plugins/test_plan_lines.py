@@ -12,7 +12,7 @@ import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
 from opatlas.plugins.plan import Plan, PreparedDatabase, TablePlan
-from opatlas.plugins.plan_lines import plan_lines, shared_folder
+from opatlas.plugins.plan_lines import crowded_folders, plan_lines
 from opatlas.plugins.requested_rows import RequestedRows
 from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
@@ -112,6 +112,5 @@ def test_many_implementations_without_a_row_are_not_named_one_by_one(targets: in
 
 def test_many_databases_of_one_folder_are_named_by_it() -> None:
     paths = [Path("/db/implementations", str(number)) for number in range(9)]
-    assert shared_folder(paths) == Path("/db/implementations")
-    assert shared_folder(paths[:8]) is None
-    assert shared_folder([*paths, Path("/elsewhere/9")]) is None
+    assert crowded_folders([Path("/db"), *paths]) == {Path("/db/implementations"): 9}
+    assert not crowded_folders(paths[:8])
