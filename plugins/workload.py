@@ -24,8 +24,8 @@ from opatlas.model.location import (
     TASKS_NAMED_BY,
     communication_path,
     default_path,
-    implementation_path,
     refuse_former_name,
+    suite_path,
     tasks_path,
 )
 from opatlas.model.versions import TORCH, Component, Versions
@@ -202,12 +202,11 @@ class SuiteWorkload(KernelWorkload):
 
     Attributes:
         device_kind: the kind of the device, whose dtypes OpInfo knows.
-        name, version: the suite, as its database is called.
+        name: the suite, as its database is called.
     """
 
     device_kind: str = "cpu"
     name: str = ""
-    version: str = ""
 
     unit = "case"
     has_op_mapping = False
@@ -222,7 +221,10 @@ class SuiteWorkload(KernelWorkload):
         return folder
 
     def default_database(self, device_name: str, versions: Versions) -> Path:
-        return implementation_path(device_name, self.name, self.version, versions)
+        return suite_path(device_name, self.name, versions)
+
+    def naming(self, device_kind: str) -> Sequence[Component]:
+        return TASKS_NAMED_BY.get(device_kind, [TORCH])
 
     def write_starter(self, database: Database) -> int:
         """Lists the cases of the suite into a database. Raises OpAtlasError."""
@@ -238,7 +240,7 @@ class SuiteWorkload(KernelWorkload):
         for implementation, path in targets:
             baseline = baseline_of(path)
             if not implementation.is_default and baseline is not None:
-                score = read_score(Database(path), Database(baseline))
+                score = read_score(Database(path), Database(baseline), self.ops(self.options.ops) or None)
                 lines += [f"{implementation.name}: {line}" for line in score.lines()]
         return lines
 
@@ -309,8 +311,7 @@ def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Seq
     if kind is TaskWorkload:
         return TaskWorkload(option, tasks=_tasks(option.tasks))
     if kind is SuiteWorkload:
-        name, version = suite_name(option.suite)
-        return SuiteWorkload(option, device_kind=devices[0].kind, name=name, version=version)
+        return SuiteWorkload(option, device_kind=devices[0].kind, name=suite_name(option.suite))
     if kind is not CollectiveWorkload:
         return kind(option)
     plan = collectives.collective_plan(option, devices)

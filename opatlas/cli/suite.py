@@ -66,7 +66,7 @@ def _as_text(score: SuiteScore, threshold: float) -> str:
         [
             *score.lines(threshold),
             wrap(f"cases: {statuses_text(score.statuses)}", 0),
-            *([f"operators without a kernel: {without:,}"] if without else []),
+            *([f"operators without a kernel, or not run: {without:,}"] if without else []),
             *(["", *table_lines(rows, _COLUMNS)] if tried else []),
             *more,
         ]

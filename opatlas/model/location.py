@@ -7,6 +7,7 @@ The root is `database/data` of a checkout; for a wheel it is `opatlas/database` 
 {device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
 {device}/nccl|gloo/{version}                          CUDA and CPU communication
 {device}/tasks/torch2.11.0_cuda13.0, torch2.9.0_cann8.5    tasks; those of candidates lie in `implementations/` there
+{device}/suite_opinfo/torch2.11.0_cuda13.0            suites of operators, likewise
 {device}/flashinfer/flashinfer0.5.3_torch2.11.0_cuda13.0   an implementation other than the default
 """
 
@@ -68,6 +69,7 @@ COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "c
 #: The software that a task uses: its rows are no rows of vllm-ascend.
 TASKS_NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
 _TASKS = "tasks"
+_SUITE = "suite_"
 _TASKS_DIR = re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?")
 #: Folder names of `version_dir`; a suffix tells databases of a machine apart (`torch2.11.0_cuda13.0_warm`).
 _VERSION_DIRS = {
@@ -119,7 +121,7 @@ def parse_path(path: Path) -> ParsedPath | None:
     if library in kinds:
         number = version.removeprefix(_prefix(kinds[library]))
         return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
-    if library == _TASKS:
+    if _is_of_torch(library):
         found = _TASKS_DIR.fullmatch(version)
         named = zip((TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True) if found else ()
         return (device, {software: text for software, text in named if text}) if found else None
@@ -209,6 +211,17 @@ def default_path(device: str, versions: Versions) -> Path:
     return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
 
 
+def _is_of_torch(library: str) -> bool:
+    """Returns whether a folder has databases of tasks or of a suite, which the version of torch names."""
+    return library == _TASKS or library.startswith(_SUITE)
+
+
+def suite_path(device: str, suite: str, versions: Versions) -> Path:
+    """Returns the path of the database of a suite of operators on a device. Raises OpAtlasError as `tasks_path`."""
+    tasks = tasks_path(device, versions)
+    return tasks.parents[1] / _directory_name(f"{_SUITE}{suite}", "suite") / tasks.name
+
+
 def tasks_path(device: str, versions: Versions) -> Path:
     """Returns the path of the database of tasks of a device.
 
@@ -231,7 +244,7 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
     Raises:
         OpAtlasError: a version is unknown, or a name cannot be a folder.
     """
-    if name in (*_STACK.values(), *_COMMUNICATION.values(), _TASKS):
+    if name in (*_STACK.values(), *_COMMUNICATION.values()) or _is_of_torch(name):
         raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
     kind = device_kind(device)
     _require([TORCH, *({"cuda": [CUDA], "npu": [CANN]}.get(kind, []))], versions)

@@ -51,20 +51,19 @@ Rows = dict[str, list[Mapping[str, str]]]
 SlotText = tuple[Sequence[int], str]
 
 
-def suite_name(suite: str) -> tuple[str, str]:
-    """Returns the name and the version of a suite, for the folder of its database; a file's version is a digest.
+def suite_name(suite: str) -> str:
+    """Returns the name of a suite for the folder of its database: `opinfo`, or `hf_train_3f2a91c0` by name and content.
 
     Raises:
         OpAtlasError: there is no such suite, file or folder.
     """
     if suite == OPINFO:
-        return OPINFO, ""
+        return OPINFO
     path = _trace_path(suite)
     digest = blake2b(digest_size=4)
     for file in trace_files(path):
         digest.update(read_safely(file, LARGEST_BYTES))
-    name = _NOT_IN_NAMES.sub("_", path.stem).strip("_") if suite != TRACES else ""
-    return f"{TRACES}_{name}" if name else TRACES, digest.hexdigest()
+    return f"{_NOT_IN_NAMES.sub('_', path.stem).strip('_') or TRACES}_{digest.hexdigest()}"
 
 
 def suite_rows(suite: str, device_kind: str) -> Rows:

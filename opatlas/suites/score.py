@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,18 +147,21 @@ def speed_up_text(speed_up: float | None) -> str:
     return NO_DATA if speed_up is None else f"{speed_up:.3g}x"
 
 
-def read_score(database: Database, baseline: Database | None) -> SuiteScore:
+def read_score(database: Database, baseline: Database | None, kernel_types: Container[str] | None = None) -> SuiteScore:
     """Returns the score of a database of a suite.
 
     Args:
         database: the cases with their statuses and durations.
         baseline: has torch's durations of the same rows; None: there are none.
+        kernel_types: the only kernel types; None: all.
 
     Raises:
         OpAtlasError: a file cannot be read.
     """
     operators, statuses = [], Counter[str]()
     for name in filter(is_folder, database.kernel_types()):
+        if kernel_types is not None and name not in kernel_types:
+            continue
         frame = database.read(name).frame
         if SAMPLE not in frame.columns:
             continue

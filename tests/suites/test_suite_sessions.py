@@ -14,7 +14,9 @@ from sessions import ROOT, Finished, Sessions
 from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.directory import read_directory
+from opatlas.model.location import implementation_of, implementation_path, parse_path, suite_path
 from opatlas.model.schema import Status
+from opatlas.model.versions import CUDA, TORCH, Versions
 from opatlas.store.database import Database
 from opatlas.suites.listing import suite_name, suite_rows
 from opatlas.suites.score import NO_DATA, CaseScore, OperatorScore, SuiteScore, read_score
@@ -184,11 +186,19 @@ def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:
     assert len(rows) > 20
     assert all(cells["Trace Count"] for own in rows.values() for cells in own)
     assert {cells["Functional"] for cells in rows["add___Tensor"]} == {"add__Tensor"}
-    name, version = suite_name("traces")
-    assert (name, len(version)) == ("traces", 8)
-    assert suite_name("opinfo") == ("opinfo", "")
+    name, _, digest = suite_name("traces").rpartition("_")
+    assert (name, len(digest)) == ("traces", 8)
+    assert suite_name("opinfo") == "opinfo"
     with pytest.raises(OpAtlasError, match="no/such"):
         suite_name("no/such")
+
+
+def test_the_path_of_a_suite_names_device_and_versions_and_no_implementation() -> None:
+    path = suite_path("NVIDIA_H100", "opinfo", Versions(torch="2.11.0+cu130", cuda="13.0"))
+    assert parse_path(path) == ("NVIDIA_H100", {TORCH.name: "2.11.0", CUDA.name: "13.0"})
+    assert implementation_of(path) == ("", "")
+    with pytest.raises(OpAtlasError):
+        implementation_path("cpu", "suite_opinfo", "1", Versions(torch="2.11.0"))
 
 
 def case(
