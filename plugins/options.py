@@ -229,6 +229,13 @@ MEASURING = (
         "nodes",
     ),
     declare(
+        "--ray",
+        Scope.KERNELS,
+        metavar="ADDRESS",
+        help="run the rows on all devices of a Ray cluster: HOST:PORT of its head, auto for that of this node, or "
+        "local for one of this machine alone (default: on the devices of this machine, without Ray)",
+    ),
+    declare(
         "--in-process",
         Scope.KERNELS,
         action="store_true",
@@ -279,6 +286,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
     """Returns the devices of this machine. A conftest.py with other devices is asked first (trylast)."""
+    if config.option.ray is not None:
+        # The hosts of the cluster have the devices, and this machine may have none.
+        return []
     return available_devices(config.option.device)
 
 

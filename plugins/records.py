@@ -160,6 +160,11 @@ class SessionRecords:
         if device is not None and asdict(device) not in self.devices:
             self.devices.append(asdict(device))
 
+    def add_arrived(self, record: Record, not_saved: str, target: int) -> None:
+        """Adds a record that no report brings, unless the journal has it (`not_saved` is "")."""
+        if not_saved:
+            self._unsaved.append((target, record.to_json()))
+
     def take_worker(self, node: Any) -> None:
         """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""
         # A worker that was killed leaves no output.

@@ -32,6 +32,7 @@ from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
 from opatlas.report.row_summary import summarize_row
 
+from .cluster_rows import host_of
 from .collector import Collector, row_of
 from .interrupts import STOPPED, Interrupts
 from .ledger import NOT_RUN, Ledger
@@ -51,6 +52,8 @@ _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the comm
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
 #: Seconds that the call of a row waited for its device, by FOR_OTHERS and FOR_OWN.
 _WAITED = pytest.StashKey[dict[str, float]]()
+#: The record of an outcome that arrived ahead of pytest, and why the journal does not have it.
+_ARRIVED = pytest.StashKey[tuple[Record, str] | None]()
 
 
 class ReplaySession:
@@ -75,12 +78,13 @@ class ReplaySession:
         self.comparison = (
             StoredComparison(context, getattr(config.option, "verbose", 0)) if config.option.read_only else None
         )
-        self._runner = RowRunner(context, self._launched)
+        self._runner = RowRunner(context, self._launched, self._take_arrived)
         self._profile_rest = (
             UncollectedSamples(context, self.collector, self.records, self._runner) if config.option.prof_path else None
         )
         self._is_selected = False
-        #: The device of the last record.
+        #: The devices of the records so far, by identity, and the last of them.
+        self._devices: dict[int, DeviceDescription] = {}
         self._device: DeviceDescription | None = None
 
     def plan(self) -> Plan:
@@ -171,7 +175,8 @@ class ReplaySession:
         outcome = self._outcome(item, row, call)
         if outcome is None:
             return note
-        record = self._new_record(row, outcome)
+        arrived = item.stash.get(_ARRIVED, None) if is_call else None
+        record = arrived[0] if arrived else self._new_record(row, outcome)
         note["record"] = record.to_json()
         targets = self.context.settings.targets
         note["kernel"] = record.kernel_type
@@ -186,10 +191,11 @@ class ReplaySession:
         if device is not None and record.measurement is not None:
             note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
         note["target"] = row.target
-        note["not_saved"] = self.journal.append(note["record"], device, row.target)
-        if device is not None and device != self._device:
-            self._device = device
-            note["device"] = asdict(device)
+        note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
+        if device is not None and device is not self._device:
+            if id(device) not in self._devices and device != self._device:
+                note["device"] = asdict(device)
+            self._device = self._devices[id(device)] = device
         return note
 
     def receive(self, report: pytest.TestReport) -> None:
@@ -209,7 +215,10 @@ class ReplaySession:
         """Before the merge: adds the records of rows whose tests did not run, and judges a session without rows."""
         for item, outcome in self._runner.unreached(session.items):
             row = row_of(item)
-            if row is not None:
+            arrived = item.stash.get(_ARRIVED, None)
+            if arrived is not None:
+                self.records.add_arrived(*arrived, row.target if row is not None else 0)
+            elif row is not None:
                 self.records.add(self._new_record(row, outcome), self._device, row.target)
         if not self.context.is_worker:
             self.summary.set_exit_status(session)
@@ -267,7 +276,14 @@ class ReplaySession:
                 self.context.stop("the device reported an error, and --in-process cannot replace its process")
         return outcome
 
-    def _new_record(self, row: CaseRow, outcome: RowOutcome) -> Record:
+    def _take_arrived(self, item: pytest.Function, outcome: RowOutcome, device: DeviceDescription) -> None:
+        """Writes an outcome of a cluster to the journal, before pytest reaches its row."""
+        row = row_of(item)
+        assert row is not None
+        record = self._new_record(row, outcome, host_of(device))
+        item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target)
+
+    def _new_record(self, row: CaseRow, outcome: RowOutcome, host: str = "") -> Record:
         return Record(
             kernel_type=row.kernel_type,
             signature=row.signature,
@@ -279,6 +295,7 @@ class ReplaySession:
             measurement=outcome.measurement,
             crashes_in_a_row=row.crashes_before + 1 if outcome.status.crash else 0,
             judged=outcome.judgement.cells if outcome.judgement is not None else {},
+            host=host,
         )
 
     def _launched(self, launched: int, of: int) -> None:

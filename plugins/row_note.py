@@ -84,6 +84,8 @@ def set_properties(item: pytest.Item, properties: list[tuple[str, object]]) -> N
 def properties_of(record: Record, captured_us: float | None) -> list[tuple[str, object]]:
     """Returns what JUnit shows of a row; `captured_us` is the duration that a capture has of the row."""
     properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
+    if record.host:
+        properties.append(("host", record.host))
     properties += [(name.lower().replace(" ", "_"), cell) for name, cell in record.judged.items() if cell]
     if record.measurement is None:
         return [*properties, ("reason", record.reason)]

@@ -35,6 +35,7 @@ from opatlas.model.schema import FUNCTIONAL, Status
 from opatlas.text import exception_line
 
 from .candidates import run_candidate
+from .cluster_rows import Arrived, ClusterRows
 from .collector import needs_group, row_of
 from .plan import CaseRow
 from .session_context import SessionContext
@@ -46,10 +47,15 @@ if TYPE_CHECKING:
 class RowRunner:
     """Sends rows to the executor of the session."""
 
-    def __init__(self, context: SessionContext, on_launched: Callable[[int, int], None]) -> None:
-        """`on_launched` gets the number of rows that have run, and the number of rows in the batch."""
+    def __init__(self, context: SessionContext, on_launched: Callable[[int, int], None], on_arrived: Arrived) -> None:
+        """
+        Args:
+            on_launched: gets the number of rows that have run, and the number of rows in the batch.
+            on_arrived: gets each outcome that a cluster has sent ahead of pytest.
+        """
         self._context = context
         self._on_launched = on_launched
+        self._on_arrived = on_arrived
         self._executor: Executor | None = None
         self._samples: ProfileMatcher | None = None
         self._look_ahead: LookAhead | None = None
@@ -62,6 +68,8 @@ class RowRunner:
             left_out = ExcludedDevices(shared.path if shared is not None else None)
             if settings.prof_path is not None:
                 self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
+            elif settings.ray is not None:
+                self._executor = ClusterRows(self._context, self._job, self._on_arrived)
             elif settings.in_process:
                 self._executor = InProcessExecutor(settings.devices[0], settings.measure, self._context.waits)
             else:
@@ -83,6 +91,10 @@ class RowRunner:
 
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for the next row, if the row runs on one device. The time of opening belongs to no row."""
+        if row_of(item) is not None and self._context.settings.ray is not None:
+            executor = self.executor()
+            assert isinstance(executor, ClusterRows)
+            executor.begin(item.session.items)
         if not will_run(item) or needs_group(item):
             return
         capture = item.config.pluginmanager.get_plugin("capturemanager")
@@ -106,6 +118,8 @@ class RowRunner:
         at_once = context.settings.rows_at_once
         batch_executor = executor if at_once > 1 and isinstance(executor, BatchExecutor) else None
         try:
+            if isinstance(executor, ClusterRows):
+                return executor.outcome(item)
             if batch_executor is None:
                 job = self._job(item)
                 return run_candidate(executor, job) if job.is_of_candidate else executor.run(job)
@@ -115,7 +129,8 @@ class RowRunner:
         except pytest.fail.Exception as error:
             # Another plugin, such as pytest-timeout, ended the wait. In a batch the late row is unknown, and a row that
             # still waits for its device is not late.
-            if context.settings.in_process or batch_executor is not None or context.waits.interrupted:
+            is_alone = batch_executor is None and not isinstance(executor, ClusterRows)
+            if context.settings.in_process or not is_alone or context.waits.interrupted:
                 raise
             return RowOutcome(
                 Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {exception_line(error)}"
@@ -154,7 +169,11 @@ class RowRunner:
 
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Yields the outcomes of rows that ran ahead and that pytest did not reach."""
+        executor = self._executor
         outcomes = self._look_ahead.unreached() if self._look_ahead is not None else {}
+        if isinstance(executor, ClusterRows):
+            executor.close()
+            outcomes = executor.unreached()
         return ((item, outcomes[item.nodeid]) for item in items if item.nodeid in outcomes)
 
     def close(self) -> None:

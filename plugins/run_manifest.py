@@ -124,6 +124,7 @@ def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
         "msprof_rows": settings.msprof_rows,
         "case_timeout_s": settings.case_timeout_s,
         "in_process": settings.in_process,
+        "ray": settings.ray,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
         "communication": list(settings.workload.notes) or None,
         "models": None if settings.models is None else settings.models.told(),

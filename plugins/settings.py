@@ -21,6 +21,7 @@ from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import Scope, at_least, changed
 from opatlas.store.update_mode import UpdateMode
 
+from .cluster import cluster_notes
 from .model_options import OPTIONS as MODELS
 from .model_options import ModelSettings
 from .options import (
@@ -67,6 +68,7 @@ class Settings:
         versions: the versions that the user gave, by the name of the software.
         notes: what the user should know about the choice of implementations.
         models: the models that write candidates; None without --models.
+        ray: address of the Ray cluster whose devices run the rows; None: this machine's devices run them.
     """
 
     targets: tuple[SessionTarget, ...]
@@ -93,6 +95,7 @@ class Settings:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     models: ModelSettings | None = None
+    ray: str | None = None
 
     @property
     def database(self) -> Path:
@@ -183,8 +186,9 @@ def settings_of(config: pytest.Config) -> Settings:
         workload=workload,
         named=bool(option.database_path) and workload.needs_database,
         versions=named_versions(option.versions),
-        notes=tuple(notes),
+        notes=(*notes, *cluster_notes(config)),
         models=models,
+        ray=option.ray,
     )
 
 
@@ -226,12 +230,31 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     if option.read_only:
         about_writing = named("--mixed", "--prune-empty-duration-rows", "--wait")
         refuse(config, about_writing, "--read-only writes nothing")
+    if option.ray is not None:
+        _refuse_with_ray(config)
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
     if _is_in_process(option, kind):
         refuse(config, named("--case-timeout"), "rows run in pytest's own process, which cannot end a row that hangs")
     elif option.usepdb and not is_looked_up:
         raise pytest.UsageError("--pdb cannot reach into the processes of a group: leave it out")
+
+
+def _refuse_with_ray(config: pytest.Config) -> None:
+    """Raises pytest.UsageError where options ask for what no host of a cluster does."""
+    option = config.option
+    refused = {
+        "--in-process": option.in_process,
+        "--pdb": option.usepdb,
+        "-n": is_distributed(config),
+        "--tasks": bool(option.tasks),
+        "--suite": bool(option.suite),
+        **{each.name: changed(option, [each]) for each in NODE_OPTIONS},
+    }
+    if named := [name for name, is_given in refused.items() if is_given]:
+        raise pytest.UsageError(
+            f"--ray runs each row in a process of one device of a host of the cluster: leave out {', '.join(named)}"
+        )
 
 
 def _is_in_process(option: argparse.Namespace, kind: type[Workload]) -> bool:
@@ -263,6 +286,9 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
     instruments = {preferred_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
     if "npu" not in kinds:
         refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
+    if MSPROF in instruments and option.ray is not None:
+        others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
+        raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
     if MSPROF in instruments and _is_in_process(option, workload):
         raise pytest.UsageError("pytest's own process cannot run under msprof: choose another --instrument")
     return MSPROF in instruments

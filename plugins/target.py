@@ -31,6 +31,7 @@ from opatlas.options import given
 from opatlas.store.database import Database, SessionLock
 from opatlas.text import suggest
 
+from .cluster import cluster_of
 from .model_options import ModelSettings
 from .options import named, refuse
 from .workload import Workload
@@ -85,6 +86,8 @@ def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
     if config.option.prof_path is not None:
         return _profiled_devices(name, config.option.database_path)
     devices: list[DeviceSpec] = config.hook.pytest_opatlas_devices(config=config)
+    if config.option.ray is not None:
+        devices = cluster_of(config, devices).specs
     for device in devices:
         if name not in (None, device.kind, device.name):
             raise pytest.UsageError(
@@ -237,7 +240,8 @@ def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], workloa
         device.kind,
         {name: public_version(version) for name, version in versions.items() if version},
         threads=available_cores() if device.kind == "cpu" and workload.has_threads else None,
-        host=platform.node(),
+        # The hosts of a cluster are told with its devices.
+        host=platform.node() if option.ray is None else "",
     )
 
 

@@ -25,6 +25,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if (
         option.in_process
+        or option.ray is not None
         or option.usepdb
         or option.collectonly
         or not has_replays(config)

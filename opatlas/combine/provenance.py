@@ -320,7 +320,8 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
             versions={} if from_profile else {**_versions(facts, manifest.packages), **implemented},
             # The threads of a group are those of several ranks.
             threads=threads if kind == "cpu" and "ranks" not in facts and isinstance(threads, int) else None,
-            host=manifest.host,
+            # A device of a cluster says its machine.
+            host=str(facts.get("host") or manifest.host),
             implementation=implementation,
         )
 

@@ -157,6 +157,7 @@ class Record:
         finished_at: seconds since the epoch.
         crashes_in_a_row: the number of consecutive sessions, with this one, in which the row crashed or timed out.
         judged: for a row of a task, the cells of its judgement (columns `JUDGED`).
+        host: the machine of a cluster that ran the row; "" without a cluster.
     """
 
     kernel_type: str
@@ -169,6 +170,7 @@ class Record:
     measurement: Measurement | None = None
     crashes_in_a_row: Count = 0
     judged: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
 
     def __post_init__(self) -> None:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
@@ -203,6 +205,8 @@ class Record:
         }
         if self.judged:
             values["judged"] = dict(self.judged)
+        if self.host:
+            values["host"] = self.host
         if self.crashes_in_a_row:
             values["crashes_in_a_row"] = self.crashes_in_a_row
         if self.measurement is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ class SimulatedDevice(CpuDevice):
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         super().__init__(spec, settings)
-        self._lock = DeviceLock(simulated.FOLDER / f"lock-{simulated.own_id()}")
+        # The nodes of a cluster of Ray have devices of their own, although they are on one machine.
+        node = os.environ.get("RAY_RAYLET_PID", "")
+        self._lock = DeviceLock(simulated.FOLDER / f"lock-{simulated.own_id()}{node}")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription("Simulated", {"id": simulated.own_id()})

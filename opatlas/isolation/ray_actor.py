@@ -1,0 +1,155 @@
+"""The actor of a device on a host of a Ray cluster: keeps one device process, as pytest does for its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+from opatlas.devices.device import DeviceSpec
+from opatlas.devices.device_lock import SESSION_VARIABLE, DeviceWaits
+from opatlas.devices.discovery import available_devices, driver_version
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.child import print_to_stderr
+from opatlas.isolation.dealer import BATCH_S, Answer
+from opatlas.isolation.device_process import DeviceProcess
+from opatlas.isolation.process_end import die_with_parent
+from opatlas.model.errors import DeviceGone
+from opatlas.model.schema import Status
+from opatlas.model.versions import detect
+
+#: The most bytes that are kept of what a row printed.
+_MOST_PRINTED = 20_000
+_THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What must be equal on all hosts of a session, and the device.
+
+    Attributes:
+        host: name of the machine.
+        software: versions and the digest of the code, by name; "" for what is not installed.
+        driver: version of the device's driver; "" if there is none.
+        spec: the device; None where the host has none that fits.
+        problem: why there is no device; "" if there is one.
+    """
+
+    host: str
+    software: dict[str, str]
+    driver: str = ""
+    spec: DeviceSpec | None = None
+    problem: str = ""
+
+
+def software() -> dict[str, str]:
+    """Returns the versions of the software of this machine that decide what is measured."""
+    versions = detect()
+    digest = import_module("opatlas.plugins.run_manifest").present_code()
+    return {"torch": versions.torch or "", "CANN": versions.cann or "", "OpAtlas' code": digest[:12]}
+
+
+class DeviceActor:
+    """Runs jobs on one device. Ray calls `beat` and `stop` in a thread of their own, the others one at a time."""
+
+    def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
+        """
+        Args:
+            device: name or kind of the device; None: the best that Ray lets this process see.
+            spec: the device of a conftest.py; None: it is looked for.
+            session: the session for lock files (`SESSION_VARIABLE`).
+            paths: the import path of pytest.
+        """
+        # Ray's own end of a process whose raylet was killed may take a minute, in which the device is not free.
+        die_with_parent()
+        self._device = device
+        self._spec = spec
+        self._stopped = False
+        self._process: DeviceProcess | None = None
+        self._waits = DeviceWaits(print_to_stderr)
+        self._host = platform.node()
+        os.environ[SESSION_VARIABLE] = session
+        sys.path[:] = dict.fromkeys((*sys.path, *paths))
+        _undo_limits_of_ray()
+        # What rows print goes back with their outcome, and not into a log of Ray. Appended, so that it may be cut.
+        self._printed = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - as long as the process
+        for descriptor in (1, 2):
+            os.dup2(self._printed.fileno(), descriptor)
+
+    def look(self) -> HostFacts:
+        """Returns the facts of the host, and finds the device. Imports no torch."""
+        known = software()
+        try:
+            self._spec = self._spec or available_devices(self._device)[0]
+        except OpAtlasError as error:
+            return HostFacts(self._host, known, problem=str(error))
+        return HostFacts(self._host, known, driver_version(self._spec.kind) or "", self._spec)
+
+    def open(self, settings: MeasureSettings) -> Answer:
+        """Opens the device."""
+        if self._spec is None and (problem := self.look().problem):
+            return Answer(gone=problem)
+        assert self._spec is not None
+        self._process = DeviceProcess(self._spec, settings, waits=self._waits)
+        try:
+            found = self._process.describe()
+        except DeviceGone as error:
+            return Answer(gone=f"{error}\n{self._take_printed()}".strip())
+        return Answer(device=replace(found, facts={**found.facts, "host": self._host}))
+
+    def run(self, jobs: Sequence[Job]) -> Answer:
+        """Runs jobs until `BATCH_S` is over; the others have not begun."""
+        assert self._process is not None
+        began = time.monotonic()
+        outcomes: list[tuple[int, RowOutcome]] = []
+        for job in jobs:
+            if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):
+                break
+            try:
+                outcome = self._process.run(job)
+            except DeviceGone as error:
+                return Answer(outcomes, time.monotonic() - began, gone=str(error))
+            printed = self._take_printed()
+            if outcome.status is not Status.MEASURED and printed:
+                outcome = replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
+            outcomes.append((job.id, outcome))
+        return Answer(outcomes, time.monotonic() - began)
+
+    def beat(self) -> str:
+        """Returns for whom a row waits; "" if none does."""
+        wait = self._waits.current
+        return f"waits for the device, which another session uses: {wait.holder}" if wait is not None else ""
+
+    def stop(self) -> None:
+        """Lets all calls of `run` return after the running job."""
+        self._stopped = True
+
+    def _take_printed(self) -> str:
+        """Returns the end of what was printed since the last call."""
+        size = os.fstat(self._printed.fileno()).st_size
+        if not size:
+            return ""
+        text = os.pread(self._printed.fileno(), _MOST_PRINTED, max(size - _MOST_PRINTED, 0))
+        os.ftruncate(self._printed.fileno(), 0)
+        return text.decode(errors="replace")
+
+
+def _undo_limits_of_ray() -> None:
+    """Gives the device process the threads and the priority that it has without Ray."""
+    # The raylet is the parent, and its environment is the user's.
+    with contextlib.suppress(OSError):
+        own = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        if not any(entry.startswith(f"{_THREADS}=".encode()) for entry in own):
+            os.environ.pop(_THREADS, None)
+    # Ray's processes have the nice value 15. Without the right to lower it, it stays (docs/ray.md).
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))

@@ -1,0 +1,255 @@
+"""The devices of a Ray cluster: starts or joins the cluster, and keeps an actor for each of its devices."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from opatlas.devices.device import KINDS, DeviceSpec
+from opatlas.devices.device_lock import SESSION_VARIABLE
+from opatlas.errors import OpAtlasError
+from opatlas.installation import require_extra
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.dealer import Answer
+from opatlas.isolation.fresh_python import import_paths
+from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
+from opatlas.model.location import device_kind
+from opatlas.text import pluralize
+
+#: Address of a cluster of this machine alone, which begins and ends with the session.
+LOCAL = "local"
+#: What Ray calls the devices of a kind.
+_RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
+#: Longest time in which the actors of a cluster start, in seconds.
+_START_S = 300.0
+#: Ray's part of an actor that answers signs of life.
+_WATCH = "watch"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an actor runs, and what it has of the node: `resources` by Ray's names."""
+
+    node_id: str
+    node: str
+    resources: Mapping[str, float]
+    spec: DeviceSpec | None
+
+
+class RayDevice:
+    """A RemoteDevice (opatlas/isolation/dealer.py) behind an actor."""
+
+    def __init__(self, place: _Place, device: str | None) -> None:
+        """Starts the actor."""
+        self.name = place.node
+        self._place = place
+        self._device = device
+        self._settings = MeasureSettings()
+        self._actor: Any = self._start()
+
+    def look(self) -> Future[HostFacts]:
+        """Returns the facts of the host."""
+        return _future(self._actor.look.remote())
+
+    def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
+        """Takes the name of the device, and how rows are measured."""
+        self.name = f"{facts.spec} of {facts.host}"
+        self._settings = settings
+
+    def open(self) -> Future[Answer]:
+        if self._actor is None:
+            self._actor = self._start()
+        return _future(self._actor.open.remote(self._settings))
+
+    def run(self, jobs: Sequence[Any]) -> Future[Answer]:
+        return _future(self._actor.run.remote(jobs))
+
+    def beat(self) -> Future[str]:
+        return _future(self._actor.beat.options(concurrency_group=_WATCH).remote())
+
+    def stop(self) -> None:
+        self._actor.stop.options(concurrency_group=_WATCH).remote()
+
+    def kill(self) -> None:
+        if self._actor is not None:
+            # The keeper ends the device process when its parent is gone.
+            _ray().kill(self._actor)
+            self._actor = None
+
+    def _start(self) -> Any:
+        ray, place = _ray(), self._place
+        resources = dict(place.resources)
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+        actor = ray.remote(concurrency_groups={_WATCH: 1})(DeviceActor).options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
+            scheduling_strategy=affinity,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        return actor.remote(self._device, place.spec, os.environ.get(SESSION_VARIABLE, ""), import_paths())
+
+
+class RayCluster:
+    """A cluster, and an actor for each of its devices.
+
+    Attributes:
+        specs: the devices that are used, numbered over all hosts.
+        notes: hosts and devices that are not used, with the reasons.
+    """
+
+    def __init__(self, address: str, device: str | None, own: Sequence[DeviceSpec]) -> None:
+        """Joins the cluster, and starts an actor for each device.
+
+        Args:
+            address: `host:port`, `auto`, or LOCAL for a cluster of this machine that ends with the session.
+            device: name or kind of the devices; None: the best kind that the cluster has.
+            own: the devices that a conftest.py gives each host; empty: devices are looked for.
+
+        Raises:
+            OpAtlasError: there is no cluster, or it has no device that fits.
+        """
+        require_extra("ray", "--ray", "ray")
+        _join(address)
+        try:
+            self.notes: list[str] = []
+            places = _places(device, own)
+            self._devices = [RayDevice(place, device) for place in places]
+            self._used = self._choose(device)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def specs(self) -> list[DeviceSpec]:
+        return [
+            DeviceSpec(facts.spec.kind, index, opener=facts.spec.opener, name=facts.spec.name)
+            for index, (_, facts) in enumerate(self._used)
+            if facts.spec is not None
+        ]
+
+    def devices(self, settings: MeasureSettings) -> list[RayDevice]:
+        """Returns the devices that are used."""
+        for device, facts in self._used:
+            device.accept(facts, settings)
+        return [device for device, _ in self._used]
+
+    def close(self) -> None:
+        """Ends all actors, and leaves the cluster; a cluster of this session ends."""
+        _ray().shutdown()
+
+    def _choose(self, device: str | None) -> list[tuple[RayDevice, HostFacts]]:
+        """Returns the devices with equal software; ends the others. Raises OpAtlasError where none is left."""
+        found: list[tuple[RayDevice, HostFacts]] = []
+        looks = [(each, each.look()) for each in self._devices]
+        left_out: Counter[str] = Counter()
+        for each, look in looks:
+            try:
+                facts = look.result(_START_S)
+            except Exception as error:
+                # Whatever keeps a host from answering costs that host alone.
+                first = (str(error) or f"no answer after {_START_S:g} s").strip().splitlines()[0]
+                left_out[f"{each.name}: {type(error).__name__}: {first}"] += 1
+                each.kill()
+                continue
+            found.append((each, facts))
+        here = software()
+        drivers = Counter(facts.driver for _, facts in found if facts.spec is not None)
+        driver = max(sorted(drivers), key=drivers.__getitem__, default="")
+        used = []
+        for each, facts in found:
+            if reason := facts.problem or _difference(facts, here, driver):
+                left_out[f"{facts.host}: {reason}"] += 1
+                each.kill()
+            else:
+                used.append((each, facts))
+        self.notes = [
+            f"--ray leaves out {pluralize(count, 'device')} of {reason}" for reason, count in left_out.items()
+        ]
+        names = {facts.spec.name for _, facts in used if facts.spec is not None}
+        if len(names) > 1:
+            raise OpAtlasError(
+                f"the devices of the cluster are {' and '.join(sorted(names))}, whose durations belong into separate "
+                f"folders: name one with --device"
+            )
+        if not used:
+            raise OpAtlasError("; ".join(["--ray: the cluster has no device to measure on", *self.notes]))
+        return used
+
+
+def _difference(facts: HostFacts, here: Mapping[str, str], driver: str) -> str:
+    """Returns in what a host differs from this machine, or in its driver from most hosts; "" if in nothing."""
+    for name, version in here.items():
+        there = facts.software.get(name, "")
+        if version and there != version:
+            return f"it has {name} {there or '(none)'}, and this machine has {version}: install the same"
+    if facts.driver != driver:
+        return f"its driver is {facts.driver or 'unknown'}, and that of most hosts is {driver}"
+    return ""
+
+
+def _join(address: str) -> None:
+    """Starts or joins a cluster. Raises OpAtlasError."""
+    if "://" in address:
+        raise OpAtlasError(
+            f"--ray {address}: pytest runs on a node of the cluster; give its HOST:PORT, auto or {LOCAL}"
+        )
+    # Set before the import. Nothing is sent to Ray's authors, and device processes get the priority of any other.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray = _ray()
+    quiet = {"configure_logging": False, "log_to_driver": False}
+    try:
+        if address == LOCAL:
+            ray.init(address=LOCAL, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except Exception as error:
+        # Ray raises errors of many kinds, from a refused connection to another version of Python.
+        first = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise OpAtlasError(
+            f"--ray {address}: the cluster cannot be joined ({first}): `ray status` tells whether it runs; start it "
+            f"with `ray start --head`, or give {LOCAL}"
+        ) from None
+
+
+def _places(device: str | None, own: Sequence[DeviceSpec]) -> list[_Place]:
+    """Returns a place for each device of a kind. Raises OpAtlasError where there is none."""
+    nodes = [node for node in _ray().nodes() if node["Alive"]]
+    names = [(str(node["NodeID"]), str(node["NodeName"])) for node in nodes]
+    if own:
+        return [_Place(node_id, name, {}, spec) for node_id, name in names for spec in own]
+    kind = device if device in KINDS else device_kind(device) if device else None
+    present = {each for node in nodes for each, word in _RESOURCES.items() if node["Resources"].get(word, 0) >= 1}
+    kind = kind or next(each for each in _RESOURCES if each in present or each == "cpu")
+    if kind not in present:
+        raise OpAtlasError(
+            f"--ray: no node of the cluster has the resource {_RESOURCES[kind]}, so there is no {kind} device: start "
+            f"nodes that have one, or give --device"
+        )
+    places = []
+    for node, (node_id, name) in zip(nodes, names, strict=True):
+        count = int(node["Resources"].get(_RESOURCES[kind], 0))
+        if kind == "cpu":
+            # All cores are one device.
+            places += [_Place(node_id, name, {"CPU": count}, None)] if count else []
+        else:
+            places += [_Place(node_id, name, {_RESOURCES[kind]: 1}, None)] * count
+    return places
+
+
+def _future(reference: Any) -> Future[Any]:
+    future: Future[Any] = reference.future()
+    return future
+
+
+def _ray() -> Any:
+    import_module("ray.util.scheduling_strategies")
+    return import_module("ray")

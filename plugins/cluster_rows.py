@@ -1,0 +1,163 @@
+"""Runs rows on the devices of a cluster: they run ahead of pytest, which gets their outcomes in its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from opatlas.devices.device import DeviceDescription
+from opatlas.engine.job import Job, RowOutcome
+from opatlas.isolation.dealer import Dealer
+from opatlas.model.errors import ReplayError
+from opatlas.model.roofline import bound_us, device_peak, row_work
+from opatlas.model.schema import Status
+
+from .cluster import cluster_of
+from .collector import needs_group, row_of
+from .plan import CaseRow
+from .session_context import SessionContext
+
+#: Called with each outcome as it arrives, and the device that it is from.
+Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
+
+
+class ClusterRows:
+    """An Executor for the rows of a session, which deals them to all devices of the cluster."""
+
+    def __init__(self, context: SessionContext, job_of: Callable[[pytest.Function], Job], arrived: Arrived) -> None:
+        """
+        Args:
+            job_of: returns the job of an item. Raises ReplayError for a row that is refused.
+            arrived: keeps an outcome.
+        """
+        self._context = context
+        self._job_of = job_of
+        self._arrived = arrived
+        self._dealer: Dealer | None = None
+        self._items: list[pytest.Function] = []
+        #: The item of each job without an outcome, and the job of each item that was dealt, by node id.
+        self._item_of: dict[int, pytest.Function] = {}
+        self._dealt: dict[str, int] = {}
+        #: Outcomes that pytest has not asked for, and the devices that they are from, by node id.
+        self._ready: dict[str, tuple[RowOutcome, DeviceDescription]] = {}
+        #: Node ids of failures that pytest has not reached.
+        self._failed: set[str] = set()
+        self._last: DeviceDescription | None = None
+
+    def begin(self, items: Sequence[pytest.Item]) -> None:
+        """Opens the devices, and takes the rows of the session in their order."""
+        if self._dealer is not None:
+            return
+        from .row_runner import will_run
+
+        config, settings = self._context.config, self._context.settings
+        self._items = [item for item in items if isinstance(item, pytest.Function) and will_run(item)]
+        devices = cluster_of(config, ()).devices(settings.measure)
+        self._dealer = Dealer(
+            devices, self._jobs(), len(self._items), self._take, self._context.tell_once, self._may_deal
+        )
+
+    def describe(self) -> DeviceDescription:
+        """Returns the device of the row that pytest asked for last, or the first device that is open."""
+        return self._last or self._begun().describe()
+
+    def prepare(self) -> None:
+        self._begun().describe()
+        self._begun().turn()
+
+    def run(self, job: Job) -> RowOutcome:
+        raise NotImplementedError("rows of a cluster run by their items")
+
+    def outcome(self, item: pytest.Function) -> RowOutcome:
+        """Returns the outcome of a row, once. Raises DeviceGone, and ReplayError for a row that is refused."""
+        dealer = self._begun()
+        dealer.turn()
+        if item.nodeid not in self._ready:
+            job_id = self._dealt.get(item.nodeid)
+            if job_id in self._item_of:
+                assert job_id is not None
+                dealer.wait_for(job_id)
+            else:
+                # Not dealt yet, or a plugin runs the row again.
+                dealer.run(self._new_job(item))
+        outcome, self._last = self._ready.pop(item.nodeid)
+        self._failed.discard(item.nodeid)
+        return outcome
+
+    def unreached(self) -> dict[str, RowOutcome]:
+        """Returns the outcomes that pytest has not asked for, by node id."""
+        return {nodeid: outcome for nodeid, (outcome, _) in self._ready.items()}
+
+    def close(self) -> None:
+        """Waits for the rows that run, and ends all devices."""
+        if self._dealer is not None:
+            self._dealer.finish()
+
+    def _begun(self) -> Dealer:
+        assert self._dealer is not None
+        return self._dealer
+
+    def _jobs(self) -> Iterator[Job]:
+        for item in self._items:
+            if item.nodeid in self._dealt:
+                continue
+            try:
+                yield self._new_job(item)
+            except ReplayError:
+                # Refused again, with its reason, when pytest reaches it.
+                continue
+
+    def _new_job(self, item: pytest.Function) -> Job:
+        job = self._job_of(item)
+        self._item_of[job.id] = item
+        self._dealt[item.nodeid] = job.id
+        return job
+
+    def _take(self, job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
+        item = self._item_of.pop(job.id)
+        self._ready[item.nodeid] = outcome, device
+        if outcome.status not in (Status.MEASURED, Status.UNSUPPORTED):
+            self._failed.add(item.nodeid)
+        self._arrived(item, outcome, device)
+
+    def _may_deal(self) -> bool:
+        # With --maxfail a failure may be the last row: pytest decides when it reaches the row.
+        waits = bool(self._context.config.option.maxfail) and bool(self._failed)
+        return not (waits or self._context.stop_reason)
+
+
+def host_of(device: DeviceDescription | None) -> str:
+    """Returns the machine of a device of a cluster; "" for the device of this machine."""
+    return str(device.facts.get("host", "")) if device is not None else ""
+
+
+def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
+    """Sorts the rows by their expected time, the longest first; equally long ones keep their order.
+
+    The duration that the database has tells it, or else what the peaks of the device allow. Other tests come first.
+    """
+    peak = device_peak(device_name)
+
+    def key(item: pytest.Item) -> float:
+        row = row_of(item)
+        if row is None:
+            return -float("inf")
+        expected_us = _expected_us(row)
+        if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
+            expected_us = bound_us(work, peak, cold=True)
+        # Milliseconds: below that the duration of the kernel decides nothing.
+        return -float(int((expected_us or 0.0) / 1000))
+
+    items.sort(key=key)
+
+
+def _expected_us(row: CaseRow) -> float | None:
+    return row.stored_us or row.captured_us
+
+
+def without_groups(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Removes the rows that need several devices at once, and returns them."""
+    removed = [item for item in items if needs_group(item)]
+    items[:] = [item for item in items if not needs_group(item)]
+    return removed

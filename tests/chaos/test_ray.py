@@ -1,0 +1,218 @@
+"""Sessions on clusters of Ray, whose nodes are raylets of this machine: what is lost costs no healthy row."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from moods import Mood
+from sessions import Running, Sessions, row, wait_for
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+#: A row that hangs ends soon.
+_HANGS = "--case-timeout=8"
+_WAITING = (Mood.WAIT_FOR_GO, Mood.WAIT_FOR_GO_TOO)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, sessions: Sessions) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+        monkeypatch.setenv(name, "0")
+    # A node that says nothing is given up after some seconds instead of a minute.
+    for name, value in (("initial_delay", "1000"), ("period", "500"), ("timeout", "500")):
+        monkeypatch.setenv(f"RAY_health_check_{name}_ms", value)
+    monkeypatch.setenv("RAY_health_check_failure_threshold", "4")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without resources, to which a test adds nodes."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+def start(sessions: Sessions, cluster: Cluster, *options: str, devices: int = 1) -> Running:
+    """A session on each node's simulated devices."""
+    return sessions.start(f"--ray={cluster.address}", *options, SIMULATED_DEVICES=str(devices))
+
+
+def of_devices(sessions: Sessions) -> list[bytes]:
+    """Actors, keepers and device processes of a folder's sessions."""
+    words = (b"opatlas.isolation", b"ray::DeviceActor")
+    own = set(sessions.processes())
+    return [
+        command
+        for pid in _all_processes()
+        if any(word in (command := _command(pid)) for word in words) and (pid in own or words[1] in command)
+    ]
+
+
+def _all_processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def left(sessions: Sessions) -> list[bytes]:
+    """The processes of devices that are still there some time after a session has ended."""
+    wait_for(lambda: not of_devices(sessions), seconds=20)
+    return of_devices(sessions)
+
+
+def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Sessions, cluster: Cluster) -> None:
+    cluster.add_node(num_cpus=1)
+    sizes = [1, 2, 3, Mood.SEGFAULT, 4, Mood.RAISE, Mood.UNSUPPORTED, 5, Mood.WRONG_RESULT, Mood.SLEEP, Mood.POISON, 6]
+    sessions.write("Moody", [row(size) for size in sizes])
+    finished = start(sessions, cluster, _HANGS, "--junitxml=out.xml").wait()
+    assert finished.ledger() == {
+        "measured": 6, "failed": 2, "crashed": 1, "unsupported": 1, "timeout": 1, "device-error": 1
+    }  # fmt: skip
+    statuses = sessions.statuses("Moody")
+    assert statuses[Mood.SEGFAULT] == "crashed"
+    assert statuses[Mood.POISON] == "device-error"
+    assert finished.tells("Segmentation fault"), "what a row prints comes back from its host"
+    hosts = {
+        each.get("value")
+        for each in ElementTree.parse(sessions.folder / "out.xml").iter("property")
+        if each.get("name") == "host"
+    }
+    assert hosts == {os.uname().nodename}
+    assert left(sessions) == []
+
+
+def test_four_nodes_measure_each_row_once_and_stop_at_a_failure(sessions: Sessions, cluster: Cluster) -> None:
+    for _ in range(3):
+        cluster.add_node(num_cpus=1)
+    sessions.write("Toy", [row(size) for size in range(1, 200)])
+    finished = start(sessions, cluster).wait()
+    assert finished.ledger() == {"measured": 199}
+    sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 260))])
+    stopped = start(sessions, cluster, "--ops=Moody", "-x").wait()
+    ledger = stopped.ledger()
+    assert ledger["failed"] == 1
+    assert ledger["not run"] > 0
+    assert left(sessions) == []
+
+
+def test_an_actor_that_is_killed_costs_no_row(sessions: Sessions, cluster: Cluster) -> None:
+    cluster.add_node(num_cpus=1)
+    sessions.write("Moody", [row(size) for size in (Mood.WAIT_FOR_GO, *range(200, 260))])
+    running = start(sessions, cluster)
+    own = body(sessions, running, Mood.WAIT_FOR_GO)
+    os.kill(_ancestor(own, b"ray::DeviceActor"), signal.SIGKILL)
+    running.wait_until(lambda: own not in sessions.processes())
+    sessions.go()
+    finished = running.wait()
+    assert finished.ledger() == {"measured": 61}
+    assert finished.tells("is lost, and opened anew")
+    assert left(sessions) == []
+
+
+def body(sessions: Sessions, running: Running, mood: int) -> int:
+    """The process that runs the row of a mood, which waits."""
+    file = sessions.folder / f"body-{mood}"
+    running.wait_until(lambda: file.exists() and bool(file.read_text()))
+    return int(file.read_text())
+
+
+def _ancestor(pid: int, word: bytes) -> int:
+    while word not in _command(pid):
+        pid = int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+    return pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_node_that_is_lost_costs_no_row(sessions: Sessions, cluster: Cluster, number: signal.Signals) -> None:
+    cluster.add_node(num_cpus=1)
+    sessions.write("Moody", [row(size) for size in (Mood.WAIT_FOR_GO, Mood.WAIT_FOR_GO_TOO, *range(200, 230))])
+    # One of the two waits on each node.
+    running = start(sessions, cluster)
+    raylets = {_ancestor(body(sessions, running, mood), b"raylet/raylet") for mood in _WAITING}
+    own = cluster.head_node.all_processes["raylet"][0].process.pid
+    (raylet,) = raylets - {own}
+    tree = [pid for pid in _all_processes() if _is_below(pid, raylet)]
+    for pid in tree if number == signal.SIGSTOP else [raylet]:
+        os.kill(pid, number)
+    running.wait_until(lambda: "is lost" in running.output.read_text())
+    sessions.go()
+    finished = running.wait()
+    for pid in tree:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGCONT)
+    assert finished.ledger() == {"measured": 32}
+    # The processes of a node that comes back end by themselves, too.
+    assert left(sessions) == []
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
+        try:
+            pid = int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+        except OSError:
+            return False
+    return pid == ancestor
+
+
+def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Cluster) -> None:
+    cluster.add_node(num_cpus=1)
+    sessions.write("Moody", [row(size) for size in (*range(200, 260), Mood.WAIT_FOR_GO)])
+    running = start(sessions, cluster)
+    running.wait_for_records(60)
+    running.send(signal.SIGKILL)
+    running.process.wait()
+    assert left(sessions) == []
+    sessions.go()
+    again = start(sessions, cluster, "--update-mode=unreplayed").wait()
+    assert again.ledger() == {"measured": 1}
+    assert set(sessions.statuses("Moody").values()) == {"measured"}
+    assert left(sessions) == []
+
+
+def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, cluster: Cluster) -> None:
+    sessions.write("Moody", [row(size) for size in (Mood.BREAK_OWN_DEVICE, *range(200, 230))])
+    finished = start(sessions, cluster, devices=2).wait()
+    assert finished.ledger() == {"measured": 30, "device-error": 1}
+    assert finished.tells("left out for the rest of the session")
+    sessions.write("Moody", [row(size) for size in (Mood.BREAK_ALL_DEVICES, *range(200, 230))])
+    ended = start(sessions, cluster, devices=2).wait()
+    assert ended.code
+    assert ended.ledger()["not run"] > 0
+    assert left(sessions) == []
+
+
+def test_ctrl_c_once_ends_after_the_running_rows_and_a_local_cluster_ends_with_its_session(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(size) for size in (Mood.WAIT_FOR_GO, *range(200, 230))])
+    running = sessions.start("--ray=local", SIMULATED_DEVICES="1")
+    running.wait_for_body(Mood.WAIT_FOR_GO)
+    running.send(signal.SIGINT)
+    time.sleep(0.5)
+    sessions.go()
+    finished = running.wait()
+    assert finished.ledger() == {"measured": 1, "not run": 30}
+    assert not sessions.left_behind()
+
+
+def test_a_local_cluster_ends_with_its_killed_session(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
+    running = sessions.start("--ray=local", SIMULATED_DEVICES="1")
+    running.wait_for_body(Mood.WAIT_FOR_GO)
+    running.send(signal.SIGKILL)
+    running.process.wait()
+    assert not sessions.left_behind()
