@@ -14,7 +14,7 @@ from opatlas.model.roofline import bound_us, device_peak, row_work
 from opatlas.model.schema import Status
 
 from .cluster import cluster_of
-from .collector import needs_group, row_of
+from .collector import needs_group, row_of, will_run
 from .plan import CaseRow
 from .session_context import SessionContext
 
@@ -49,8 +49,6 @@ class ClusterRows:
         """Opens the devices, and takes the rows of the session in their order."""
         if self._dealer is not None:
             return
-        from .row_runner import will_run
-
         config, settings = self._context.config, self._context.settings
         self._items = [item for item in items if isinstance(item, pytest.Function) and will_run(item)]
         devices = cluster_of(config, ()).devices(settings.measure)

@@ -108,6 +108,14 @@ def row_of(item: pytest.Item) -> CaseRow | None:
     return row if isinstance(row, CaseRow) else None
 
 
+def will_run(item: pytest.Item) -> bool:
+    """Returns whether pytest will run an item that is a row, unless one of its fixtures refuses."""
+    row = row_of(item)
+    if row is None or row.given_up or item.get_closest_marker("skip"):
+        return False
+    return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
+
+
 def needs_group(item: pytest.Item) -> bool:
     """Returns whether an item is a row that needs several devices at once."""
     spec = replay_spec(getattr(item, "function", None))

@@ -36,7 +36,7 @@ from opatlas.text import exception_line
 
 from .candidates import run_candidate
 from .cluster_rows import Arrived, ClusterRows
-from .collector import needs_group, row_of
+from .collector import needs_group, row_of, will_run
 from .plan import CaseRow
 from .session_context import SessionContext
 
@@ -336,11 +336,3 @@ def _source(row: CaseRow, implementation: Implementation) -> KernelSource | None
 def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
     """Returns the number of each item's batch, by node id: `size` consecutive items make a batch."""
     return {nodeid: place // size for place, nodeid in enumerate(nodeids)}
-
-
-def will_run(item: pytest.Item) -> bool:
-    """Returns whether pytest will run an item that is a row, unless one of its fixtures refuses."""
-    row = row_of(item)
-    if row is None or row.given_up or item.get_closest_marker("skip"):
-        return False
-    return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

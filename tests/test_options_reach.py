@@ -86,6 +86,7 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "msprof_rows": 11,
         "case_timeout_s": 9.0,
         "in_process": True,
+        "ray": None,
         "prof_path": "PROF_1",
         "communication": ["grid 2"],
         "models": None,

@@ -38,7 +38,7 @@ _ALONE_LOSSES = 2
 
 
 @dataclass(frozen=True)
-class Answer:
+class DeviceAnswer:
     """What a device says when it was opened or has run jobs.
 
     Attributes:
@@ -63,11 +63,11 @@ class RemoteDevice(Protocol):
 
     name: str
 
-    def open(self) -> Future[Answer]:
+    def open(self) -> Future[DeviceAnswer]:
         """Opens the device; after a loss in a new process."""
         ...
 
-    def run(self, jobs: Sequence[Job]) -> Future[Answer]:
+    def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
         """Runs jobs in their order, after those of earlier calls."""
         ...
 
@@ -141,7 +141,7 @@ class Dealer:
         self._wanted: int | None = None
         self._mean_s = 0.0
         self._ended = False
-        self._events: queue.SimpleQueue[tuple[_Slot, int, list[Job] | None, Future[Answer]]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[_Slot, int, list[Job] | None, Future[DeviceAnswer]]] = queue.SimpleQueue()
         self._looked = time.monotonic()
         self._slots = [_Slot(device) for device in devices]
         self._idle: set[_Slot] = set()
@@ -223,11 +223,11 @@ class Dealer:
         slot.since, slot.beat, slot.opens = time.monotonic(), None, True
         self._expect(slot, None, slot.device.open())
 
-    def _expect(self, slot: _Slot, jobs: list[Job] | None, future: Future[Answer]) -> None:
+    def _expect(self, slot: _Slot, jobs: list[Job] | None, future: Future[DeviceAnswer]) -> None:
         epoch = slot.epoch
         future.add_done_callback(lambda done: self._events.put((slot, epoch, jobs, done)))
 
-    def _answered(self, slot: _Slot, epoch: int, jobs: list[Job] | None, future: Future[Answer]) -> None:
+    def _answered(self, slot: _Slot, epoch: int, jobs: list[Job] | None, future: Future[DeviceAnswer]) -> None:
         """Takes the answer to a call; `jobs` is None for the opening of the device."""
         if epoch != slot.epoch:
             return
@@ -247,7 +247,7 @@ class Dealer:
         elif not slot.gone:
             self._idle.add(slot)
 
-    def _take_outcomes(self, slot: _Slot, jobs: list[Job], answer: Answer) -> None:
+    def _take_outcomes(self, slot: _Slot, jobs: list[Job], answer: DeviceAnswer) -> None:
         outcomes = dict(answer.outcomes)
         if outcomes:
             slot.losses = 0

@@ -20,7 +20,7 @@ from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.child import print_to_stderr
-from opatlas.isolation.dealer import BATCH_S, Answer
+from opatlas.isolation.dealer import BATCH_S, DeviceAnswer
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.process_end import die_with_parent
 from opatlas.model.errors import DeviceGone
@@ -94,19 +94,19 @@ class DeviceActor:
             return HostFacts(self._host, known, problem=str(error))
         return HostFacts(self._host, known, driver_version(self._spec.kind) or "", self._spec)
 
-    def open(self, settings: MeasureSettings) -> Answer:
+    def open(self, settings: MeasureSettings) -> DeviceAnswer:
         """Opens the device."""
         if self._spec is None and (problem := self.look().problem):
-            return Answer(gone=problem)
+            return DeviceAnswer(gone=problem)
         assert self._spec is not None
         self._process = DeviceProcess(self._spec, settings, waits=self._waits)
         try:
             found = self._process.describe()
         except DeviceGone as error:
-            return Answer(gone=f"{error}\n{self._take_printed()}".strip())
-        return Answer(device=replace(found, facts={**found.facts, "host": self._host}))
+            return DeviceAnswer(gone=f"{error}\n{self._take_printed()}".strip())
+        return DeviceAnswer(device=replace(found, facts={**found.facts, "host": self._host}))
 
-    def run(self, jobs: Sequence[Job]) -> Answer:
+    def run(self, jobs: Sequence[Job]) -> DeviceAnswer:
         """Runs jobs until `BATCH_S` is over; the others have not begun."""
         assert self._process is not None
         began = time.monotonic()
@@ -117,12 +117,12 @@ class DeviceActor:
             try:
                 outcome = self._process.run(job)
             except DeviceGone as error:
-                return Answer(outcomes, time.monotonic() - began, gone=str(error))
+                return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
             printed = self._take_printed()
             if outcome.status is not Status.MEASURED and printed:
                 outcome = replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
             outcomes.append((job.id, outcome))
-        return Answer(outcomes, time.monotonic() - began)
+        return DeviceAnswer(outcomes, time.monotonic() - began)
 
     def beat(self) -> str:
         """Returns for whom a row waits; "" if none does."""

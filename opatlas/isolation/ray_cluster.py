@@ -15,7 +15,7 @@ from opatlas.devices.device_lock import SESSION_VARIABLE
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.dealer import Answer
+from opatlas.isolation.dealer import DeviceAnswer
 from opatlas.isolation.fresh_python import import_paths
 from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
 from opatlas.model.location import device_kind
@@ -61,12 +61,12 @@ class RayDevice:
         self.name = f"{facts.spec} of {facts.host}"
         self._settings = settings
 
-    def open(self) -> Future[Answer]:
+    def open(self) -> Future[DeviceAnswer]:
         if self._actor is None:
             self._actor = self._start()
         return _future(self._actor.open.remote(self._settings))
 
-    def run(self, jobs: Sequence[Any]) -> Future[Answer]:
+    def run(self, jobs: Sequence[Any]) -> Future[DeviceAnswer]:
         return _future(self._actor.run.remote(jobs))
 
     def beat(self) -> Future[str]:

@@ -97,16 +97,14 @@ def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Se
     assert left(sessions) == []
 
 
-def test_four_nodes_measure_each_row_once_and_stop_at_a_failure(sessions: Sessions, cluster: Cluster) -> None:
+def test_four_nodes_stop_at_a_failure_and_tell_what_is_left(sessions: Sessions, cluster: Cluster) -> None:
     for _ in range(3):
         cluster.add_node(num_cpus=1)
-    sessions.write("Toy", [row(size) for size in range(1, 200)])
-    finished = start(sessions, cluster).wait()
-    assert finished.ledger() == {"measured": 199}
-    sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 260))])
-    stopped = start(sessions, cluster, "--ops=Moody", "-x").wait()
+    sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 400))])
+    stopped = start(sessions, cluster, "-x").wait()
     ledger = stopped.ledger()
     assert ledger["failed"] == 1
+    assert ledger["measured"] >= 1
     assert ledger["not run"] > 0
     assert left(sessions) == []
 
@@ -190,10 +188,6 @@ def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, c
     finished = start(sessions, cluster, devices=2).wait()
     assert finished.ledger() == {"measured": 30, "device-error": 1}
     assert finished.tells("left out for the rest of the session")
-    sessions.write("Moody", [row(size) for size in (Mood.BREAK_ALL_DEVICES, *range(200, 230))])
-    ended = start(sessions, cluster, devices=2).wait()
-    assert ended.code
-    assert ended.ledger()["not run"] > 0
     assert left(sessions) == []
 
 
@@ -215,4 +209,4 @@ def test_a_local_cluster_ends_with_its_killed_session(sessions: Sessions) -> Non
     running.wait_for_body(Mood.WAIT_FOR_GO)
     running.send(signal.SIGKILL)
     running.process.wait()
-    assert not sessions.left_behind()
+    assert left(sessions) == []

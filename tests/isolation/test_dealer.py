@@ -11,7 +11,7 @@ import pytest
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation import dealer
-from opatlas.isolation.dealer import Answer, Dealer
+from opatlas.isolation.dealer import Dealer, DeviceAnswer
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
@@ -38,15 +38,15 @@ class ThreadDevice:
         self._stopped = threading.Event()
         self._thread = ThreadPoolExecutor(1)
 
-    def open(self) -> Future[Answer]:
+    def open(self) -> Future[DeviceAnswer]:
         self.opened += 1
-        return self._thread.submit(lambda: Answer(device=DeviceDescription("Thread", {"host": self.name})))
+        return self._thread.submit(lambda: DeviceAnswer(device=DeviceDescription("Thread", {"host": self.name})))
 
-    def run(self, jobs: Sequence[Job]) -> Future[Answer]:
+    def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
         self.batches.append([job.id for job in jobs])
         return self._thread.submit(self._run, jobs)
 
-    def _run(self, jobs: Sequence[Job]) -> Answer:
+    def _run(self, jobs: Sequence[Job]) -> DeviceAnswer:
         outcomes = []
         for job in jobs:
             if self._stopped.is_set():
@@ -54,9 +54,9 @@ class ThreadDevice:
             try:
                 self._behave(job)
             except Gone as gone:
-                return Answer(outcomes, 0.001, gone=str(gone))
+                return DeviceAnswer(outcomes, 0.001, gone=str(gone))
             outcomes.append((job.id, RowOutcome(Status.FAILED, f"{self.name} {job.kernel_type}")))
-        return Answer(outcomes, self._seconds * len(outcomes))
+        return DeviceAnswer(outcomes, self._seconds * len(outcomes))
 
     def beat(self) -> Future[str]:
         answer: Future[str] = Future()
