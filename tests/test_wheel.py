@@ -176,7 +176,7 @@ def test_the_public_names_import_without_the_extra(base: Installed) -> None:
     shutil.copytree(ROOT / "database" / "data" / "NVIDIA_H200", base.user / "database" / "data" / "NVIDIA_H200")
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
     block = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
-    of_torch = {"per_element", "per_row", "pointwise"}
+    of_torch = {"per_element", "per_row", "pointwise", "use"}
     script = f"{block}\nfor name in {{*opatlas.__all__}} - {of_torch!r}: getattr(opatlas, name)\n"
     done = base.run_script(script)
     assert done.returncode == 0, done.stderr
