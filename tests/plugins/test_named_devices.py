@@ -29,7 +29,7 @@ def _no_accelerators(monkeypatch):
 
 def config(device, hook=available_devices):
     """pytest's, as far as it is looked at: --device, and what the hook answers."""
-    option = SimpleNamespace(device=device, prof_path=None, database_path=None, versions=VERSIONS)
+    option = SimpleNamespace(device=device, prof_path=None, ray=None, database_path=None, versions=VERSIONS)
     return SimpleNamespace(
         option=option, hook=SimpleNamespace(pytest_opatlas_devices=lambda config: hook(config.option.device))
     )
