@@ -34,7 +34,6 @@ from opatlas.model.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.model.schema import FUNCTIONAL, Status
 from opatlas.text import exception_line
 
-from .candidates import run_candidate
 from .cluster_rows import Arrived, ClusterRows
 from .collector import needs_group, row_of, will_run
 from .plan import CaseRow
@@ -42,6 +41,13 @@ from .session_context import SessionContext
 
 if TYPE_CHECKING:
     from .models import ModelRuns
+
+
+def _run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcome:
+    # Sessions without candidates do not import the rules on their sources.
+    from .candidates import run_candidate
+
+    return run_candidate(executor, job, language)
 
 
 class RowRunner:
@@ -122,7 +128,7 @@ class RowRunner:
                 return executor.outcome(item)
             if batch_executor is None:
                 job = self._job(item)
-                return run_candidate(executor, job) if job.is_of_candidate else executor.run(job)
+                return _run_candidate(executor, job) if job.is_of_candidate else executor.run(job)
             if self._look_ahead is None:
                 self._look_ahead = LookAhead(at_once, self._on_launched)
             return self._look_ahead.outcome(item, batch_executor, self._job, lambda: bool(context.stop_reason))
@@ -157,7 +163,9 @@ class RowRunner:
         """Lets a model write the candidate of a row, with repairs. Ends the session if the endpoint gives no answer."""
         executor = self.executor()
         try:
-            return models.run(item, lambda each, source: run_candidate(executor, self._job(each, source), models.rules))
+            return models.run(
+                item, lambda each, source: _run_candidate(executor, self._job(each, source), models.rules)
+            )
         except ReplayError as error:
             return RowOutcome(error.status, str(error))
         except DeviceGone as error:

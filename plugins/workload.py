@@ -176,11 +176,10 @@ class ProfiledWorkload(KernelWorkload):
 
 
 @dataclass(frozen=True)
-class TaskWorkload(KernelWorkload):
-    """Tasks: each of their inputs is a row, which is added to the database."""
+class ListedWorkload(KernelWorkload):
+    """Rows that an option lists, in a database that is made for them."""
 
     nests_implementations = True
-    has_starter = False
     has_op_mapping = False
     needs_database = False
 
@@ -192,12 +191,19 @@ class TaskWorkload(KernelWorkload):
         expect_folder(folder, "", option="--database-path", may_be_made=True)
         return folder
 
+
+@dataclass(frozen=True)
+class TaskWorkload(ListedWorkload):
+    """Tasks: each of their inputs is a row, which is added to the database."""
+
+    has_starter = False
+
     def default_database(self, device_name: str, versions: Versions) -> Path:
         return tasks_path(device_name, versions)
 
 
 @dataclass(frozen=True)
-class SuiteWorkload(KernelWorkload):
+class SuiteWorkload(ListedWorkload):
     """Operators of torch with the samples of a suite, which fill the database (docs/suites.md).
 
     Attributes:
@@ -209,22 +215,11 @@ class SuiteWorkload(KernelWorkload):
     name: str = ""
 
     unit = "case"
-    has_op_mapping = False
-    needs_database = False
-    nests_implementations = True
     keeps_starter = True
     counts_missing = True
 
-    def named_database(self, folder: Path) -> Path:
-        """Returns the folder. Raises OpAtlasError if the folder can neither be used nor made."""
-        expect_folder(folder, "", option="--database-path", may_be_made=True)
-        return folder
-
     def default_database(self, device_name: str, versions: Versions) -> Path:
         return suite_path(device_name, self.name, versions)
-
-    def naming(self, device_kind: str) -> Sequence[Component]:
-        return TASKS_NAMED_BY.get(device_kind, [TORCH])
 
     def write_starter(self, database: Database) -> int:
         """Lists the cases of the suite into a database. Raises OpAtlasError."""

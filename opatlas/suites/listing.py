@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +188,3 @@ def _slot_cells(slots: Iterable[SlotText], columns: tuple[str, str, str]) -> dic
         columns[1]: ";".join(dtype_of_torch(dtype) for _, dtype in slots),
         columns[2]: ";".join("ND" for _ in slots),
     }
-
-
-def count_rows(rows: Mapping[str, Sequence[object]]) -> int:
-    """Returns the number of rows of all kernel types."""
-    return sum(1 for _ in chain.from_iterable(rows.values()))

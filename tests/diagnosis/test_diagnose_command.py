@@ -70,21 +70,15 @@ def test_prompts_have_the_interface_of_kernels_with_a_replay(path: Path, tmp_pat
     assert "@implements" not in text
 
 
+def _posting(path: Path, url: str, folder: Path, model: str = "m") -> list[str]:
+    """Returns the command that asks an endpoint for the second kernel of the ranking."""
+    return ["diagnose", str(path), "--row", "2", "--endpoint", url, "--model", model, "--output", str(folder)]
+
+
 def test_an_answer_becomes_a_candidate_beside_earlier_ones(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     with chat_server(ChatServer(lambda body: _ANSWER, faults=[Fault.TOO_MANY], retry_after="0")) as server:
-        command = [
-            "diagnose",
-            str(path),
-            "--row",
-            "2",
-            "--endpoint",
-            server.url,
-            "--model",
-            "Qwen/Q-3",
-            "--output",
-            str(folder),
-        ]
+        command = _posting(path, server.url, folder, "Qwen/Q-3")
         assert main(command) == 0
         assert main(command) == 0
     asked = server.bodies[-1]
@@ -101,18 +95,7 @@ def test_a_modification_of_the_source_is_applied(path: Path, tmp_path: Path) -> 
     source.write_text(_CODE)
     change = json.dumps({"modifications": [{"old_string": "x * 2", "new_string": "x + x"}]})
     with chat_server(ChatServer(lambda body: change)) as server:
-        command = [
-            "diagnose",
-            str(path),
-            "--row",
-            "2",
-            "--endpoint",
-            server.url,
-            "--model",
-            "m",
-            "--output",
-            str(folder),
-        ]
+        command = _posting(path, server.url, folder)
         assert main([*command, "--source", str(source)]) == 0
     assert (folder / "MyKernel" / "m_1.py").read_text() == _CODE.replace("x * 2", "x + x")
 
@@ -133,18 +116,7 @@ def test_an_endpoint_without_an_answer_leaves_no_candidate(
 ) -> None:
     folder, prompt = tmp_path / "kernels", tmp_path / "prompt.md"
     with chat_server(server):
-        command = [
-            "diagnose",
-            str(path),
-            "--row",
-            "2",
-            "--endpoint",
-            server.url,
-            "--model",
-            "m",
-            "--output",
-            str(folder),
-        ]
+        command = _posting(path, server.url, folder)
         assert main([*command, "--prompt", str(prompt)]) == status
     assert named in capsys.readouterr().err
     assert not list(tmp_path.rglob("m_*.py"))

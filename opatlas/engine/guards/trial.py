@@ -64,7 +64,6 @@ class CandidateTrial:
         device: torch.device,
         *,
         synchronize: Callable[[], None] = lambda: None,
-        convert: Callable[[Any], Any] = lambda returned: returned,
         threads: ThreadWatch | None = None,
         generator: random.Random | None = None,
     ) -> None:
@@ -74,7 +73,6 @@ class CandidateTrial:
             inputs: at least two sets.
             device: the device of the inputs and of the results.
             synchronize: waits until all launched work has ended.
-            convert: converts what the candidate returned, outside of the measured time.
             threads: the threads of the process before the candidate was imported.
             generator: draws the order of calls; None: one that a candidate cannot foresee.
         """
@@ -84,7 +82,6 @@ class CandidateTrial:
         self._inputs = inputs
         self._device = device
         self._synchronize = synchronize
-        self._convert = convert
         self._threads = threads
         # A candidate cannot draw the numbers of the system.
         self._random = generator or random.SystemRandom()
@@ -201,7 +198,7 @@ class CandidateTrial:
         self._set(variant)
         self.launch()
         self._synchronize()
-        return plain_results(self._convert(self._latest))
+        return plain_results(self._latest)
 
     def _set(self, variant: Variant) -> None:
         self._inputs.write(variant)
@@ -239,7 +236,7 @@ class CandidateTrial:
             return
         self._is_pending = False
         variant = self._inputs.variant
-        results = plain_results(self._convert(self._latest))
+        results = plain_results(self._latest)
         if variant in self._known:
             self._samples.append(same_results(results, self._known[variant]))
         else:

@@ -5,12 +5,10 @@ The reference is computed after the last call of the candidate, so that its proc
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +40,7 @@ from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
 from opatlas.engine.tasks.inputs import as_arrays, as_tensors, make_inputs, needed_bytes, set_seeds
 from opatlas.engine.tasks.modules import load_task
+from opatlas.engine.tasks.process_log import logged, tail
 from opatlas.engine.tasks.reference import Reference, TaskFailed
 from opatlas.engine.tasks.verdict import Compared, compare_results, interface_problem
 from opatlas.implementations.contract import KernelSource
@@ -130,7 +129,7 @@ class TaskReplay:
         """
         task = self._load_task()
         try:
-            with _logged(self._job.log):
+            with logged(self._job.log):
                 self.outcome = self._judge(task)
         except (MissingPrecondition, TaskFailed, Unsupported):
             raise
@@ -381,7 +380,7 @@ class TaskReplay:
             type(error).__name__,
             _without_type(error_text(error)),
             tuple(frame.name for frame in frames if frame.filename == path and frame.name != "<module>"),
-            _tail(self._job.log),
+            tail(self._job.log),
         )
 
 
@@ -424,28 +423,3 @@ def _without_type(text: str) -> str:
     """Returns an error's text without the type of the last exception, which is given beside it."""
     head, colon, rest = text.strip().partition(": ")
     return rest if colon and head.replace(".", "").replace("_", "").isalnum() else text.strip()
-
-
-@contextlib.contextmanager
-def _logged(log: str) -> Iterator[None]:
-    """Writes stderr of this process into a file too: the process may end before it can tell."""
-    if not log:
-        yield
-        return
-    sys.stderr.flush()
-    original = os.dup(2)
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(original, 2)
-        os.write(original, Path(log).read_bytes()[-_LONGEST_TEXT:])
-        os.close(original)
-
-
-def _tail(log: str) -> str:
-    if not log or not Path(log).exists():
-        return ""
-    return Path(log).read_bytes()[-_LONGEST_TEXT:].decode("utf-8", errors="replace")
