@@ -217,24 +217,20 @@ def _outcome(
     if last.candidate and path is not None and path in outcomes:
         outcome = outcomes[path]
     else:
-        outcome = RowOutcome(Status.FAILED, _told(last), judgement=last.judgement)
+        judgement = last.judgement
+        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judgement=judgement)
     tried = f"attempt {last.number + 1} failed and was the last ({reason})"
     return replace(outcome, reason=f"{outcome.reason}; {tried}")
 
 
-def _told(attempt: ModelAttempt) -> str:
-    """Returns the class of an attempt and the first line of its error."""
-    sub_class = f"/{attempt.sub_class}" if attempt.sub_class else ""
-    return f"{attempt.error_class}{sub_class}: {first_line(attempt.text)}"
-
-
 def _section(attempt: ModelAttempt) -> str:
     """Returns what JUnit and a failing test show of an attempt."""
-    level = f", passed {attempt.level}" if attempt.level is not None else ""
+    judgement = attempt.judgement
+    level = f", passed {judgement.level}" if judgement.level is not None else ""
     spent = f"{attempt.tokens_in + attempt.tokens_out:,} tokens, ${attempt.cost_usd:.4f}"
     where = attempt.candidate or "no code"
-    head = f"{attempt.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
-    return f"{head}\n{attempt.text[:_MOST_SECTION]}".rstrip()
+    head = f"{judgement.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
+    return f"{head}\n{judgement.text[:_MOST_SECTION]}".rstrip()
 
 
 def summary_lines(settings: ModelSettings, folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ error_class.py     the class of a failure, the sub-class of a wrong result (L2, 
 rejection.py       the error of a candidate that a guard refuses
 own_kernels.py     the share of time in kernels that the candidate defines
 floor.py           durations that no device can reach
-complexity.py      the classes C1 to C4 of tasks and kernel types
+complexity.py      the classes C1 to C4 of tasks
 
 Imports no torch. The guards around calls are in opatlas/engine/guards.
 """

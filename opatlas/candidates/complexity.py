@@ -1,6 +1,6 @@
-"""Scores how hard a task or a kernel type is, and gives the class C1 to C4 of the score.
+"""Scores how hard a task is, and gives the class C1 to C4 of the score.
 
-C1 (up to 2.0) has pointwise operators and copies, C2 (up to 3.0) reductions, norms, pools and scans, C3 (up to 4.0)
+C1 (up to 2.0) has pointwise operators, C2 (up to 3.0) reductions, norms, pools and scans, C3 (up to 4.0)
 products, C4 convolutions, losses, attention and combinations.
 
 The experiment on generated Triton-Ascend operators names these classes without its rule, so this rule is OpAtlas' own.
@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from opatlas.candidates.source import CandidateSource
 
 CLASSES = ("C1", "C2", "C3", "C4")
-_POINTWISE, _COPY, _ROW, _SORT, _PRODUCT, _LOSS, _COMPOSITE = 1.0, 1.5, 2.5, 3.0, 3.5, 4.2, 4.5
+_POINTWISE, _ROW, _SORT, _PRODUCT, _LOSS, _COMPOSITE = 1.0, 2.5, 3.0, 3.5, 4.2, 4.5
 #: Added for a task that combines operators of two classes from C2 on.
 _COMBINED = 0.5
-#: Added for each further output, quantized operand, or in-place argument of a kernel type.
-_FURTHER = 0.25
 
 
 def class_of_score(score: float) -> str:
@@ -64,6 +62,7 @@ _WORDS = (
     (_ROW, re.compile(r"norm(?!al(?!iz))|softmax|pool|cumsum|cumprod|reduction|argm(?:ax|in)")),
 )
 _INPUTS = re.compile(r"get_\w*inputs\w*")
+_BUILTINS = frozenset({"sum", "max", "min", "any", "all"})
 
 
 def complexity_of_task(source: str, name: str = "") -> str:
@@ -101,59 +100,3 @@ def _operator_scores(tree: ast.Module) -> Iterator[float]:
                     if pattern.fullmatch(called.lower()):
                         yield score
                         break
-
-
-_BUILTINS = frozenset({"sum", "max", "min", "any", "all"})
-
-
-#: The kernel types by what an element of their result needs. "+2": two further outputs, quantized operands or in-place
-#: arguments.
-_KERNEL_TYPES = {
-    _POINTWISE: (
-        "Abs Add Cast ClipByValueV2 Cos Exp FloorDiv FloorMod Log Mul Muls Neg Pows RealDiv Reciprocal Relu Rsqrt "
-        "Sin Square Sub FastGelu SwiGlu Swish SwiGluGrad+1 ReluGrad Equal NotEqual Greater GreaterEqual Less "
-        "LogicalAnd LogicalOr LogicalNot SelectV2 MaskedFill Fill ZerosLike OnesLike Range Arange Tril Triu "
-        "AscendQuantV2+1 DropOutDoMask DropoutDoMask ApplyAdamW+3 ApplyAdamWV2+3 ForeachAddList ForeachMulScalar"
-    ),
-    _COPY: (
-        "TensorMove Slice StridedSlice StridedSliceD Pack RepeatInterleave Transpose ConcatD BroadcastTo Tile PadV3 "
-        "TransData AsStrided GatherV2 GatherV3 Gather GatherElements GatherElementsV2 Index IndexFill IndexPutV2+1 "
-        "ScatterElementsV2+1 ScatterNdUpdate+1 EmbeddingDenseGradV2 ReshapeAndCacheNdKernel+2 "
-        "PagedCacheLoadNdKernel+1 RotaryPositionEmbedding RotaryPositionEmbeddingGrad InterleaveRope "
-        "ApplyRotaryPosEmb+1 _triton_rope+1"
-    ),
-    _ROW: (
-        "ReduceSum ReduceSumD ReduceSumOp ReduceMean ReduceMeanD Cumsum ArgMaxV2 ArgMaxWithValue+1 NonZero Nonzero "
-        "RmsNorm+1 RmsNormGrad+1 AddRmsNorm+2 AddRmsNormBias+2 LayerNormV3+2 LayerNormV3WithImplMode+2 "
-        "LayerNormV4+2 LpNormV2 LpNormReduceV2 LpNormUpdateV2 Softmax SoftmaxV2 ScaledMaskedSoftmax "
-        "ScaledMaskedSoftmaxV2 LogSoftmax LogSoftmaxV2 LogSoftmaxGrad NLLLoss+1 NLLLossGrad MaxPoolWithArgmaxV1+1 "
-        "MaxPoolGradWithArgmaxV1 AdaptiveAvgPool3d AdaptiveAvgPool3dGrad AttentionUpdate+1 MoeTokenUnpermute "
-        "DynamicQuant+2 DynamicBlockQuant+2"
-    ),
-    _SORT: ("Sort+1 TopKV2+1 MoeTokenPermute+1 ApplyTopKTopPCustom"),
-    _PRODUCT: (
-        "MatMul MatMulCommon MatMulV2 MatMulV3 BatchMatMul BatchMatMulNd BatchMatMulV2 BatchMatMulV3 "
-        "TransposeBatchMatMul QuantBatchMatmulV3+2"
-    ),
-    _COMPOSITE: (
-        "Conv2D Conv2DBackpropFilter Conv2DBackpropInput FusedInferAttentionScore+1 RINGMLAPrefillBF16Kernel+1 "
-        "FlashAttentionScore+2 FlashAttentionScoreGrad+2 LightningIndexer LightningIndexerVllm SparseFlashAttention "
-        "GroupedMatmul GroupedMatmulSwigluQuant+2 MoeGatingTopK+1 AddRmsNormDynamicQuant+3 KvRmsNormRopeCache+2 "
-        "split_qkv_rmsnorm_rope_kernel+2 DispatchFFNCombine DispatchFFNCombineBF16 MoeDistributeDispatch "
-        "MoeDistributeDispatchV2 MoeDistributeCombine MoeDistributeCombineV2"
-    ),
-}
-_SCORES = {
-    name: score + _FURTHER * int(further or 0)
-    for score, entries in _KERNEL_TYPES.items()
-    for name, _, further in (entry.partition("+") for entry in entries.split())
-}
-
-
-def complexity_of_kernel_type(kernel_type: str) -> str | None:
-    """Returns the class of a kernel type; None if it has no entry.
-
-    The AI-core variant of a kernel type ("AbsAiCore") has the class of the kernel type.
-    """
-    score = _SCORES.get(re.sub(r"_?ai_?core$", "", kernel_type, flags=re.IGNORECASE))
-    return None if score is None else class_of_score(score)

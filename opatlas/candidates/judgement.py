@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+import msgspec
 
 from opatlas.model.schema import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
+
+#: Microseconds in a file. Ratios of them are finite.
+_Microseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
 
 
 class Level(str, Enum):
@@ -67,8 +73,8 @@ class Judgement:
     text: str = ""
     within_1e3: bool | None = None
     max_error: float | None = None
-    duration_us: float | None = None
-    baseline_us: float | None = None
+    duration_us: _Microseconds | None = None
+    baseline_us: _Microseconds | None = None
     kernel_share: float | None = None
     notes: tuple[str, ...] = ()
 

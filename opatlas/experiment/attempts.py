@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from opatlas.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.candidates.judgement import Judgement
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.typed_json import Count, DecodeError, decode, json_line
@@ -16,9 +16,8 @@ from opatlas.typed_json import Count, DecodeError, decode, json_line
 #: The name of the file in the folder of a run.
 ATTEMPTS = "attempts.jsonl"
 
-#: Seconds and dollars in a file; durations in a file. Their sums and ratios are finite.
+#: Seconds and dollars in a file. Their sums are finite.
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-_Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class ModelAttempt:
         complexity: the class of the task, C1 to C4.
         model: the name of the model.
         number: 0 for the first answer, then one more for each repair.
-        error_class, sub_class, level, text, within_1e3, max_error, duration_us, baseline_us, kernel_share, notes: the
-            fields of its Judgement.
+        judgement: what was found of the candidate, or of an answer without one.
         generation_s: seconds until the answer was there.
         run_s: seconds to judge it.
         tokens_in, tokens_out: tokens of the request and of the answer.
@@ -47,16 +45,7 @@ class ModelAttempt:
     complexity: str
     model: str
     number: Count
-    error_class: ErrorClass
-    sub_class: str = ""
-    level: Level | None = None
-    text: str = ""
-    within_1e3: bool | None = None
-    max_error: float | None = None
-    duration_us: _Positive | None = None
-    baseline_us: _Positive | None = None
-    kernel_share: float | None = None
-    notes: tuple[str, ...] = ()
+    judgement: Judgement
     generation_s: _Amount = 0.0
     run_s: _Amount = 0.0
     tokens_in: Count = 0
@@ -67,25 +56,9 @@ class ModelAttempt:
     task_digest: str = ""
 
     @property
-    def judgement(self) -> Judgement:
-        """The judgement of the attempt."""
-        return Judgement(
-            self.error_class,
-            self.sub_class,
-            self.level,
-            self.text,
-            self.within_1e3,
-            self.max_error,
-            self.duration_us,
-            self.baseline_us,
-            self.kernel_share,
-            self.notes,
-        )
-
-    @property
     def passed(self) -> bool:
         """Whether the candidate is right and was measured."""
-        return self.error_class is ErrorClass.PASS
+        return self.judgement.passed
 
 
 def attempt_line(attempt: ModelAttempt) -> str:

@@ -36,12 +36,14 @@ def with_baselines(folder: Path, attempts: Iterable[ModelAttempt]) -> list[Model
         calls = read_calls(database.path, kernel_type)
         return next(iter(calls.values())).sum_us if len(calls) == 1 else None
 
-    return [
-        replace(attempt, baseline_us=stored_us(kernel_type_of(attempt.task_set, attempt.task)))
-        if attempt.duration_us is not None and attempt.baseline_us is None
-        else attempt
-        for attempt in attempts
-    ]
+    def with_baseline(attempt: ModelAttempt) -> ModelAttempt:
+        judgement = attempt.judgement
+        if judgement.duration_us is None or judgement.baseline_us is not None:
+            return attempt
+        baseline_us = stored_us(kernel_type_of(attempt.task_set, attempt.task))
+        return replace(attempt, judgement=replace(judgement, baseline_us=baseline_us))
+
+    return list(map(with_baseline, attempts))
 
 
 def _database_above(folder: Path) -> Database | None:

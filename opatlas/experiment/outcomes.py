@@ -83,12 +83,13 @@ class TaskOutcome:
     @property
     def level(self) -> Level | None:
         """The highest level that an attempt passed; None if none passed L0."""
-        return max((each.level for each in self.attempts if each.level is not None), key=_LEVELS.index, default=None)
+        levels = [level for each in self.attempts if (level := each.judgement.level) is not None]
+        return max(levels, key=_LEVELS.index, default=None)
 
     @property
     def speed_up(self) -> float | None:
         """The baseline's duration / that of the candidate; None if it did not pass, or a duration is not known."""
-        final = self.final
+        final = self.final.judgement
         if not final.passed or not final.duration_us or not final.baseline_us:
             return None
         return final.baseline_us / final.duration_us

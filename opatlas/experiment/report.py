@@ -127,7 +127,7 @@ def write_csvs(folder: Path, experiment: Experiment, report: ExperimentReport) -
 
 
 def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
-    final, task = outcome.final, outcome.task
+    final, judgement, task = outcome.final, outcome.final.judgement, outcome.task
     return {
         "model": outcome.model,
         "task_set": task.task_set,
@@ -136,19 +136,19 @@ def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
         "passed": outcome.passed,
         "passed_first": outcome.passed_first,
         "fixes": outcome.fixes,
-        "error_class": str(final.error_class),
-        "sub_class": final.sub_class,
+        "error_class": str(judgement.error_class),
+        "sub_class": judgement.sub_class,
         "level": None if outcome.level is None else str(outcome.level),
-        "within_1e3": final.within_1e3,
-        "duration_us": final.duration_us,
+        "within_1e3": judgement.within_1e3,
+        "duration_us": judgement.duration_us,
         "speed_up": outcome.speed_up,
-        "kernel_share": final.kernel_share,
+        "kernel_share": judgement.kernel_share,
         "cost_usd": outcome.cost_usd,
         "generation_s": outcome.generation_s,
         "run_s": outcome.run_s,
         "tokens": outcome.tokens,
         "candidate": final.candidate,
-        "notes": "; ".join(final.notes),
+        "notes": "; ".join(judgement.notes),
     }
 
 

@@ -117,10 +117,11 @@ def error_group(attempt: ModelAttempt) -> ErrorGroup | None:
     """Returns the group of an attempt's error; None if it passed."""
     if attempt.passed:
         return None
-    words = f"{attempt.sub_class} {attempt.text}".lower()
-    if attempt.error_class is ErrorClass.RUNTIME and any(word in words for word in _VECTOR_CORE):
+    judgement = attempt.judgement
+    words = f"{judgement.sub_class} {judgement.text}".lower()
+    if judgement.error_class is ErrorClass.RUNTIME and any(word in words for word in _VECTOR_CORE):
         return ErrorGroup.COMPILE
-    return _GROUPS.get(attempt.error_class, ErrorGroup.OTHER)
+    return _GROUPS.get(judgement.error_class, ErrorGroup.OTHER)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class ErrorShare:
 
 def error_classes(experiment: Experiment) -> list[ErrorShare]:
     """Returns the shares of the error classes that occur, of all models together and of each."""
-    return list(_error_shares(experiment, lambda attempt: attempt.error_class, ErrorClass))
+    return list(_error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass))
 
 
 def error_groups(experiment: Experiment) -> list[ErrorShare]:
@@ -206,7 +207,7 @@ def level_rates(experiment: Experiment) -> list[LevelRate]:
     """Returns the pass rates of the levels, of all models together and of each."""
     rates = []
     for model, outcomes in _by_model(experiment):
-        reached_by_attempts = [_rank(each.level) for outcome in outcomes for each in outcome.attempts]
+        reached_by_attempts = [_rank(each.judgement.level) for outcome in outcomes for each in outcome.attempts]
         reached_by_tasks = [_rank(outcome.level) for outcome in outcomes]
         for rank, level in enumerate(_LEVELS):
             attempts, tasks = (
@@ -247,7 +248,8 @@ def verdict_counts(experiment: Experiment) -> list[VerdictCounts]:
     for model, outcomes in _by_model(experiment):
         of_attempts = [attempt for outcome in outcomes for attempt in outcome.attempts]
         for of, attempts in (("attempts", of_attempts), ("tasks", [outcome.final for outcome in outcomes])):
-            counts = Counter((None if each.within_1e3 is None else each.passed, each.within_1e3) for each in attempts)
+            judged = [attempt.judgement for attempt in attempts]
+            counts = Counter((None if each.within_1e3 is None else each.passed, each.within_1e3) for each in judged)
             cells = [counts[key] for key in ((True, True), (True, False), (False, True), (False, False), (None, None))]
             tables.append(VerdictCounts(model, of, *cells))
     return tables
@@ -282,7 +284,7 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
     for model, outcomes in _by_model(experiment):
         timed = [speed_up for outcome in outcomes if (speed_up := outcome.speed_up) is not None]
         passed = [outcome.final for outcome in outcomes if outcome.passed]
-        shares = [attempt.kernel_share for attempt in passed if attempt.kernel_share is not None]
+        shares = [share for attempt in passed if (share := attempt.judgement.kernel_share) is not None]
         found.append(
             SpeedUps(
                 model,

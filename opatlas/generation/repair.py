@@ -172,22 +172,14 @@ class RepairLoop:
     ) -> ModelAttempt:
         cost = self._prices.cost(request, answer)
         max_error = judgement.max_error
+        is_finite = max_error is not None and math.isfinite(max_error)
         attempt = ModelAttempt(
             self.task.task,
             self.task.task_set,
             self.task.complexity,
             self.task.model,
             len(self._attempts),
-            judgement.error_class,
-            judgement.sub_class,
-            judgement.level,
-            cut_middle(judgement.text, _MOST_TEXT),
-            judgement.within_1e3,
-            max_error if max_error is None or math.isfinite(max_error) else None,
-            judgement.duration_us,
-            judgement.baseline_us,
-            judgement.kernel_share,
-            judgement.notes,
+            replace(judgement, text=cut_middle(judgement.text, _MOST_TEXT), max_error=max_error if is_finite else None),
             answer.seconds,
             run_s,
             cost.tokens_in,
@@ -214,9 +206,10 @@ class RepairLoop:
             ) from None
 
 
-def _failure(attempt: ModelAttempt) -> tuple[str, str, str]:
+def _failure(attempt: ModelAttempt) -> tuple[str, str]:
     """Returns class and text without what differs for the same failure: the file, and numbers of drawn inputs."""
-    text = _CANDIDATE.sub("", without_places(attempt.text))
-    if attempt.error_class in (ErrorClass.MISMATCH, ErrorClass.UNSTABLE):
+    judgement = attempt.judgement
+    text = _CANDIDATE.sub("", without_places(judgement.text))
+    if judgement.error_class in (ErrorClass.MISMATCH, ErrorClass.UNSTABLE):
         text = _NUMBER.sub("", text)
-    return attempt.error_class, attempt.sub_class, text
+    return judgement.name, text

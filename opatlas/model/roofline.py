@@ -34,7 +34,7 @@ def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: flo
 
 
 #: FLOAT without TF32, which OpAtlas turns off. Sparse rates in the data sheets are halved.
-_HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0} | dict.fromkeys(FP8, 1979.0)
+_HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0} | dict.fromkeys(sorted(FP8), 1979.0)
 _AMPERE = {"FLOAT16": 312.0, "BF16": 312.0, "INT8": 624.0, "FLOAT": 19.5}
 
 #: Peaks by the folder name of the device.

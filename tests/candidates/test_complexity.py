@@ -1,11 +1,10 @@
-"""Classes C1 to C4 of tasks and kernel types."""
+"""Classes C1 to C4 of tasks."""
 
 from __future__ import annotations
 
 import pytest
 
-from opatlas.candidates.complexity import CLASSES, class_of_score, complexity_of_kernel_type, complexity_of_task
-from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.candidates.complexity import CLASSES, class_of_score, complexity_of_task
 
 
 def task(forward: str, init: str = "pass") -> str:
@@ -54,30 +53,3 @@ def test_a_name_tells_what_the_operators_do_not(name: str, expected: str) -> Non
 
 def test_limits_belong_to_the_lower_class() -> None:
     assert [class_of_score(score) for score in (2.0, 3.0, 4.0, 4.25)] == list(CLASSES)
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "expected"),
-    [
-        ("Add", "C1"),
-        ("AddAiCore", "C1"),
-        ("Transpose", "C1"),
-        ("ReshapeAndCacheNdKernel", "C1"),
-        ("RmsNorm", "C2"),
-        ("AddRmsNorm", "C2"),
-        ("DynamicQuant", "C2"),
-        ("TopKV2", "C3"),
-        ("MatMulV2", "C3"),
-        ("QuantBatchMatmulV3", "C3"),
-        ("GroupedMatmul", "C4"),
-        ("FusedInferAttentionScore", "C4"),
-        ("Conv2D", "C4"),
-        ("SomethingElse", None),
-    ],
-)
-def test_the_class_of_a_kernel_type(kernel_type: str, expected: str | None) -> None:
-    assert complexity_of_kernel_type(kernel_type) == expected
-
-
-def test_every_replayed_kernel_type_has_a_class() -> None:
-    assert not [name for name in replays_of_bench() if complexity_of_kernel_type(name) is None]

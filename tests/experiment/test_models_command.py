@@ -70,8 +70,8 @@ def test_json_and_csvs_have_the_same_tables(folder: Path, tmp_path: Path, capsys
     for table in lists["verdicts"]:
         of = [each for each in attempts if table["model"] in (None, each.model)]
         if table["of"] == "attempts":
-            assert table["only_within"] == sum(bool(each.within_1e3) and not each.passed for each in of)
-            assert table["not_compared"] == sum(each.within_1e3 is None for each in of)
+            assert table["only_within"] == sum(bool(each.judgement.within_1e3) and not each.passed for each in of)
+            assert table["not_compared"] == sum(each.judgement.within_1e3 is None for each in of)
 
 
 def test_only_some_models_and_sets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

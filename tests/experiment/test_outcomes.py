@@ -149,11 +149,11 @@ def test_the_baseline_is_that_of_the_tasks_in_the_database_around_the_run(tmp_pa
     [
         ('"number":-1', "$.number"),
         ('"cost_usd":-0.5', "$.cost_usd"),
-        ('"duration_us":0', "$.duration_us"),
+        ('"duration_us":0', "$.judgement.duration_us"),
         ('"run_s":NaN', ":2"),
         ('"run_s":1e999', ":2"),
-        ('"error_class":"bad luck"', "$.error_class"),
-        ('"level":"L9"', "$.level"),
+        ('"error_class":"bad luck"', "$.judgement.error_class"),
+        ('"level":"L9"', "$.judgement.level"),
     ],
 )
 def test_a_damaged_line_is_named(fields: str, named: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from simulated_attempts import loop, write_run
 
-from opatlas.candidates.judgement import ErrorClass
+from opatlas.candidates.judgement import ErrorClass, Judgement
 from opatlas.experiment.attempts import ModelAttempt
 from opatlas.experiment.outcomes import read_experiment
 from opatlas.experiment.proportions import mcnemar_p, two_proportion_test, wilson_interval
@@ -186,7 +186,7 @@ def test_errors_in_the_published_groups(tmp_path: Path) -> None:
         (ErrorClass.PASS, "", 25),
     )
     attempts = [
-        ModelAttempt(f"{error_class}-{text}-{number}", "numpy", "C1", "m", 0, error_class, text=text)
+        ModelAttempt(f"{error_class}-{text}-{number}", "numpy", "C1", "m", 0, Judgement(error_class, text=text))
         for error_class, text, count in counts
         for number in range(count)
     ]

@@ -185,7 +185,7 @@ def test_a_process_that_ends_is_an_attempt(tmp_path: Path, status: Status, error
     rows.answer(0, block("y = 1"))
     rows.run(attempts=1)
     (attempt,) = _attempts(tmp_path)
-    assert attempt.error_class is error_class
+    assert attempt.judgement.error_class is error_class
 
 
 def test_the_summary_counts_all_sessions(tmp_path: Path) -> None:

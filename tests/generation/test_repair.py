@@ -94,7 +94,7 @@ def test_a_repair_that_passes_ends_the_loop(tmp_path: Path) -> None:
     assert "nan in 0.py" in repair
     assert "/tmp" not in repair
     first, second = AttemptLog(tmp_path).attempts("tasks", "relu", "demo")
-    assert (first.number, first.judgement.error_class, first.max_error) == (0, ErrorClass.MISMATCH, None)
+    assert (first.number, first.judgement.error_class, first.judgement.max_error) == (0, ErrorClass.MISMATCH, None)
     assert (second.number, second.judgement) == (1, PASS)
     assert (second.generation_s, second.tokens_in, second.tokens_out, second.cost_usd) == (1.5, 100, 10, 0.25)
     assert (tmp_path / second.candidate).read_text("utf-8").strip() == "y = 2"
@@ -108,10 +108,10 @@ def test_a_modification_that_does_not_fit_is_an_attempt_and_the_code_stays(tmp_p
     assert judge.sources == ["y = 1", "y = 3"]
     attempts = AttemptLog(tmp_path).attempts("tasks", "relu", "demo")
     answer = ErrorClass.ANSWER
-    assert [each.error_class for each in attempts] == [answer, ErrorClass.MISMATCH, answer, ErrorClass.PASS]
+    assert [each.judgement.error_class for each in attempts] == [answer, ErrorClass.MISMATCH, answer, ErrorClass.PASS]
     assert [bool(each.candidate) for each in attempts] == [False, True, False, True]
-    assert attempts[2].level is None
-    assert attempts[2].text in model.asked[3].messages[-1].content
+    assert attempts[2].judgement.level is None
+    assert attempts[2].judgement.text in model.asked[3].messages[-1].content
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert done.outcomes() == {"passed": 1, "xfailed": 1}
         run = sessions.database / "generated" / "torch"
         attempts = read_attempts(run / "attempts.jsonl").attempts
-        classes = {model: [each.error_class for each in attempts if each.model == model] for model in ("good", "bad")}
+        classes = {
+            model: [each.judgement.error_class for each in attempts if each.model == model] for model in ("good", "bad")
+        }
         assert classes == {"good": [ErrorClass.MISMATCH, ErrorClass.PASS], "bad": [ErrorClass.SYNTAX] * 3}
         assert done.tells("opatlas models", run)
         assert [each["Error Class"] for each in rows_of(sessions, "good")] == ["pass"]
@@ -102,7 +104,7 @@ def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessi
     attempts = read_attempts(sessions.database / "generated" / "torch" / "attempts.jsonl").attempts
     classes: dict[str, list[str]] = {}
     for each in attempts:
-        classes.setdefault(each.task, []).append(str(each.error_class))
+        classes.setdefault(each.task, []).append(str(each.judgement.error_class))
     assert classes == {
         "cross_entropy": ["answer", "mismatch", "pass"],
         "gelu": ["mismatch", "pass"],

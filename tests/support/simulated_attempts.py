@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from opatlas.candidates.judgement import ErrorClass, Level
+from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.experiment.attempts import ATTEMPTS, ModelAttempt, attempt_line
 
 #: The last level that a candidate of an error class passed.
@@ -17,6 +19,7 @@ _LEVELS = {
     ErrorClass.MISMATCH: Level.COMPILE,
     ErrorClass.PASS: Level.MEASURED,
 }
+_JUDGED = {field.name for field in fields(Judgement)}
 
 
 def attempt(
@@ -27,11 +30,13 @@ def attempt(
     number: int = 0,
     task_set: str = "set",
     complexity: str = "C1",
-    **fields: object,
+    **values: Any,
 ) -> ModelAttempt:
     """Returns an attempt that costs 0.001 dollars, with the level of its error class."""
-    level = {"level": _LEVELS.get(error_class), "cost_usd": 0.001, "generation_s": 2.0, "run_s": 1.0, **fields}
-    return ModelAttempt(task, task_set, complexity, model, number, error_class, **level)  # type: ignore[arg-type]
+    judged = {name: values.pop(name) for name in _JUDGED & values.keys()}
+    judgement = Judgement(error_class, **{"level": _LEVELS.get(error_class), **judged})
+    defaults = {"cost_usd": 0.001, "generation_s": 2.0, "run_s": 1.0}
+    return ModelAttempt(task, task_set, complexity, model, number, judgement, **{**defaults, **values})
 
 
 def loop(
