@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def _run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcome:
     # Sessions without candidates do not import the rules on their sources.
-    from .candidates import run_candidate
+    from opatlas.isolation.candidate_run import run_candidate
 
     return run_candidate(executor, job, language)
 

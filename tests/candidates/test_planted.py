@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from opatlas.plugins.candidates import run_candidate
+from opatlas.isolation.candidate_run import run_candidate
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
 from opatlas.candidates.judgement import ErrorClass, Level

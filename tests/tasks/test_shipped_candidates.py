@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from opatlas.plugins.candidates import run_candidate
 
 from opatlas.candidates.judgement import ErrorClass, Level
 from opatlas.devices.device import DeviceDescription, DeviceSpec
@@ -18,6 +17,7 @@ from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.runner import Runner
 from opatlas.implementations.directory import read_directory
 from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.candidate_run import run_candidate
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.task_rows import TaskRows, task_rows
 from opatlas.model.schema import ERROR_CLASS, LEVEL, MAX_ERROR, STATUS, WITHIN_1E3, Status

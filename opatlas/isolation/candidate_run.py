@@ -1,4 +1,4 @@
-"""Judges the candidates of tasks in pytest's process: their source before they run, and the end of their process."""
+"""Runs the candidates of tasks: judges their source before, and the end of their process after it."""
 
 from __future__ import annotations
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.candidates import run_candidate
 
 from opatlas.candidates.error_class import Phase
 from opatlas.candidates.judgement import ErrorClass, Level
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.implementations.contract import KernelSource
+from opatlas.isolation.candidate_run import run_candidate
 from opatlas.model.schema import Status
 from opatlas.tasks.task import Task, TaskKind
 
