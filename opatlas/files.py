@@ -7,6 +7,7 @@ and devices are not opened.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import gzip
@@ -103,6 +104,17 @@ def read_safely(path: Path, most_bytes: int) -> bytes:
     if content is None or len(content) > most_bytes:
         raise UnsafePath(path, f"larger than {most_bytes >> 20:,} MiB", "remove it, or restore it")
     return content
+
+
+def parse_python(path: Path, content: bytes) -> ast.Module:
+    """Returns the syntax tree of a file's content. Raises OpAtlasError with the line that is not Python."""
+    try:
+        return ast.parse(content, str(path))
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        raise OpAtlasError(f"{path}{line}: is not Python ({error.msg}): correct the file, or move it away") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise OpAtlasError(f"{path}: is not Python ({error}): correct the file, or move it away") from None
 
 
 def safe_lock(path: Path) -> FileLock:

@@ -18,6 +18,7 @@ from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.catalog import find_implementations
+from opatlas.implementations.directory import BrokenFiles
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.location import (
     DEFAULT_NPU_DEVICE,
@@ -176,7 +177,8 @@ def _implementations(
     """Returns the implementations that a user names, and those of models. Raises OpAtlasError."""
     if models is None:
         tasks = list(workload.tasks.values())
-        return find_implementations(names, kind, tasks, keeps_broken=workload.counts_missing)
+        broken = BrokenFiles.KEPT if workload.counts_missing else BrokenFiles.REFUSED
+        return find_implementations(names, kind, tasks, broken=broken)
     # Sessions without models do not import the client of endpoints.
     from .model_targets import model_implementations
 

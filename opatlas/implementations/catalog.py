@@ -10,7 +10,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource
-from opatlas.implementations.directory import read_directory
+from opatlas.implementations.directory import BrokenFiles, read_directory
 from opatlas.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
 from opatlas.implementations.marks import Marks, read_marks
 from opatlas.model.location import implementation_label, public_version
@@ -60,12 +60,12 @@ def named_implementations(name: str) -> list[Implementation]:
     if name in known:
         return [known[name]]
     if Path(name).exists():
-        return _read_own(name)
+        return _read_own(name, broken=BrokenFiles.LEFT_OUT)
     raise OpAtlasError(_unknown(name, known))
 
 
 def find_implementations(
-    names: Sequence[str], kind: str, tasks: Sequence[Task] = (), *, keeps_broken: bool = False
+    names: Sequence[str], kind: str, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
 ) -> list[Implementation]:
     """Returns the implementations that a user names, in this order, each once.
 
@@ -73,14 +73,13 @@ def find_implementations(
         names: names, folders and files of a user, or "all"; empty: the default of the device.
         kind: the kind of the device.
         tasks: what is measured, in place of rows of kernels: folders and files of a user hold candidates for them.
-        keeps_broken: whether a file in the folder of an operator is a kernel although it is not Python, or lacks the
-            function; its rows fail.
+        broken: what becomes of files of a user that are not Python.
 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
     found: dict[str, Implementation] = {}
-    named = [each for name in names for each in _named(name, kind, tasks, keeps_broken=keeps_broken)]
+    named = [each for name in names for each in _named(name, kind, tasks, broken=broken)]
     for implementation in named or [default_implementation(kind)]:
         other = found.setdefault(implementation.name, implementation)
         if other != implementation:
@@ -88,7 +87,7 @@ def find_implementations(
     return list(found.values())
 
 
-def _named(name: str, kind: str, tasks: Sequence[Task], *, keeps_broken: bool) -> Iterable[Implementation]:
+def _named(name: str, kind: str, tasks: Sequence[Task], *, broken: BrokenFiles) -> Iterable[Implementation]:
     default = default_implementation(kind)
     if name == default.name:
         return [default]
@@ -102,13 +101,15 @@ def _named(name: str, kind: str, tasks: Sequence[Task], *, keeps_broken: bool) -
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return _read_own(name, tasks, keeps_broken=keeps_broken)
+        return _read_own(name, tasks, broken=broken)
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
 
 
-def _read_own(place: str, tasks: Sequence[Task] = (), *, keeps_broken: bool = False) -> list[Implementation]:
+def _read_own(
+    place: str, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
+) -> list[Implementation]:
     """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
-    found = read_directory(Path(place), tasks, keeps_broken=keeps_broken)
+    found = read_directory(Path(place), tasks, broken=broken)
     taken = {ALL, *DEFAULT_DEVICES, *shipped()}
     for each in found:
         if each.name in taken:

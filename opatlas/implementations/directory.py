@@ -20,6 +20,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 
@@ -117,6 +118,14 @@ OVERLOADS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+class BrokenFiles(Enum):
+    """What becomes of a file that is not Python, or of a file of an operator of torch without its function."""
+
+    REFUSED = "refused"  # the folder is unusable; a file without the function is a note
+    LEFT_OUT = "left out"  # a note says why
+    KEPT = "kept"  # that of an operator of torch is a kernel, whose rows fail
+
+
 @dataclass(frozen=True)
 class _Kernel:
     """The function of one kernel type in a file; `candidate` is "" or the name of a candidate."""
@@ -127,12 +136,13 @@ class _Kernel:
     function: str
 
 
-def read_directory(place: Path, tasks: Sequence[Task] = (), *, keeps_broken: bool = False) -> list[Implementation]:
+def read_directory(
+    place: Path, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
+) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
     The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
-    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so. With
-    `keeps_broken` a file in the folder of an operator of torch need not be Python either, nor have the function.
+    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so.
 
     Raises:
         OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
@@ -144,7 +154,7 @@ def read_directory(place: Path, tasks: Sequence[Task] = (), *, keeps_broken: boo
     if tasks:
         kernels: Iterable[_Kernel] = _of_tasks(root, tasks, notes)
     else:
-        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes, keeps_broken)
+        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes, broken)
     for kernel in kernels:
         found[kernel.candidate].append(kernel)
     if not found:
@@ -205,37 +215,45 @@ def _of_tasks(root: Path, tasks: Sequence[Task], notes: list[str]) -> Iterator[_
             notes.append(each)
 
 
-def _of_folder(root: Path, notes: list[str], keeps_broken: bool) -> Iterator[_Kernel]:
+def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_Kernel]:
+    """Yields the kernels in the files of a folder, and of its folders of kernel types and of overloads of torch."""
     for entry in sorted(root.iterdir()):
         if entry.name.startswith((".", "_")) and not (entry.is_dir() and _OVERLOAD.fullmatch(entry.name)):
             continue
         if entry.is_dir():
             # The name of an operator may begin with an underscore, and so may that of its file.
-            for path in sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")}):
-                yield from _of_candidate(entry.name, path, notes, keeps_broken)
-        elif entry.suffix == ".py":
-            yield from _of_file(entry, "", notes)
+            paths = sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")})
+        else:
+            paths = [entry] if entry.suffix == ".py" else []
+        is_operator = entry.is_dir() and _OVERLOAD.fullmatch(entry.name) is not None
+        for path in paths:
+            try:
+                if is_operator:
+                    yield from _of_operator(entry.name, path, notes, broken)
+                else:
+                    candidate, kernel_type = (_candidate_name(path.stem), entry.name) if entry.is_dir() else ("", "")
+                    yield from _of_file(path, candidate, notes, kernel_type)
+            except OpAtlasError as error:
+                if broken is not BrokenFiles.LEFT_OUT:
+                    raise
+                notes.append(str(error))
 
 
-def _of_candidate(folder: str, path: Path, notes: list[str], keeps_broken: bool) -> Iterator[_Kernel]:
-    """Yields the kernels of a file in a folder that is named after a kernel type or an overload of torch."""
-    if not _OVERLOAD.fullmatch(folder):
-        yield from _of_file(path, _candidate_name(path.stem), notes, kernel_type=folder)
-        return
+def _of_operator(folder: str, path: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_Kernel]:
+    """Yields the kernels of a file in a folder that is named after an overload of torch."""
     function, suffix = f"{folder}_kernel_impl", _CANDIDATE.search(path.stem)
     candidate = _candidate_name(suffix[1] if suffix else path.stem)
     try:
-        is_broken = function not in read_marks(path).defined
+        problem = "" if function in read_marks(path).defined else f"{path}: has no function {function}"
     except OpAtlasError as error:
-        if not keeps_broken:
+        if broken is not BrokenFiles.KEPT:
             raise
-        is_broken = True
-        notes.append(str(error))
-    else:
-        notes += [f"{path}: has no function {function}"] if is_broken else []
-    if not is_broken or keeps_broken:
+        problem = str(error)
+    if problem:
+        notes.append(problem)
+    if not problem or broken is BrokenFiles.KEPT:
         # The folder is the kernel type of the operator's rows in a suite.
-        for kernel_type in (folder, *(() if is_broken else OVERLOADS.get(folder, ()))):
+        for kernel_type in (folder, *(() if problem else OVERLOADS.get(folder, ()))):
             yield _Kernel(kernel_type, candidate, path, function)
 
 

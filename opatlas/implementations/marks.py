@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
+from opatlas.files import parse_python, read_safely
 
 _LARGEST_BYTES = 4 << 20
 #: The decorator, and the function for kernel types without a mark.
@@ -52,9 +52,10 @@ def read_marks(path: Path) -> Marks:
             distribution or a device that is not written as a string.
     """
     try:
-        tree = ast.parse(read_safely(path, _LARGEST_BYTES), str(path))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise OpAtlasError(f"{path}: cannot be read as Python ({error})") from None
+        content = read_safely(path, _LARGEST_BYTES)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror or error}): check its rights") from None
+    tree = parse_python(path, content)
     functions: dict[str, str] = {}
     constants: dict[str, tuple[str, ...]] = {_DISTRIBUTIONS: (), _DEVICES: ()}
     defined: list[str] = []

@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
+from opatlas.files import parse_python, read_safely
 from opatlas.model.schema import is_file_name
 
 #: The class of a task, and the class of a candidate.
@@ -204,12 +204,7 @@ def _kind(names: _Globals) -> TaskKind:
 
 def _names(path: Path, content: bytes) -> _Globals:
     """Raises OpAtlasError unless the file is Python."""
-    try:
-        tree = ast.parse(content, str(path))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise OpAtlasError(f"{path}{line}: is not Python ({reason}): correct the file, or move it away") from None
+    tree = parse_python(path, content)
     defined: set[str] = set()
     imported: set[str] = set()
     for node in tree.body:

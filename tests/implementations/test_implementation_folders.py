@@ -97,6 +97,14 @@ def test_an_ignored_file_has_its_reason(tmp_path: Path, name: str, text: str) ->
     assert note.startswith(str(tmp_path / "mine" / name))
 
 
+def test_the_list_of_a_folder_has_its_other_files(tmp_path: Path) -> None:
+    broken = {"Mul.py": "def kernel(:\n", "add__Tensor/add__Tensor_implementation_v1.py": "(" * 10_000}
+    folder = write(tmp_path / "mine", {"Add.py": KERNEL, **broken})
+    found = only(named_implementations(str(folder)))
+    assert set(found.sources) == {"Add"}
+    assert [note.partition(":")[0] for note in found.notes] == [str(folder / name) for name in broken]
+
+
 def test_hidden_and_private_files_are_no_kernels(tmp_path: Path) -> None:
     files = {"Add.py": KERNEL, "_common.py": KERNEL, ".old.py": KERNEL, "__pycache__/Mul.py": KERNEL, "readme.md": "x"}
     found = only(read_directory(write(tmp_path / "mine", files)))

@@ -13,7 +13,7 @@ from sessions import ROOT, Finished, Sessions
 
 from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
-from opatlas.implementations.directory import read_directory
+from opatlas.implementations.directory import BrokenFiles, read_directory
 from opatlas.model.location import implementation_of, implementation_path, parse_path, suite_path
 from opatlas.model.schema import Status
 from opatlas.model.versions import CUDA, TORCH, Versions
@@ -175,7 +175,7 @@ def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], optio
 
 def test_a_broken_file_stops_other_sessions_and_is_a_kernel_of_suites(tmp_path: Path) -> None:
     folder = write_kernels(tmp_path / "kit", KERNELS)
-    (found,) = read_directory(folder, keeps_broken=True)
+    (found,) = read_directory(folder, broken=BrokenFiles.KEPT)
     assert {"silu__default", "argmax__default"} <= set(found.sources)
     with pytest.raises(OpAtlasError, match="silu__default"):
         read_directory(folder)
