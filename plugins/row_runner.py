@@ -24,6 +24,7 @@ from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_pool import DevicePool, ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.in_process import InProcessExecutor
@@ -229,7 +230,8 @@ class RowRunner:
         return msprof.msprof_on_device(spec, settings.measure, self._profiles_dir(), waits)
 
     def _groups(self, left_out: ExcludedDevices) -> GroupPool:
-        return GroupPool(self._context.settings.devices, self._context.settings.measure, left_out, self._group)
+        settings = self._context.settings
+        return GroupPool(GroupNodes(settings.devices), settings.measure, left_out, self._group)
 
     def _group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Executor:
         if measure.instrument != MSPROF:

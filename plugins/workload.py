@@ -17,6 +17,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.implementations.implementation import Implementation
 from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.model.location import (
     COMMUNICATION_NAMED_BY,
@@ -309,7 +310,7 @@ def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Seq
         return SuiteWorkload(option, device_kind=devices[0].kind, name=suite_name(option.suite))
     if kind is not CollectiveWorkload:
         return kind(option)
-    plan = collectives.collective_plan(option, devices)
+    plan = collectives.collective_plan(option, GroupNodes(devices))
     return CollectiveWorkload(plan.options, plan.rows, plan.about)
 
 

@@ -16,6 +16,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
 from opatlas.isolation.device_pool import ExcludedDevices
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import DeviceGone
 from opatlas.model.location import default_path
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     devices = available_devices(arguments.device)
     path = arguments.database_path or default_path(database_name(devices), detect())
     pool = GroupPool(
-        devices,
+        GroupNodes(devices),
         MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)),
         ExcludedDevices(None),
     )

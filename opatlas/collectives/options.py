@@ -14,7 +14,7 @@ from opatlas.collectives.topology import Grid, ImpossibleGroup, default_grid
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import node_options_problem
 from opatlas.errors import OpAtlasError
-from opatlas.isolation.groups.pool import node_devices, placement_problem
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.model.communication import BY_NAME, TIERS, Collective
 from opatlas.model.location import COMMUNICATION_NAMED_BY, device_kind
 from opatlas.model.schema import (
@@ -179,16 +179,15 @@ def _names_of(collective: Collective) -> Sequence[tuple[str, Collective]]:
     return [(collective.name, collective), (collective.kernel_type, collective)]
 
 
-def collective_plan(option: Any, devices: Sequence[DeviceSpec]) -> CollectivePlan:
-    """Returns the messages that the options name.
+def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
+    """Returns the messages that the options name, for groups on some nodes.
 
     Raises:
         pytest.UsageError: options contradict each other, or the grid holds no group, or with --strict not all groups.
     """
     _check_nodes(option)
     collectives = named_collectives(option.ops)
-    per_node = len(node_devices(devices))
-    guessed = default_grid(devices, per_node, option.nnodes)
+    guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
     about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
@@ -209,12 +208,12 @@ def collective_plan(option: Any, devices: Sequence[DeviceSpec]) -> CollectivePla
             continue
         tier = grid.tier_of(members)
         spec = message_group({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
-        reason = placement_problem(spec, devices)
+        reason = nodes.placement_problem(nodes.placed(spec))
         if reason and option.strict:
             raise _usage_error(f"--strict: --num-devices {size} {reason}")
         for collective in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
-                sent = _round_up(collective, size, dtype, _sizes(option, devices))
+                sent = _round_up(collective, size, dtype, _sizes(option, nodes.devices))
                 about += [f"{collective.name} of {size} {dtype}: {text}" for text in _rounded_note(sent)]
                 # Two sizes that are rounded up to the same size are one message.
                 rows[collective.kernel_type] += [

@@ -13,7 +13,7 @@ from math import prod
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import ranks_share
 from opatlas.devices.nvidia import find_nvlink_islands
-from opatlas.isolation.groups.pool import RANKS_PER_CORE
+from opatlas.isolation.groups.nodes import RANKS_PER_CORE
 from opatlas.model.communication import TIERS
 from opatlas.model.location import DEFAULT_NPU_DEVICE
 

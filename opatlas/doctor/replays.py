@@ -40,6 +40,7 @@ from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.executor import Executor
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.executor import msprof_on_group
@@ -142,7 +143,7 @@ def group(target: Target) -> Verdict:
     if not target.with_group:
         return skipped(f"without --group: with it two ranks meet over {backend}, as rows of several devices need it")
     spec = GroupSpec(_RANKS)
-    if too_few := GroupPool(devices, MeasureSettings(), ExcludedDevices(None)).shortage(spec):
+    if too_few := GroupPool(GroupNodes(devices), MeasureSettings(), ExcludedDevices(None)).shortage(spec):
         shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""
         return failed(
             f"two ranks: {too_few}{shown}",
@@ -193,7 +194,7 @@ def _all_reduce(
                 return msprof_on_group(spec, devices, settings, folder / "profiles")
             return GroupProcess(spec, devices, settings)
 
-        pool = GroupPool(devices, settings, ExcludedDevices(None), executor_of)
+        pool = GroupPool(GroupNodes(devices), settings, ExcludedDevices(None), executor_of)
         try:
             return pool.run(job), pool.describe()
         finally:

@@ -118,7 +118,7 @@ class GroupSpec:
         if len(set(shares)) > 1:
             return (
                 f"takes {' + '.join(map(str, shares))} devices of the {self.nnodes} nodes, but a group of several "
-                "nodes takes equally many of each: measure it without --nnodes, or name another --num-devices"
+                "nodes takes equally many of each: measure it on one node, or name another --num-devices"
             )
         return ""
 

@@ -18,6 +18,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_pool import ExcludedDevices
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.schema import Status
@@ -182,7 +183,7 @@ class Absent:
 
 def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> None:
     Absent.tries = []
-    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), ExcludedDevices(None), Absent)
+    pool = GroupPool(GroupNodes([DeviceSpec("cpu")]), MeasureSettings(), ExcludedDevices(None), Absent)
     assert pool.describe().name == "cpu"
     specs = [GroupSpec(n, members=tuple(range(n))) for n in (2, 2, 2, 3, 2, 4, 4)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in specs]
@@ -205,7 +206,7 @@ def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> 
 
 def test_nodes_that_did_not_come_are_not_waited_for_again() -> None:
     Absent.tries = []
-    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), ExcludedDevices(None), Absent)
+    pool = GroupPool(GroupNodes([DeviceSpec("cpu")]), MeasureSettings(), ExcludedDevices(None), Absent)
     groups = [GroupSpec(ranks, nnodes=2) for ranks in (2, 4)] + [GroupSpec(1)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in groups]
     statuses = [outcome.status for outcome in outcomes]

@@ -19,7 +19,7 @@ from opatlas.collectives.topology import default_grid
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import group_islands
 from opatlas.engine.group_spec import GroupSpec, add_node_options
-from opatlas.isolation.groups.pool import placement_problem
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
@@ -30,7 +30,7 @@ ONE_NODE = dict.fromkeys(("update_mode", "database_path"))
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opatlas.isolation.groups.pool.available_cores", lambda: 2)
+    monkeypatch.setattr("opatlas.isolation.groups.nodes.available_cores", lambda: 2)
     for name in [name for name in os.environ if name.startswith(("NCCL_", "HCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)
 
@@ -46,13 +46,13 @@ def parsed(*arguments: str, ops: tuple[str, ...] = (), database: str | None = No
 
 
 def messages(option: Namespace, devices: list[DeviceSpec], kernel_type: str = "hcom_allReduce_") -> list[tuple]:
-    rows = options.collective_plan(option, devices).rows[kernel_type]
+    rows = options.collective_plan(option, GroupNodes(devices)).rows[kernel_type]
     return [(int(r["message_bytes"]), int(r["num_devices"]), r["dtype"], int(r["topology_tier"])) for r in rows]
 
 
 def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str) -> GroupSpec:
     before = vars(option).copy()
-    wanted = options.collective_plan(option, devices)
+    wanted = options.collective_plan(option, GroupNodes(devices))
     # What pytest parsed stays as it is.
     assert vars(option) == before
     return message_group({"num_devices": size, "topology_tier": tier}, wanted.options)
@@ -61,26 +61,26 @@ def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str)
 def test_groups_that_cannot_have_the_tier_are_left_out_and_the_others_run() -> None:
     option = parsed("--num-devices", "2,4,16", "--topology-tier", "2", "--bytes-grid", "1024")
     assert {(size, tier) for _, size, _, tier in messages(option, NPUS)} == {(2, 2)}
-    left_out = [line for line in options.collective_plan(option, NPUS).about if "left out" in line]
+    left_out = [line for line in options.collective_plan(option, GroupNodes(NPUS)).about if "left out" in line]
     assert len(left_out) == 2
     assert "--num-devices 4" in left_out[0]
     assert "--num-devices 16" in left_out[1]
     option.strict = True
     with pytest.raises(pytest.UsageError, match="--num-devices 4"):
-        options.collective_plan(option, NPUS)
+        options.collective_plan(option, GroupNodes(NPUS))
 
 
 def test_defaults_of_a_cpu() -> None:
     found = messages(parsed(), CPU)
     assert found[0] == (1024, 2, "DT_BF16", 1)
     assert [size for size, *_ in found] == [1 << power for power in range(10, 25)]
-    assert len(options.collective_plan(parsed(), CPU).rows) == 5
+    assert len(options.collective_plan(parsed(), GroupNodes(CPU)).rows) == 5
 
 
 def test_defaults_of_an_a3() -> None:
     found = messages(parsed(), NPUS)
     assert (found[0], found[-1]) == ((1024, 16, "DT_BF16", 1), (512 << 20, 16, "DT_BF16", 1))
-    assert options.collective_plan(parsed(), NPUS).options.grid_shape == [48, 8, 2]
+    assert options.collective_plan(parsed(), GroupNodes(NPUS)).options.grid_shape == [48, 8, 2]
 
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
 
 def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
     option = parsed("--num-devices", "3", "--bytes-grid", "1", "5", "7", "--comm-dtype", "float32", "int8")
-    wanted = options.collective_plan(option, CPU)
+    wanted = options.collective_plan(option, GroupNodes(CPU))
     found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
     assert found == [(12, "DT_FLOAT"), (3, "DT_INT8"), (6, "DT_INT8"), (9, "DT_INT8")]
     (rounded,) = (line for line in wanted.about if "1 -> 12, 5 -> 12" in line)
@@ -133,14 +133,14 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
     # The grid that is told is that of the machine, and not one that would hold the group.
-    (about,) = options.collective_plan(parsed("--num-devices", "2", "16"), CPU).about
+    (about,) = options.collective_plan(parsed("--num-devices", "2", "16"), GroupNodes(CPU)).about
     assert about.startswith("grid 1 x 8:")
     spec = of_group(option, CPU, "16", "1")
     assert re.findall(r"\d+", spec.placement_problem(8)) == ["16", "8"]
-    assert re.findall(r"\d+", placement_problem(spec, CPU)) == ["16", "2", "8", "4"]
+    assert re.findall(r"\d+", GroupNodes(CPU).placement_problem(spec)) == ["16", "2", "8", "4"]
     option.strict = True
     with pytest.raises(pytest.UsageError, match="--num-devices 16"):
-        options.collective_plan(option, CPU)
+        options.collective_plan(option, GroupNodes(CPU))
 
 
 def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
@@ -166,17 +166,17 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
 )
 def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) -> None:
     with pytest.raises(pytest.UsageError, match=words):
-        options.collective_plan(parsed(*arguments), CPU)
+        options.collective_plan(parsed(*arguments), GroupNodes(CPU))
 
 
 def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     assert options.named_collectives(()) == list(BY_NAME.values())
     assert options.named_collectives(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
-    assert list(options.collective_plan(parsed(ops=("all_reduce",)), CPU).rows) == [ALL_REDUCE.kernel_type]
+    assert list(options.collective_plan(parsed(ops=("all_reduce",)), GroupNodes(CPU)).rows) == [ALL_REDUCE.kernel_type]
     with pytest.raises(pytest.UsageError, match="did you mean all_reduce"):
-        options.collective_plan(parsed(ops=("allreduce",)), CPU)
+        options.collective_plan(parsed(ops=("allreduce",)), GroupNodes(CPU))
     with pytest.raises(pytest.UsageError, match="--ops Add: "):
-        options.collective_plan(parsed(ops=("all_reduce", "Add")), CPU)
+        options.collective_plan(parsed(ops=("all_reduce", "Add")), GroupNodes(CPU))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
-    _, told = options.collective_plan(parsed(), CPU).about
+    _, told = options.collective_plan(parsed(), GroupNodes(CPU)).about
     assert told.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.devices.discovery import ranks_share
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import (
@@ -22,14 +20,11 @@ from opatlas.instruments.instrument import (
 )
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.schema import Status
 
-#: Default number of ranks that share a CPU: enough to try a kernel that communicates.
-_CPU_RANKS = 2
-#: With more ranks on a core, durations would show how the system shares its cores.
-RANKS_PER_CORE = 4
 #: A group that has failed to start so often is given up. After a timeout, which may take minutes, a group is given up
 #: at once.
 _MOST_FAILED_STARTS = 2
@@ -39,36 +34,23 @@ _NO_PROFILER = (
 )
 
 
-def node_devices(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
-    """Returns the devices of this node for ranks, one for each rank; ranks share the cores of a CPU."""
-    if devices and ranks_share(devices[0].kind):
-        return list(devices[:1]) * (RANKS_PER_CORE * available_cores())
-    return devices
-
-
-def placement_problem(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
-    """Returns why nodes with these devices cannot hold the members of a group; "" if they can."""
-    shared_cores = available_cores() if devices and ranks_share(devices[0].kind) else None
-    return spec.placement_problem(len(node_devices(devices)), shared_cores)
-
-
 class GroupPool:
     """Runs jobs in the groups that they name. A BatchExecutor."""
 
     def __init__(
         self,
-        devices: Sequence[DeviceSpec],
+        nodes: GroupNodes,
         settings: MeasureSettings,
         excluded: ExcludedDevices,
         executor_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Executor] = GroupProcess,
     ) -> None:
         """
         Args:
-            devices: of this node.
+            nodes: where the groups run, with the devices of this node.
             excluded: devices that the session does not use.
             executor_of: makes the executor of a group.
         """
-        self._devices = devices
+        self._nodes = nodes
         self._settings = settings
         self._excluded = excluded
         self._executor_of = executor_of
@@ -85,7 +67,7 @@ class GroupPool:
     def describe(self) -> DeviceDescription:
         """Returns the description of the last group; before the first launch, of the device without opening it."""
         if self._description is None:
-            device = self._devices[0]
+            device = self._nodes.devices[0]
             return DeviceDescription(device.name or device.kind, {}, kind=device.kind)
         return self._description
 
@@ -98,9 +80,9 @@ class GroupPool:
     def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         """Runs the first jobs that need the same group, as BatchExecutor says."""
         first = jobs[0]
-        spec = first.group
-        assert spec is not None
-        if reason := self.shortage(spec):
+        assert first.group is not None
+        spec = self._nodes.placed(first.group)
+        if reason := self._nodes.shortage(spec, self._working):
             return {first.id: RowOutcome(Status.SKIPPED, reason)}
         if self._settings.instrument == TORCH_NPU_PROFILER:
             return {first.id: RowOutcome(Status.SKIPPED, _NO_PROFILER)}
@@ -108,12 +90,14 @@ class GroupPool:
             return {first.id: RowOutcome(Status.SKIPPED, f"not tried again: {given_up}")}
         if self._current is None or not self._current[0].serves(spec):
             self.close()
-            devices = self._devices_for(spec)[: spec.local_ranks]
+            devices = self._nodes.devices_of(spec, self._working)
             self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))
         group, executor = self._current
         try:
             if isinstance(executor, BatchExecutor):
-                served = takewhile(lambda job: job.group is not None and group.serves(job.group), jobs)
+                served = takewhile(
+                    lambda job: job.group is not None and group.serves(self._nodes.placed(job.group)), jobs
+                )
 
                 def described(outcome: RowOutcome) -> bool:
                     self._description = executor.describe()
@@ -136,31 +120,16 @@ class GroupPool:
 
     def shortage(self, spec: GroupSpec) -> str:
         """Returns why there is no device for each rank of a group; "" if there is."""
-        if spec.ranks % spec.nnodes:
-            return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
-        if spec.members is not None:
-            return placement_problem(spec, self._devices)
-        available = len(self._devices_for(spec))
-        if spec.local_ranks <= available:
-            return ""
-        nodes = f" on each of {spec.nnodes} nodes" if spec.nnodes > 1 else ""
-        limit = f" (no more than {spec.nproc_per_node} may be used)" if spec.nproc_per_node == available else ""
-        return f"needs {spec.local_ranks} devices{nodes}, {available} {'is' if available == 1 else 'are'} there{limit}"
+        return self._nodes.shortage(self._nodes.placed(spec), self._working)
 
     def close(self) -> None:
         if self._current is not None:
             self._current[1].close()
             self._current = None
 
-    def _devices_for(self, spec: GroupSpec) -> Sequence[DeviceSpec]:
-        """Returns the devices of this node for the ranks of a group, one for each rank; ranks share a CPU."""
-        if spec.members is not None:
-            of_node = node_devices(self._devices)
-            return [of_node[member] for member in spec.local_members(len(of_node))]
-        devices = [device for device in self._devices if self._excluded.reason(device) is None]
-        if devices and ranks_share(devices[0].kind):
-            return devices[:1] * (spec.nproc_per_node or _CPU_RANKS)
-        return devices[: spec.nproc_per_node]
+    @property
+    def _working(self) -> Sequence[DeviceSpec]:
+        return [device for device in self._nodes.devices if self._excluded.reason(device) is None]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
         if kind not in INSTRUMENTS or preferred_instrument(kind, self._settings.instrument) != MSPROF:
