@@ -1,4 +1,4 @@
-"""The actor of a device on a host of a Ray cluster: keeps one device process, as pytest does for its own."""
+"""The actors of a Ray cluster, which keep processes on its hosts; that of a device keeps one device process."""
 
 from __future__ import annotations
 
@@ -58,23 +58,22 @@ def software() -> dict[str, str]:
     return {"torch": versions.torch or "", "CANN": versions.cann or "", "OpAtlas' code": digest[:12]}
 
 
-class DeviceActor:
-    """Runs jobs on one device. Ray calls `beat` and `stop` in a thread of their own, the others one at a time."""
+class HostActor:
+    """A process of Ray on a host that keeps processes of devices, and gives signs of life.
 
-    def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
+    Ray calls `beat` in a thread of its own, other methods one at a time.
+    """
+
+    def __init__(self, device: str | None, session: str, paths: Sequence[str]) -> None:
         """
         Args:
             device: name or kind of the device; None: the best that Ray lets this process see.
-            spec: the device of a conftest.py; None: it is looked for.
             session: the session for lock files (`SESSION_VARIABLE`).
             paths: the import path of pytest.
         """
         # Ray's own end of a process whose raylet was killed may take a minute, in which the device is not free.
         die_with_parent()
         self._device = device
-        self._spec = spec
-        self._stopped = False
-        self._process: DeviceProcess | None = None
         self._waits = DeviceWaits(print_to_stderr)
         self._host = platform.node()
         os.environ[SESSION_VARIABLE] = session
@@ -84,6 +83,38 @@ class DeviceActor:
         self._printed = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - as long as the process
         for descriptor in (1, 2):
             os.dup2(self._printed.fileno(), descriptor)
+
+    def beat(self) -> str:
+        """Returns for whom a row waits; "" if none does."""
+        wait = self._waits.current
+        return f"waits for the device, which another session uses: {wait.holder}" if wait is not None else ""
+
+    def _with_printed(self, outcome: RowOutcome) -> RowOutcome:
+        """Returns the outcome with what was printed since the last call, unless it is a measurement."""
+        printed = self._take_printed()
+        if outcome.status is Status.MEASURED or not printed:
+            return outcome
+        return replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
+
+    def _take_printed(self) -> str:
+        """Returns the end of what was printed since the last call."""
+        size = os.fstat(self._printed.fileno()).st_size
+        if not size:
+            return ""
+        text = os.pread(self._printed.fileno(), _MOST_PRINTED, max(size - _MOST_PRINTED, 0))
+        os.ftruncate(self._printed.fileno(), 0)
+        return text.decode(errors="replace")
+
+
+class DeviceActor(HostActor):
+    """Runs jobs on one device. Ray calls `stop` in the thread of `beat`."""
+
+    def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
+        """`spec` is the device of a conftest.py; None: it is looked for."""
+        super().__init__(device, session, paths)
+        self._spec = spec
+        self._stopped = False
+        self._process: DeviceProcess | None = None
 
     def look(self) -> HostFacts:
         """Returns the facts of the host, and finds the device. Imports no torch."""
@@ -118,29 +149,12 @@ class DeviceActor:
                 outcome = self._process.run(job)
             except DeviceGone as error:
                 return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
-            printed = self._take_printed()
-            if outcome.status is not Status.MEASURED and printed:
-                outcome = replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
-            outcomes.append((job.id, outcome))
+            outcomes.append((job.id, self._with_printed(outcome)))
         return DeviceAnswer(outcomes, time.monotonic() - began)
-
-    def beat(self) -> str:
-        """Returns for whom a row waits; "" if none does."""
-        wait = self._waits.current
-        return f"waits for the device, which another session uses: {wait.holder}" if wait is not None else ""
 
     def stop(self) -> None:
         """Lets all calls of `run` return after the running job."""
         self._stopped = True
-
-    def _take_printed(self) -> str:
-        """Returns the end of what was printed since the last call."""
-        size = os.fstat(self._printed.fileno()).st_size
-        if not size:
-            return ""
-        text = os.pread(self._printed.fileno(), _MOST_PRINTED, max(size - _MOST_PRINTED, 0))
-        os.ftruncate(self._printed.fileno(), 0)
-        return text.decode(errors="replace")
 
 
 def _undo_limits_of_ray() -> None:

@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from opatlas.devices.device import KINDS, DeviceSpec
-from opatlas.devices.device_lock import SESSION_VARIABLE
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.dealer import DeviceAnswer
-from opatlas.isolation.fresh_python import import_paths
 from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
+from opatlas.isolation.ray_api import WATCH, beat, future, ray, start_actor
 from opatlas.model.location import device_kind
 from opatlas.text import pluralize
 
@@ -27,8 +25,6 @@ LOCAL = "local"
 _RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 #: Longest time in which the actors of a cluster start, in seconds.
 _START_S = 300.0
-#: Ray's part of an actor that answers signs of life.
-_WATCH = "watch"
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class RayDevice:
 
     def look(self) -> Future[HostFacts]:
         """Returns the facts of the host."""
-        return _future(self._actor.look.remote())
+        return future(self._actor.look.remote())
 
     def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
         """Takes the name of the device, and how rows are measured."""
@@ -64,36 +60,28 @@ class RayDevice:
     def open(self) -> Future[DeviceAnswer]:
         if self._actor is None:
             self._actor = self._start()
-        return _future(self._actor.open.remote(self._settings))
+        return future(self._actor.open.remote(self._settings))
 
     def run(self, jobs: Sequence[Any]) -> Future[DeviceAnswer]:
-        return _future(self._actor.run.remote(jobs))
+        return future(self._actor.run.remote(jobs))
 
     def beat(self) -> Future[str]:
-        return _future(self._actor.beat.options(concurrency_group=_WATCH).remote())
+        return beat(self._actor)
 
     def stop(self) -> None:
-        self._actor.stop.options(concurrency_group=_WATCH).remote()
+        self._actor.stop.options(concurrency_group=WATCH).remote()
 
     def kill(self) -> None:
         if self._actor is not None:
             # The keeper ends the device process when its parent is gone.
-            _ray().kill(self._actor)
+            ray().kill(self._actor)
             self._actor = None
 
     def _start(self) -> Any:
-        ray, place = _ray(), self._place
-        resources = dict(place.resources)
-        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(place.node_id, soft=False)
-        actor = ray.remote(concurrency_groups={_WATCH: 1})(DeviceActor).options(
-            num_cpus=resources.pop("CPU", 0),
-            num_gpus=resources.pop("GPU", 0),
-            resources=resources,
-            scheduling_strategy=affinity,
-            max_restarts=0,
-            max_task_retries=0,
-        )
-        return actor.remote(self._device, place.spec, os.environ.get(SESSION_VARIABLE, ""), import_paths())
+        place = self._place
+        strategies = ray().util.scheduling_strategies
+        affinity = strategies.NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+        return start_actor(DeviceActor, place.resources, affinity, self._device, place.spec)
 
 
 class RayCluster:
@@ -142,7 +130,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""
-        _ray().shutdown()
+        ray().shutdown()
 
     def _choose(self, device: str | None) -> list[tuple[RayDevice, HostFacts]]:
         """Returns the devices with equal software; ends the others. Raises OpAtlasError where none is left."""
@@ -204,13 +192,12 @@ def _join(address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray = _ray()
     quiet = {"configure_logging": False, "log_to_driver": False}
     try:
         if address == LOCAL:
-            ray.init(address=LOCAL, include_dashboard=False, **quiet)
+            ray().init(address=LOCAL, include_dashboard=False, **quiet)
         else:
-            ray.init(address=address, **quiet)
+            ray().init(address=address, **quiet)
     except Exception as error:
         # Ray raises errors of many kinds, from a refused connection to another version of Python.
         first = (str(error) or type(error).__name__).strip().splitlines()[0]
@@ -222,7 +209,7 @@ def _join(address: str) -> None:
 
 def _places(device: str | None, own: Sequence[DeviceSpec]) -> list[_Place]:
     """Returns a place for each device of a kind. Raises OpAtlasError where there is none."""
-    nodes = [node for node in _ray().nodes() if node["Alive"]]
+    nodes = [node for node in ray().nodes() if node["Alive"]]
     names = [(str(node["NodeID"]), str(node["NodeName"])) for node in nodes]
     if own:
         return [_Place(node_id, name, {}, spec) for node_id, name in names for spec in own]
@@ -243,13 +230,3 @@ def _places(device: str | None, own: Sequence[DeviceSpec]) -> list[_Place]:
         else:
             places += [_Place(node_id, name, {_RESOURCES[kind]: 1}, None)] * count
     return places
-
-
-def _future(reference: Any) -> Future[Any]:
-    future: Future[Any] = reference.future()
-    return future
-
-
-def _ray() -> Any:
-    import_module("ray.util.scheduling_strategies")
-    return import_module("ray")
