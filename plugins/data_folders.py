@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-_PATH_OPTIONS = ("--database-path", "--prof-path", "--target-models")
+_PATH_OPTIONS = ("--database-path", "--prof-path", "--target-models", "--models", "--tasks", "--suite")
 
 
 @pytest.hookimpl(wrapper=True)

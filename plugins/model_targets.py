@@ -1,17 +1,17 @@
-"""What --models and its options ask for, and the implementations that stand for models."""
+"""What --models asks for, and the implementations that stand for models."""
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-from opatlas.files import absolute_path, expect_folder
+from opatlas.files import expect_folder
 from opatlas.generation.answers import model_folder
 from opatlas.generation.endpoint import Endpoint
-from opatlas.generation.prices import read_prices
-from opatlas.generation.settings import LANGUAGE_OF_KIND, KernelLanguage, LoopLimits
+from opatlas.generation.models_file import read_models
+from opatlas.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
 from opatlas.implementations.catalog import ALL, shipped
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULT_DEVICES, Implementation
@@ -21,49 +21,36 @@ from opatlas.tasks.task import MODEL_NEW
 from .model_options import ModelSettings
 
 
-def model_settings(option: Namespace, kind: str) -> ModelSettings:
-    """Returns what the options say about models.
+def model_settings(path: Path, kind: str) -> ModelSettings:
+    """Returns what the file of --models says.
 
     Args:
-        option: the options of a session with --models.
+        path: the file.
         kind: the kind of the device.
 
     Raises:
-        OpAtlasError: a file or folder cannot be used, or the address or its key.
-        pytest.UsageError: options contradict each other.
+        OpAtlasError: a file or folder cannot be used, or an address or its key.
+        pytest.UsageError: the names of models contradict each other.
     """
-    if not option.endpoint and option.answers is None:
-        raise pytest.UsageError(
-            "--models: name a server with --endpoint URL, or a folder of recorded answers with --answers DIR"
-        )
+    file = read_models(path)
     models: dict[str, str] = {}
-    for model in option.models:
+    for model, entry in file.models.items():
         other = models.setdefault(model_folder(model), model)
         if other != model:
-            raise pytest.UsageError(f"--models: {other} and {model} have the same folder, {model_folder(model)}")
+            raise pytest.UsageError(f"{path}: {other} and {model} have the same folder, {model_folder(model)}")
+        if entry.endpoint:
+            # Refuses a wrong address, and a variable without a key.
+            Endpoint(entry.endpoint, entry.api_key_variable)
+        elif file.answers is None:
+            raise pytest.UsageError(
+                f"{path}: {model}: name its server with `endpoint: URL`, or recorded answers with `answers: DIR`"
+            )
+        else:
+            expect_folder(file.answers, "name a folder with recorded answers", option=f"{path}: answers")
     if taken := models.keys() & {ALL, *DEFAULT_DEVICES, *shipped()}:
-        raise pytest.UsageError(f"--models: {min(taken)} is the name of an implementation of OpAtlas")
-    answers = absolute_path(option.answers) if option.answers is not None else None
-    if option.endpoint:
-        # Refuses a wrong address, and a variable without a key.
-        Endpoint(option.endpoint, option.api_key_variable)
-    elif answers is not None:
-        expect_folder(answers, "name one with recorded answers, or a server with --endpoint", option="--answers")
-    prices = read_prices(option.prices)
-    unpriced = [model for model in models.values() if model not in prices]
-    if option.cost_limit is not None and unpriced:
-        raise pytest.UsageError(
-            f"--cost-limit: no price of {', '.join(unpriced)} is known: name a file that has it with --prices"
-        )
-    return ModelSettings(
-        models,
-        KernelLanguage(option.language or LANGUAGE_OF_KIND.get(kind, KernelLanguage.TORCH)),
-        option.endpoint,
-        option.api_key_variable,
-        answers,
-        LoopLimits(option.attempts, cost_usd=option.cost_limit, max_tokens=option.max_tokens),
-        absolute_path(option.prices) if option.prices is not None else None,
-    )
+        raise pytest.UsageError(f"{path}: {min(taken)} is the name of an implementation of OpAtlas")
+    language = file.language or LANGUAGE_OF_KIND.get(kind, KernelLanguage.TORCH)
+    return ModelSettings(models, language, file)
 
 
 def model_implementations(settings: ModelSettings, kernel_types: Iterable[str]) -> list[Implementation]:

@@ -21,7 +21,7 @@ from opatlas.experiment.attempts import ModelAttempt
 from opatlas.generation.answers import RecordedAnswers
 from opatlas.generation.attempt_log import AttemptLog
 from opatlas.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
-from opatlas.generation.prices import read_prices
+from opatlas.generation.models_file import NamedModel
 from opatlas.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.implementations.contract import KernelSource, content_digest
@@ -66,16 +66,22 @@ class ModelRuns:
         self._session, self._settings, self._folder = settings, settings.models, settings.models_folder
         self.rules = settings.models.language.of_rules
         self._hardware = Hardware(settings.devices[0].name, settings.devices[0].kind)
-        self._log, self._prices = AttemptLog(self._folder), read_prices(self._settings.prices)
-        endpoint = None
-        if self._settings.endpoint:
-            endpoint = Endpoint(
-                self._settings.endpoint,
-                self._settings.api_key_variable,
-                sleep=self._wait,
-                on_wait=lambda why, seconds: context.tell(f"the endpoint {why}: asking again in {seconds:.0f} s"),
-            )
-        self._answers = RecordedAnswers(self._settings.answers or self._folder / ANSWERS, endpoint)
+        file = settings.models.file
+        self._log, self._prices = AttemptLog(self._folder), file.prices()
+        self._answers = {
+            name: RecordedAnswers(file.answers or self._folder / ANSWERS, self._endpoint(model))
+            for name, model in file.models.items()
+        }
+
+    def _endpoint(self, model: NamedModel) -> Endpoint | None:
+        if not model.endpoint:
+            return None
+        return Endpoint(
+            model.endpoint,
+            model.api_key_variable,
+            sleep=self._wait,
+            on_wait=lambda why, seconds: self._context.tell(f"the endpoint {why}: asking again in {seconds:.0f} s"),
+        )
 
     def writes(self, item: pytest.Item) -> bool:
         """Returns whether a model writes the candidate of a row."""
@@ -126,7 +132,7 @@ class ModelRuns:
     def ask(self, request: ChatRequest) -> ChatAnswer:
         """Returns the answer to a request of a loop. Raises OpAtlasError, and _NotJudged if the session is to stop."""
         self._go_on()
-        return self._answers.ask(request)
+        return self._answers[request.model].ask(request)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -164,16 +170,18 @@ class ModelRuns:
 
     def _loop(self, name: str, task: Task) -> RepairLoop:
         settings, source = self._settings, task.source
-        prompts = Prompts(TaskText(task.full_name, source), self._hardware, settings.language, settings.limits.attempts)
+        model = settings.models[name]
+        limits = settings.file.limits(model)
+        prompts = Prompts(TaskText(task.full_name, source), self._hardware, settings.language, limits.attempts)
         subject = LoopTask(
             task.task_set,
             task.name,
             complexity_of_task(source, task.name),
-            settings.models[name],
+            model,
             self._folder / name,
             task.digest,
         )
-        return RepairLoop(subject, prompts, self._log, self._prices, settings.limits)
+        return RepairLoop(subject, prompts, self._log, self._prices, limits)
 
     @contextmanager
     def _alone(self, name: str, task: Task) -> Iterator[None]:

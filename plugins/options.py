@@ -34,6 +34,7 @@ from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
 from .model_options import OPTIONS as MODELS
+from .model_options import REMOVED as REMOVED_MODELS
 from .selection import Shard
 from .where import parse_where
 
@@ -260,6 +261,7 @@ REMOVED = (
     removed("--retry-failed", "pytest's --runxfail"),
     removed("--threads", "`taskset -c 0-3 opatlas bench`: torch has a thread for each core that the process may use"),
     removed("--msprof-rows", "--where, --ops or --shard for fewer rows; a profiling session has up to 200"),
+    *REMOVED_MODELS,
 )
 #: All options of a session of replays, those of groups and of collectives included.
 OPTIONS = (*DATABASE, *ROWS, *MODELS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
@@ -294,8 +296,7 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *REMOVED))
-    add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), ROWS)
-    add_all(parser.getgroup("opatlas-models", "OpAtlas: models that write candidates for --tasks"), MODELS)
+    add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), (*ROWS, *MODELS))
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
     add_node_options(parser)
     expert_parallel.add_options(parser)

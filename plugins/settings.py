@@ -193,18 +193,18 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelSettings | None:
-    """Returns what the options say about models; None without --models.
+    """Returns what the file of --models says; None without --models.
 
     Raises:
         OpAtlasError: a file, an address or its key cannot be used.
         pytest.UsageError: options contradict each other.
     """
-    if not option.models:
+    if option.models is None:
         return None
     # Sessions without models do not import the client of endpoints.
     from .model_targets import model_settings
 
-    return model_settings(option, devices[0].kind)
+    return model_settings(option.models, devices[0].kind)
 
 
 def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
@@ -223,7 +223,7 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
             "--update-mode=stale compares with the code, driver and versions that rows would be run with, and "
             "--prof-path runs no row: choose another mode"
         )
-    if not (option.models and option.tasks):
+    if option.models is None or not option.tasks:
         refuse(config, MODELS, "models write candidates for tasks, so --models and --tasks belong together")
     elif option.read_only:
         raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")

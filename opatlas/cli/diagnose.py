@@ -21,9 +21,10 @@ from opatlas.diagnosis.text import diagnosis_json, diagnosis_lines, ranked_json,
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.generation.endpoint import Endpoint
+from opatlas.generation.models_file import read_models
 from opatlas.model.errors import ReplayError
 from opatlas.model.named_databases import named_folder
-from opatlas.options import at_least
+from opatlas.options import at_least, removed
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, print_problems, show
 
@@ -76,25 +77,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", type=Path, metavar="FILE", help="code of the kernel, for the prompt (default: the prompt has none)"
     )
     parser.add_argument(
-        "--endpoint",
-        default="",
-        metavar="URL",
-        help="post the prompt to a server that takes OpenAI's chat completions, such as http://localhost:8000 "
-        "(default: nothing is posted)",
+        "--models",
+        type=Path,
+        metavar="FILE",
+        help="post the prompt to the models of a YAML file with their endpoints, as of pytest's --models (default: "
+        "nothing is posted)",
     )
-    parser.add_argument("--model", default="", metavar="MODEL", help="name of the model there (default: none)")
     parser.add_argument(
         "--output",
         type=Path,
-        metavar="FOLDER",
-        help="folder that gets the answer as a candidate, which --implementation FOLDER measures (default: none)",
+        metavar="DIR",
+        help="with --models: folder that gets the answers as candidates, which --implementation DIR measures (default: "
+        "none)",
     )
-    parser.add_argument(
-        "--api-key-variable",
-        default="",
-        metavar="NAME",
-        help="environment variable that holds the key of the endpoint, if it wants one (default: none)",
-    )
+    for name in ("--endpoint", "--model", "--api-key-variable"):
+        former = removed(name, "--models FILE, which names models and their endpoints (docs/generation.md)")
+        parser.add_argument(former.name, **former.argparse_arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = diagnose(arguments.place, peaks)
     if arguments.against:
         return _compare(arguments, diagnosis, diagnose(named_folder(arguments.against), peaks))
-    is_asked = bool(arguments.prompt or arguments.endpoint)
+    is_asked = bool(arguments.prompt or arguments.models)
     ranked = _chosen(diagnosis.ranking, arguments.row or 1) if arguments.row or is_asked else None
     content = diagnosis_json(diagnosis) if ranked is None else ranked_json(diagnosis, ranked)
     only_json = write_or_print_json(arguments.json, content)
@@ -135,15 +133,12 @@ def _expect_together(arguments: argparse.Namespace) -> None:
     for place in (arguments.place, *([named_folder(arguments.against)] if arguments.against else [])):
         if not place.exists():
             raise UsageError(f"{place}: no such file, folder or device: name a capture or a database")
-    if arguments.against and (arguments.prompt or arguments.endpoint):
-        raise UsageError("--against compares, and --prompt and --endpoint ask about one diagnosis: leave out one")
-    asked = {name: getattr(arguments, name) for name in ("endpoint", "model", "output")}
-    if any(asked.values()) and not all(asked.values()):
-        raise UsageError("--endpoint URL, --model MODEL and --output FOLDER belong together: give all three, or none")
-    if arguments.source is not None and not (arguments.prompt or arguments.endpoint):
-        raise UsageError("--source is the code of a prompt: give --prompt FILE or --endpoint URL, too")
-    if arguments.api_key_variable and not arguments.endpoint:
-        raise UsageError("--api-key-variable is that of --endpoint URL: give both, or none")
+    if arguments.against and (arguments.prompt or arguments.models):
+        raise UsageError("--against compares, and --prompt and --models ask about one diagnosis: leave out one")
+    if (arguments.models is None) != (arguments.output is None):
+        raise UsageError("--models FILE and --output DIR belong together: give both, or none")
+    if arguments.source is not None and not (arguments.prompt or arguments.models):
+        raise UsageError("--source is the code of a prompt: give --prompt FILE or --models FILE, too")
 
 
 def _chosen(ranking: Sequence[T], rank: int) -> T:
@@ -154,7 +149,7 @@ def _chosen(ranking: Sequence[T], rank: int) -> T:
 
 
 def _ask(arguments: argparse.Namespace, diagnosis: Diagnosis, ranked: RankedKernel) -> list[str]:
-    """Writes the prompt, asks the endpoint, and returns lines about the files. Raises OpAtlasError."""
+    """Writes the prompt, asks the models, and returns lines about the files. Raises OpAtlasError."""
     source, suffix = "", ".py"
     if arguments.source is not None:
         source, suffix = _read_source(arguments.source), arguments.source.suffix
@@ -165,12 +160,19 @@ def _ask(arguments: argparse.Namespace, diagnosis: Diagnosis, ranked: RankedKern
     if arguments.prompt is not None:
         write_text(arguments.prompt, prompt)
         lines.append(f"prompt     {arguments.prompt}")
-    if arguments.endpoint:
-        endpoint = Endpoint(arguments.endpoint, arguments.api_key_variable)
-        path = ask_for_candidate(endpoint, arguments.model, prompt, folder, ranked.kernel_type, source)
+    if arguments.models is not None:
+        models = read_models(arguments.models).models
+        if silent := [name for name, model in models.items() if not model.endpoint]:
+            raise UsageError(f"{arguments.models}: {silent[0]} has no endpoint: add `endpoint: URL`")
+        for name, model in models.items():
+            endpoint = Endpoint(model.endpoint, model.api_key_variable)
+            path = ask_for_candidate(
+                endpoint, name, prompt, folder, ranked.kernel_type, source, max_tokens=model.max_tokens
+            )
+            lines.append(f"candidate  {path}")
         measure = f"pytest bench/ --implementation {folder} --ops {ranked.kernel_type}"
         none = f"{ranked.kernel_type} has no replay: add one (docs/adding-a-kernel.md)"
-        lines += [f"candidate  {path}", f"measure    {measure if interface else none}"]
+        lines.append(f"measure    {measure if interface else none}")
     return lines
 
 

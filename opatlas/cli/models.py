@@ -26,13 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders with attempts.jsonl, or folders above such, the oldest first",
     )
     parser.add_argument(
-        "--models",
-        type=names,
-        default=(),
-        metavar="NAME[,NAME...]",
-        help="evaluate only these models (default: all)",
-    )
-    parser.add_argument(
         "--task-sets",
         type=names,
         default=(),
@@ -59,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the tables, and returns the exit status that the help explains. Raises OpAtlasError."""
-    experiment = read_experiment(arguments.folders, arguments.models, arguments.task_sets)
+    experiment = read_experiment(arguments.folders, arguments.task_sets)
     report = make_report(experiment, arguments.baseline)
     lines = list(text_lines(experiment, report))
     if arguments.csv is not None:

@@ -104,7 +104,14 @@ def _block(code: str, language: str) -> Iterator[str]:
 
 
 def ask_for_candidate(
-    model: ChatModel, name: str, prompt: str, folder: Path, kernel_type: str, former_source: str = ""
+    model: ChatModel,
+    name: str,
+    prompt: str,
+    folder: Path,
+    kernel_type: str,
+    former_source: str = "",
+    *,
+    max_tokens: int = ChatRequest.max_tokens,
 ) -> Path:
     """Asks a model, and stores its answer as `FOLDER/KERNEL_TYPE/{name}_{n}.py`, which --implementation measures.
 
@@ -113,6 +120,7 @@ def ask_for_candidate(
     Args:
         name: the name of the model.
         former_source: the code that modifications change.
+        max_tokens: the largest number of tokens of the answer.
 
     Returns:
         The path of the candidate.
@@ -120,7 +128,7 @@ def ask_for_candidate(
     Raises:
         OpAtlasError: the endpoint has no answer, the answer holds no code, or a file cannot be written.
     """
-    answer = model.ask(ChatRequest(name, (ChatMessage("user", prompt),)))
+    answer = model.ask(ChatRequest(name, (ChatMessage("user", prompt),), max_tokens=max_tokens))
     place = folder / kernel_type.lstrip("_")
     stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "answer"
     taken = {path.stem for path in place.glob(f"{stem}_*")} if place.is_dir() else set()

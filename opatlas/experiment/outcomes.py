@@ -124,11 +124,10 @@ class Experiment:
 
     Attributes:
         runs: in the order in which later ones replace the outcomes of earlier ones.
-        models, task_sets: the only ones that count; all if empty.
+        chosen_sets: the only sets of tasks that count; all if empty.
     """
 
     runs: Sequence[ExperimentRun]
-    chosen_models: Collection[str] = ()
     chosen_sets: Collection[str] = ()
     #: By model and task: the outcome of the last run that has one.
     outcomes: dict[str, dict[TaskName, TaskOutcome]] = field(init=False, default_factory=dict)
@@ -136,14 +135,12 @@ class Experiment:
     def __post_init__(self) -> None:
         for run in self.runs:
             for (model, task), outcome in run.outcomes.items():
-                if self.counts(model, task):
+                if self.counts(task):
                     self.outcomes.setdefault(model, {})[task] = outcome
 
-    def counts(self, model: str, task: TaskName) -> bool:
-        """Returns whether the model and the set of the task are among the chosen ones."""
-        return (not self.chosen_models or model in self.chosen_models) and (
-            not self.chosen_sets or task.task_set in self.chosen_sets
-        )
+    def counts(self, task: TaskName) -> bool:
+        """Returns whether the set of a task is among the chosen ones."""
+        return not self.chosen_sets or task.task_set in self.chosen_sets
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -190,17 +187,15 @@ class Experiment:
         return found
 
 
-def read_experiment(
-    folders: Sequence[Path], models: Collection[str] = (), task_sets: Collection[str] = ()
-) -> Experiment:
+def read_experiment(folders: Sequence[Path], task_sets: Collection[str] = ()) -> Experiment:
     """Reads the attempts in folders, and in those below folders without attempts.
 
     Args:
         folders: of runs, the oldest first; the runs below one folder follow their names.
-        models, task_sets: the ones that count; all if empty.
+        task_sets: the ones that count; all if empty.
 
     Raises:
-        UsageError: a folder is not there, is named twice or holds no attempts; no attempt has a model or a set.
+        UsageError: a folder is not there, is named twice or holds no attempts; no attempt is of a set.
         OpAtlasError: a file cannot be read, or a line is no attempt.
     """
     files: list[Path] = []
@@ -215,21 +210,17 @@ def read_experiment(
         raise UsageError(f"{twice}: named twice: name each run once")
     runs = [_read_run(path) for path in files]
     keys = [key for run in runs for key in run.outcomes]
-    _expect_known(models, {model for model, _ in keys}, "--models", "model")
-    _expect_known(task_sets, {task.task_set for _, task in keys}, "--task-sets", "set of tasks")
-    experiment = Experiment(runs, models, task_sets)
+    known = {task.task_set for _, task in keys}
+    for name in task_sets:
+        if name not in known:
+            raise UsageError(
+                f"--task-sets {name}: no attempt has this set of tasks{suggest(name, known)}: give one of "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+    experiment = Experiment(runs, task_sets)
     if not experiment.outcomes:
         raise UsageError(f"{', '.join(map(str, folders))}: no attempt to evaluate: name a run that tried a task")
     return experiment
-
-
-def _expect_known(names: Collection[str], known: Collection[str], option: str, what: str) -> None:
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"{option} {name}: no attempt has this {what}{suggest(name, known)}: give one of "
-                f"{', '.join(sorted(known)) or 'none'}"
-            )
 
 
 def _read_run(path: Path) -> ExperimentRun:

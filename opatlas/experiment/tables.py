@@ -371,7 +371,7 @@ def run_differences(experiment: Experiment) -> list[RunDifference]:
                 {
                     task: outcome
                     for (name, task), outcome in run.outcomes.items()
-                    if name == model and experiment.counts(model, task)
+                    if name == model and experiment.counts(task)
                 },
             )
             for run in experiment.runs

@@ -3,6 +3,7 @@
 endpoint.py     asks a model at an endpoint that takes OpenAI's chat completions
 answers.py      recorded exchanges, which answer without an endpoint
 prices.py       prices of exchanges; prices.yaml has those that ship
+models_file.py  the file of models: endpoints, prices, language, limits
 prompt.py       the messages for a task and for a repair; prompts.yaml has their sentences
 settings.py     language and limits
 attempt_log.py  the attempts of a run on disk

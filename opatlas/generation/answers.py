@@ -171,7 +171,7 @@ class RecordedAnswers:
             raise NoRecordedAnswer(
                 f"{self._folder} has no answer of {request.model} to {request.name or 'request'} "
                 f"({request_key(request)}): "
-                "record it with --endpoint URL, or choose tasks and models that are recorded"
+                "give the model an endpoint in the file of --models, or choose tasks that are recorded"
             )
         answer = self._endpoint.ask(request)
         self.record(request, answer)

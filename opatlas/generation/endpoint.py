@@ -303,7 +303,9 @@ class Endpoint:
         if error.code in _LATER:
             wait_s = _retry_after(error.headers.get("Retry-After", ""), time.time())
             raise _Retryable(problem, status=error.code, wait_s=wait_s)
-        named = f"the variable {self._key_variable}" if self._key_variable else "--api-key-variable NAME"
+        named = (
+            f"the variable {self._key_variable}" if self._key_variable else "the variable that api_key_variable names"
+        )
         remedies = {
             401: f"check the key in {named}",
             403: f"check the key in {named}, and what it allows",

@@ -9,19 +9,14 @@ from typing import Annotated
 
 import msgspec
 
-from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
-from opatlas.text import suggest
-from opatlas.yaml_file import YamlError, key_lines, parse_yaml
-
 from .endpoint import ChatAnswer, ChatRequest
 
 #: The prices that ship: those of the experiment, for each request.
 SHIPPED = Path(__file__).with_name("prices.yaml")
 #: Characters of a token, where the endpoint counts no tokens.
 CHARACTERS_OF_TOKEN = 4
-_MOST_BYTES = 1 << 20
-_Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+#: US dollars.
+Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"tokens_in": "in", "tokens_out": "out"}):
@@ -33,9 +28,9 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"to
         tokens_out: dollars for a million tokens of answers.
     """
 
-    request: _Dollars = 0.0
-    tokens_in: _Dollars = 0.0
-    tokens_out: _Dollars = 0.0
+    request: Dollars = 0.0
+    tokens_in: Dollars = 0.0
+    tokens_out: Dollars = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,41 +69,6 @@ class Prices:
         return Cost(tokens_in, tokens_out, not counted, usd)
 
 
-def read_prices(path: Path | None = None) -> Prices:
-    """Returns the prices that ship, with those of a user's file in their place.
-
-    Args:
-        path: a YAML file such as `{my-model: {in: 0.27, out: 1.1}, other: {request: 0.001}}`; None: only those that
-            ship.
-
-    Raises:
-        OpAtlasError: the file cannot be read, or holds something else. The error names the line.
-    """
-    files = [SHIPPED] if path is None else [SHIPPED, path]
-    return Prices({model: price for file in files for model, price in _entries(file).items()})
-
-
-def _entries(path: Path) -> dict[str, Price]:
-    try:
-        text = read_safely(path, _MOST_BYTES)
-        values = parse_yaml(text, strict=True)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
-    except YamlError as error:
-        raise OpAtlasError(f"{path}: {error}: correct it") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise OpAtlasError(f"{path}: it is no mapping: write `model: {{in: 0.27, out: 1.1}}`, $ per million tokens")
-    lines = key_lines(text)
-    prices: dict[str, Price] = {}
-    for model, value in values.items():
-        try:
-            prices[model] = msgspec.convert(value, Price)
-        except msgspec.ValidationError as error:
-            guess = suggest(next(iter(value)), ("in", "out", "request")) if isinstance(value, dict) and value else ""
-            raise OpAtlasError(
-                f"{path}:{lines[model]}: {model}: {error}{guess}: its keys are `in` and `out` ($ per million tokens) "
-                "and `request` ($)"
-            ) from None
-    return prices
+def shipped_prices() -> dict[str, Price]:
+    """Returns the prices that ship, by the names of models."""
+    return msgspec.yaml.decode(SHIPPED.read_bytes(), type=dict[str, Price])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from captures import cells
 from chat_server import ChatServer, Fault, chat_server
+from doc_commands import ROOT
 
 from opatlas.cli.main import main
 from opatlas.diagnosis.diagnosis import diagnose
@@ -71,8 +72,10 @@ def test_prompts_have_the_interface_of_kernels_with_a_replay(path: Path, tmp_pat
 
 
 def _posting(path: Path, url: str, folder: Path, model: str = "m") -> list[str]:
-    """Returns the command that asks an endpoint for the second kernel of the ranking."""
-    return ["diagnose", str(path), "--row", "2", "--endpoint", url, "--model", model, "--output", str(folder)]
+    """Returns the command that asks a model for the second kernel of the ranking."""
+    models = folder.parent / "models.yaml"
+    models.write_text(json.dumps({"models": {model: {"endpoint": url, "max_tokens": 77}}}))
+    return ["diagnose", str(path), "--row", "2", "--models", str(models), "--output", str(folder)]
 
 
 def test_an_answer_becomes_a_candidate_beside_earlier_ones(path: Path, tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_an_answer_becomes_a_candidate_beside_earlier_ones(path: Path, tmp_path:
         assert main(command) == 0
         assert main(command) == 0
     asked = server.bodies[-1]
-    assert asked["model"] == "Qwen/Q-3"
+    assert (asked["model"], asked["max_tokens"]) == ("Qwen/Q-3", 77)
     assert "scalar bound" in asked["messages"][0]["content"]
     candidates = {each.name: each for each in read_directory(folder)}
     assert set(candidates) == {"kernels-Qwen_Q_3_1", "kernels-Qwen_Q_3_2"}
@@ -154,8 +157,8 @@ def test_a_change_shows_verdicts_and_counters_side_by_side(
     [
         (["--row", "9"], "choose 1 to 3"),
         (["--source", "kernel.py"], "--prompt"),
-        (["--endpoint", "http://localhost:1", "--model", "m"], "--output"),
-        (["--api-key-variable", "KEY"], "--endpoint"),
+        (["--models", "models.yaml"], "--output"),
+        (["--models", str(ROOT / "answers" / "demo.yaml"), "--output", "kernels"], "demo"),
         (["--against", "nowhere"], "nowhere"),
         (["--against", ".", "--prompt", "p.md"], "--prompt"),
         (["--peaks", "ATLAS_800_A2"], "ATLAS_800_A2_313T_64G"),

@@ -1,4 +1,4 @@
-"""Exchanges with models: replies of an endpoint, recorded answers, prices."""
+"""Exchanges with models: replies of an endpoint, recorded answers, files of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opatlas.generation.answers import RecordedAnswers, read_exchanges
 from opatlas.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
-from opatlas.generation.prices import read_prices
+from opatlas.generation.models_file import read_models
 
 from .target import Target, expect, refusing
 
@@ -43,15 +43,18 @@ def _check_exchanges(data: bytes, folder: Path) -> None:
         expect(answers.find(_REQUEST) == _ANSWER, "a recorded answer is not found")
 
 
-def _prices() -> Iterator[bytes]:
-    yield b"small: {in: 0.27, out: 1.1}\n'a b': {request: 0.001}\n"
+def _models() -> Iterator[bytes]:
+    yield b"language: torch\ncost_limit: 5\nmodels:\n  small: {in: 0.27, out: 1.1}\n  'a b': {request: 0.001}\n"
+    yield b"answers: .\nattempts: 3\nmodels: {small: {endpoint: http://h, max_tokens: 9}, demo: }\n"
 
 
-def _check_prices(data: bytes, folder: Path) -> None:
-    path = folder / "prices.yaml"
+def _check_models(data: bytes, folder: Path) -> None:
+    path = folder / "models.yaml"
     path.write_bytes(data)
     with refusing(path):
-        cost = read_prices(path).cost(_REQUEST, _ANSWER)
+        found = read_models(path)
+        expect(bool(found.models), "neither a model nor an error")
+        cost = found.prices().cost(_REQUEST, _ANSWER)
         expect(math.isfinite(cost.usd) and cost.usd >= 0, f"a price of {cost.usd}")
 
 
@@ -62,10 +65,10 @@ EXCHANGES = Target(
     _check_exchanges,
     (b'"messages"', b'"result"', b'"params"', b'"usage"', b"null", b"1e999", b"\\ud800", b"{}", b"[]"),
 )
-PRICES = Target(
-    "prices",
-    "prices are numbers of dollars, or refused with the file",
-    _prices,
-    _check_prices,
-    (b"request:", b".inf", b".nan", b"-1", b"&a", b"*a", b"? []", b"\xff"),
+MODELS = Target(
+    "models",
+    "a file of models names some, with prices that are numbers, or is refused by name",
+    _models,
+    _check_models,
+    (b"request:", b"endpoint:", b"models:", b".inf", b".nan", b"-1", b"&a", b"*a", b"? []", b"\xff"),
 )

@@ -47,7 +47,7 @@ TARGETS: dict[str, Target] = {
         checks.CALIBRATION_SET,
         comparisons.STEP,
         exchanges.EXCHANGES,
-        exchanges.PRICES,
+        exchanges.MODELS,
         experiments.MODELS,
         diagnoses.DIAGNOSIS,
         operator_calls.OPERATOR_CALLS,

@@ -12,7 +12,8 @@ import pytest
 from opatlas.errors import OpAtlasError
 from opatlas.generation.answers import NoRecordedAnswer, RecordedAnswers, read_exchanges, request_key
 from opatlas.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
-from opatlas.generation.prices import Cost, read_prices
+from opatlas.generation.models_file import read_models
+from opatlas.generation.prices import Cost, Prices, shipped_prices
 
 REQUEST = ChatRequest("small-model", (ChatMessage("user", "Write ReLU: 写"),))
 ANSWER = ChatAnswer("```python\npass\n```", "stop", 10, 1_000, 2.5)
@@ -114,9 +115,11 @@ def test_the_recorded_dialogues_of_akg_are_read() -> None:
 
 
 def test_costs_are_those_of_tokens_and_requests(tmp_path: Path) -> None:
-    path = tmp_path / "prices.yaml"
-    path.write_text("small-model: {in: 100, out: 2}\n'flat': {request: 0.25}\ndeepseek-chat: {request: 3}\n")
-    prices = read_prices(path)
+    path = tmp_path / "models.yaml"
+    told = "small-model: {in: 100, out: 2}, 'flat': {request: 0.25}, deepseek-chat: {request: 3}, free: {request: 0}"
+    path.write_text(f"models: {{{told}}}")
+    prices = read_models(path).prices()
+    assert "free" in prices
     assert prices.cost(REQUEST, ANSWER) == Cost(10, 1_000, False, pytest.approx(0.003))
     assert prices.cost(replace(REQUEST, model="flat"), ANSWER).usd == 0.25
     assert "unknown" not in prices
@@ -125,7 +128,8 @@ def test_costs_are_those_of_tokens_and_requests(tmp_path: Path) -> None:
     uncounted = prices.cost(REQUEST, ChatAnswer("12345678"))
     assert (uncounted.tokens_in, uncounted.tokens_out, uncounted.estimated) == (4, 2, True)
     # 166 operators with 226 repairs: the experiment's own table says $0.401.
-    assert (166 + 226) * read_prices().cost(replace(REQUEST, model="deepseek-chat"), ANSWER).usd == pytest.approx(0.392)
+    shipped = Prices(shipped_prices()).cost(replace(REQUEST, model="deepseek-chat"), ANSWER)
+    assert (166 + 226) * shipped.usd == pytest.approx(0.392)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +137,8 @@ def test_costs_are_those_of_tokens_and_requests(tmp_path: Path) -> None:
     ["- a", "m: 3", "m: {input: 3}", "m: {in: -1}", "m: {in: .inf}", "m: {in: .nan}", "m: {in: x}", "m: [1, 2]", "{"],
 )
 def test_wrong_prices_name_the_file(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "prices.yaml"
-    path.write_text(text)
+    path = tmp_path / "models.yaml"
+    path.write_text(f"models: {{{text}}}" if text != "- a" else text)
     with pytest.raises(OpAtlasError) as caught:
-        read_prices(path)
+        read_models(path)
     assert str(path) in str(caught.value)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from opatlas.plugins.model_options import OPTIONS
 from opatlas.plugins.model_targets import model_implementations, model_settings
 from opatlas.plugins.models import ModelRuns, summary_lines
 from opatlas.plugins.plan import CaseRow, TablePlan
@@ -30,8 +29,11 @@ PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, duration_us=12.5)
 WRONG = Judgement(ErrorClass.MISMATCH, "nan", Level.COMPILE, "nan at 3")
 
 
-def options(**given: object) -> Namespace:
-    return Namespace(**{**{each.dest: each.default for each in OPTIONS}, **given})
+def models_file(folder: Path, *, models: object = None, **given: object) -> Path:
+    """Writes a file of models, by default of one whose answers are recorded."""
+    path = folder / "models.yaml"
+    path.write_text(json.dumps({"models": models or {"demo": {}}, **given}))
+    return path
 
 
 class _Item:
@@ -63,7 +65,7 @@ class Rows:
         (self.folder / "tasks").mkdir(exist_ok=True)
         (self.folder / "tasks" / "relu.py").write_text(TASK)
         (task,) = read_tasks(self.folder / "tasks")
-        models = model_settings(options(models=("demo",), answers=self.folder / "answers", **given), "cpu")
+        models = model_settings(models_file(self.folder, answers="answers", **given), "cpu")
         (implementation,) = model_implementations(models, [task.kernel_type])
         session = SimpleNamespace(
             models=models,
@@ -192,39 +194,48 @@ def test_the_summary_counts_all_sessions(tmp_path: Path) -> None:
     rows = Rows(tmp_path, [passed()])
     rows.answer(0, block("y = 1"))
     rows.run()
-    models = model_settings(options(models=("demo",), answers=tmp_path / "answers"), "cpu")
+    models = model_settings(tmp_path / "models.yaml", "cpu")
     lines = summary_lines(models, models.folder(tmp_path))
     assert "1 of 1 task" in lines[0]
     assert str(models.folder(tmp_path)) in lines[-1]
 
 
+_SERVER = {"endpoint": "http://h"}
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({}, "--endpoint"),
-        ({"models": ("a/b", "a:b"), "endpoint": "http://h"}, "a/b"),
-        ({"models": ("demo", "torch"), "endpoint": "http://h"}, "torch"),
-        ({"endpoint": "h"}, "'h'"),
-        ({"endpoint": "http://h", "api_key_variable": "OPATLAS_NOT_SET"}, "OPATLAS_NOT_SET"),
-        ({"answers": Path("no_such_folder")}, "no_such_folder"),
-        ({"endpoint": "http://h", "cost_limit": 1.0}, "--prices"),
-        ({"endpoint": "http://h", "prices": Path("no_such_file")}, "no_such_file"),
+        ({}, "demo"),
+        ({"models": {"a/b": _SERVER, "a:b": _SERVER}}, "a/b"),
+        ({"models": {"demo": _SERVER, "torch": _SERVER}}, "torch"),
+        ({"models": {"demo": {"endpoint": "h"}}}, "'h'"),
+        ({"models": {"demo": {**_SERVER, "api_key_variable": "OPATLAS_NOT_SET"}}}, "OPATLAS_NOT_SET"),
+        ({"answers": "no_such_folder"}, "no_such_folder"),
+        ({"models": {"demo": _SERVER}, "cost_limit": 1.0}, "cost_limit"),
+        ({"attempts": 0}, "attempts"),
+        ({"answer": "answers"}, "answers"),
+        ({"models": {"demo": {"endpiont": "http://h"}}}, "models.yaml:1: demo"),
+        ({"models": {"demo": {"in": -1}}}, "demo"),
+        ({"models": [1]}, "models"),
     ],
 )
-def test_options_that_cannot_work_are_refused(given: dict[str, object], named: str) -> None:
+def test_a_file_of_models_that_cannot_work_is_refused(given: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises((OpAtlasError, pytest.UsageError)) as caught:
-        model_settings(options(**{"models": ("demo",), **given}), "cpu")
+        model_settings(models_file(tmp_path, **given), "cpu")
     assert named in str(caught.value)
+    assert "models.yaml" in str(caught.value) or "OPATLAS_NOT_SET" in str(caught.value) or named == "'h'"
 
 
-def test_each_kind_of_device_has_a_language() -> None:
-    given = options(models=("demo",), endpoint="http://h")
+def test_each_kind_of_device_has_a_language(tmp_path: Path) -> None:
+    given = models_file(tmp_path, models={"demo": _SERVER})
     assert [model_settings(given, kind).language for kind in ("cuda", "npu", "cpu")] == [
         "triton",
         "triton-ascend",
         "torch",
     ]
-    assert model_settings(options(models=("demo",), endpoint="http://h", language="cuda"), "cpu").language == "cuda"
+    given = models_file(tmp_path, models={"demo": _SERVER}, language="cuda")
+    assert model_settings(given, "cpu").language == "cuda"
     rules = {language.of_rules for language in KernelLanguage}
     assert rules == {"", *(rule.language for rule in RULES)}
 

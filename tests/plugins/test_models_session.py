@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -50,10 +51,12 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
     shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()
     (sessions.folder / "tasks" / "relu.py").write_text(TASK)
-    options = ("test_tasks.py", "--tasks=tasks", "--language=torch", "--api-key-variable=TEST_KEY")
+    options = ("test_tasks.py", "--tasks=tasks", "--models=models.yaml")
+    file = sessions.folder / "models.yaml"
     with chat_server(ChatServer(answer, key=KEY)) as server:
-        endpoint = f"--endpoint={server.url}"
-        done = sessions.run_in_process(*options, endpoint, "--models=good,bad", TEST_KEY=KEY)
+        asked_at = {"endpoint": server.url, "api_key_variable": "TEST_KEY"}
+        file.write_text(json.dumps({"language": "torch", "models": {"good": asked_at, "bad": asked_at}}))
+        done = sessions.run_in_process(*options, TEST_KEY=KEY)
         assert done.code == pytest.ExitCode.OK, done.output
         assert done.outcomes() == {"passed": 1, "xfailed": 1}
         run = sessions.database / "generated" / "torch"
@@ -75,7 +78,9 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         # The server has another key now. Whoever is done needs no answer; the next model ends the session.
         server.key = "another"
         asked = len(server.bodies)
-        more = sessions.run_in_process(*options, endpoint, "--models=good,bad,new", TEST_KEY=KEY)
+        models = dict.fromkeys(("good", "bad", "new"), asked_at)
+        file.write_text(json.dumps({"language": "torch", "models": models}))
+        more = sessions.run_in_process(*options, TEST_KEY=KEY)
         assert more.code == pytest.ExitCode.TESTS_FAILED
         assert more.outcomes() == {"passed": 1, "xfailed": 1, "failed": 1}
         assert len(server.bodies) == asked + 1
@@ -98,7 +103,7 @@ def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessions) -> None:
     shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
-    given = (f"--tasks={ROOT / 'tasks'}", f"--answers={ROOT / 'answers'}", "--models=demo", "--language=torch")
+    given = (f"--tasks={ROOT / 'tasks'}", f"--models={ROOT / 'answers' / 'demo.yaml'}")
     done = sessions.run("test_tasks.py", *given)
     assert done.code == pytest.ExitCode.OK, done.output
     attempts = read_attempts(sessions.database / "generated" / "torch" / "attempts.jsonl").attempts
@@ -115,4 +120,4 @@ def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessi
     outcomes = done.outcomes()
     assert (outcomes["passed"], outcomes["xfailed"]) == (4, 1)
     # Nothing was written beside the answers.
-    assert {path.suffix for path in (ROOT / "answers").rglob("*") if path.is_file()} == {".md"}
+    assert {path.suffix for path in (ROOT / "answers" / "demo").rglob("*") if path.is_file()} == {".md"}
