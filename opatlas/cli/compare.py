@@ -21,6 +21,7 @@ from opatlas.compare.text import markdown_lines, ratio_text, text_lines
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.model.location import default_path
+from opatlas.model.named_databases import named_folder
 from opatlas.model.versions import detect
 from opatlas.options import names, percent, positive
 from opatlas.report.row_summary import microseconds_text
@@ -161,7 +162,7 @@ def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDat
     """Returns a context with the databases to compare. Raises OpAtlasError, also when it is entered."""
     if len(places) > 1:
         return compared_states(places)
-    base = Path(places[0]) if places else default_path(database_name(available_devices(None)), detect())
+    base = named_folder(places[0]) if places else default_path(database_name(available_devices(None)), detect())
     if "@" in base.name and not base.exists():
         raise UsageError(f"{base}: alone: name a second database, such as {str(base).rpartition('@')[0]}")
     return nullcontext(implementations_of(base))

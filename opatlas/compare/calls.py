@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from opatlas.combine.pool import run_medians
 from opatlas.model.quality import NOISE_LIMIT, Quality, is_composition, valid_duration
 from opatlas.model.record import Record
 from opatlas.model.schema import (
@@ -22,12 +23,14 @@ from opatlas.model.schema import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     OUTPUTS_MISSING,
+    POOLED_RUN_DURATIONS,
     PROFILING_AVERAGE,
     PROFILING_MEDIAN,
     PROFILING_POPULATIONS,
     PROFILING_SAMPLES,
     PROFILING_STD,
     QUALITY,
+    RUN_ID,
     SPAN,
     STAND_IN,
     STATUS,
@@ -62,6 +65,7 @@ class ComparedCall:
         quality, cache_state, instrument, stand_in, implementation, kernel_names, outputs_missing, conversions: the
             cells of these columns.
         is_captured: whether a profiler of a model timed the call, and no replay.
+        run_medians_us: the median of each run that the duration was pooled from; empty if it is that of one run.
     """
 
     status: str = MISSING
@@ -80,6 +84,7 @@ class ComparedCall:
     outputs_missing: str = ""
     conversions: str = ""
     is_captured: bool = field(default=False, kw_only=True)
+    run_medians_us: tuple[float, ...] = field(default=(), kw_only=True, compare=False)
 
     @property
     def is_measured(self) -> bool:
@@ -170,6 +175,8 @@ _REPLAY_COLUMNS = (
     MICROBENCH_SAMPLES,
     MICROBENCH_DEVICE_KERNELS,
     SPAN,
+    RUN_ID,
+    POOLED_RUN_DURATIONS,
     STATUS,
     STATUS_REASON,
     QUALITY,
@@ -191,9 +198,9 @@ def _rows(frame: pd.DataFrame, columns: Iterable[str]) -> Iterator[tuple[str, ..
 
 
 def _replayed(
-    median: str, stored: str, mean: str, std: str, samples: str, kernels: str, span: str, status: str, *others: str
+    median: str, stored: str, mean: str, std: str, samples: str, kernels: str, span: str, run_id: str, *others: str
 ) -> ComparedCall:
-    reason, *described = others
+    pooled, status, reason, *described = others
     found = Status.from_cell(status)
     duration_us = valid_duration(median) or valid_duration(stored)
     if found not in (None, Status.MEASURED) or duration_us is None:
@@ -209,6 +216,7 @@ def _replayed(
         _noise(std, valid_duration(mean) or duration_us),
         parse_whole(samples),
         *described,
+        run_medians_us=_pooled_medians(run_id, pooled) if pooled else (),
     )
 
 
@@ -224,6 +232,12 @@ def _captured(median: str, mean: str, std: str, samples: str, populations: str) 
         quality=Quality.BIMODAL.value if populations.strip() else "",
         is_captured=True,
     )
+
+
+def _pooled_medians(run_id: str, cell: str) -> tuple[float, ...]:
+    """Returns the medians of pooled runs; none if the row's duration was replaced since."""
+    medians = run_medians(cell)
+    return tuple(medians.values()) if run_id in medians else ()
 
 
 def _noise(std: str, mean_us: float) -> float | None:

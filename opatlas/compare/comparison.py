@@ -157,6 +157,17 @@ class DatabaseComparison:
             if not any(row.calls[rival.name].status == Status.MEASURED.value for row in rows for rival in self.rivals)
         ]
 
+    @cached_property
+    def without_common_rows(self) -> Sequence[ComparedDatabase]:
+        """The rivals of other implementations that have none of the rows that the baseline has."""
+        of_baseline = [row for row in self.rows if row.calls[self.baseline.name].status != MISSING]
+        return [
+            rival
+            for rival in self.rivals
+            if rival.name not in self._same_implementation
+            and all(row.calls[rival.name].status == MISSING for row in of_baseline)
+        ]
+
     def total(self, rival: str) -> RivalFigures:
         """Returns the figures of a rival over all rows."""
         return self._figures("", rival, self.rows)

@@ -41,14 +41,14 @@ class _List:
 
 def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
     """Yields the lines for a terminal."""
-    for database in (comparison.baseline, *comparison.rivals):
+    for database in (comparison.baseline, *_shown(comparison)):
         word = "baseline" if database is comparison.baseline else "against"
         yield from (f"{word:8}  {database.label}", f"          {database.place}")
     if not _is_over_time(comparison):
         yield ""
         yield wrap(f"fastest: {_fastest(comparison)}", indent=0)
     used: set[str] = set()
-    for rival in comparison.rivals:
+    for rival in _shown(comparison):
         yield from ("", f"{rival.label}: speed-up over {comparison.baseline.label}", "")
         yield from align_numbers(_figures_table(comparison, rival), least=8)
         if comparison.step is not None:
@@ -82,15 +82,15 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
     yield f"### Speed-up over {_escape(baseline)}"
     yield ""
     if _is_over_time(comparison):
-        of_time = [(rival.label, *_verdict_figures(comparison.total(rival.name))) for rival in comparison.rivals]
+        of_time = [(rival.label, *_verdict_figures(comparison.total(rival.name))) for rival in _shown(comparison)]
         yield from markdown_table(["", *_VERDICT_TITLES], _named_rows(of_time))
     else:
-        totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in comparison.rivals]
+        totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in _shown(comparison)]
         yield from markdown_table(["", *_TITLES], _named_rows(totals))
         yield ""
         yield f"Fastest: {_fastest(comparison)}"
     used: set[str] = set()
-    for rival in comparison.rivals:
+    for rival in _shown(comparison):
         yield from ("", f"<details><summary>{_escape(rival.label)}</summary>", "")
         header, *rows = _figures_table(comparison, rival)
         yield from markdown_table([title or "rows" for title in header], _named_rows(rows))
@@ -115,6 +115,11 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
         yield from ("", "</details>")
     yield ""
     yield from (f"- {_escape(line)}" for line in _notes(comparison, used))
+
+
+def _shown(comparison: DatabaseComparison) -> list[ComparedDatabase]:
+    """Returns the rivals that have rows in common with the baseline."""
+    return [rival for rival in comparison.rivals if rival not in comparison.without_common_rows]
 
 
 _TITLES = ("rows", "measured", "unsupported", "wrong", "crashed", "missing", "covered", "deployed", _FAST_TITLE)
@@ -263,6 +268,9 @@ def _fastest(comparison: DatabaseComparison) -> str:
 
 def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
     """Yields what the figures and the marks mean."""
+    if apart := comparison.without_common_rows:
+        measured = (f"{each.label} ({pluralize(comparison.total(each.name).measured, 'row')})" for each in apart)
+        yield f"no rows in common with {comparison.baseline.label}: {', '.join(measured)}"
     names = comparison.without_rival
     if names:
         rows = sum(len(comparison.by_kernel_type[name]) for name in names)

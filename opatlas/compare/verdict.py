@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from statistics import pvariance
 
 from opatlas.compare.calls import ComparedCall
+from opatlas.compare.steps import LEAST_SPREAD
 
 #: Smaller differences of logarithms count as none.
 LEAST_DIFFERENCE = 0.05
@@ -33,7 +35,7 @@ class CallPair:
 
     Attributes:
         baseline_us, rival_us: the durations that are compared: sums if either call is host-bound.
-        standard_error: of the difference of logarithms, by the spreads of the samples.
+        standard_error: of the difference of logarithms, by the spreads of the samples and of pooled runs.
         reason: why the verdict is AMBIGUOUS or NOT_COMPARABLE; "" for others.
         host_bound: whether a call waits for the host between its kernels.
     """
@@ -69,10 +71,26 @@ def compare_calls(baseline: ComparedCall, rival: ComparedCall) -> CallPair | Non
     baseline_us, rival_us = (call.sum_us if host_bound else call.duration_us for call in (baseline, rival))
     assert baseline_us is not None
     assert rival_us is not None
-    error = math.sqrt(baseline.variance_of_mean + rival.variance_of_mean)
+    of_samples = baseline.variance_of_mean + rival.variance_of_mean
+    error = math.sqrt(of_samples + _variance_of_runs(baseline, rival))
     pair = CallPair(baseline_us, rival_us, error, PairVerdict.SAME, host_bound=host_bound)
     verdict, reason = _verdict(baseline, rival, pair)
     return replace(pair, verdict=verdict, reason=reason)
+
+
+def _variance_of_runs(baseline: ComparedCall, rival: ComparedCall) -> float:
+    """Returns the variance of the difference of logarithms that pooled runs tell; 0 if neither call was pooled.
+
+    The runs of both tell the variance of one run, in which LEAST_SPREAD counts for one degree of freedom, as few runs
+    may agree by chance. A call that was not pooled is of one run.
+    """
+    runs = [[math.log(us) for us in call.run_medians_us] or [0.0] for call in (baseline, rival)]
+    freedom = sum(len(each) - 1 for each in runs)
+    if not freedom:
+        return 0.0
+    squares = sum(len(each) * pvariance(each) for each in runs)
+    of_a_run = (LEAST_SPREAD**2 + squares) / (1 + freedom)
+    return of_a_run * sum(1 / len(each) for each in runs)
 
 
 def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tuple[PairVerdict, str]:
@@ -89,7 +107,7 @@ def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tup
     if abs(faster) < LEAST_DIFFERENCE:
         return PairVerdict.SAME, ""
     if abs(faster) < pair.margin:
-        return PairVerdict.AMBIGUOUS, "a difference within the spread of the samples"
+        return PairVerdict.AMBIGUOUS, "a difference within the spread of samples and runs"
     return (PairVerdict.FAST if faster > 0 else PairVerdict.SLOW), ""
 
 

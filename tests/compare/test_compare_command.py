@@ -139,6 +139,35 @@ def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture
     assert [row["calls"]["torch"]["sum_us"] for row in bound] == [9]
 
 
+def test_a_rival_without_common_rows_is_told_in_a_line(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables(base / "implementations" / "liger-0.8.5", {"SwiGlu": [measured(7, 4)], "Rope": [measured(1, 4)]})
+    content = as_json(capsys, base)
+    assert content["without_common_rows"] == ["liger"]
+    for form in ("text", "markdown"):
+        _, out, _ = run(capsys, base, "--format", form)
+        (line,) = (line for line in out.splitlines() if "liger 0.8.5" in line)
+        assert "2 rows" in line
+    assert run(capsys, base, "--fail-slower", "50")[0] == 1
+
+
+def test_rows_that_one_of_two_states_has_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [write_tables(tmp_path / name, {"SwiGlu": [measured(size, 4)]}) for size, name in enumerate("ab", 1)]
+    content = as_json(capsys, *folders)
+    (rival,) = content["rivals"]
+    assert (content["without_common_rows"], rival["all"]["lost"], rival["all"]["new"]) == ([], 1, 1)
+    assert rival["path"] in run(capsys, *folders)[1]
+
+
+def test_the_runs_of_a_pooled_duration_widen_its_margin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pooled = measured(1, 10, run="a", pooled="a 10; b 11; c 9")
+    replaced = measured(2, 10, run="d", pooled="a 10; b 11; c 9")
+    ours = write_tables(tmp_path / "ours", {"Sort": [pooled, replaced]})
+    theirs = write_tables(tmp_path / "theirs", {"Sort": [measured(1, 8.5), measured(2, 8.5)]})
+    rows = as_json(capsys, ours, theirs)["rows"]
+    assert [row["pairs"]["theirs"]["verdict"] for row in rows] == ["AMBIGUOUS", "FAST"]
+    assert [row["calls"]["ours"]["run_medians_us"] for row in rows] == [[10, 11, 9], []]
+
+
 def test_csv_has_a_line_for_each_row_and_database(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

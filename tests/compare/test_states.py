@@ -263,3 +263,4 @@ def test_a_device_stands_for_its_default_database() -> None:
     (folder,) = ROOT.glob("NVIDIA_H200/torch/torch*_cuda13.0")
     with compared_states(["NVIDIA_H200", "Intel_Xeon_Processor"]) as databases:
         assert databases[0].path == folder
+    assert main(["compare", "NVIDIA_H200", "--ops", "SwiGlu"]) == 0

@@ -20,7 +20,9 @@ from opatlas.model.schema import (
     OUTPUT_DTYPES,
     OUTPUT_SHAPES,
     OUTPUTS_MISSING,
+    POOLED_RUN_DURATIONS,
     QUALITY,
+    RUN_ID,
     SPAN,
     STAND_IN,
     STATUS,
@@ -68,6 +70,8 @@ _MORE = {
     "converted": CONVERSIONS,
     "status": STATUS,
     "samples": MICROBENCH_SAMPLES,
+    "run": RUN_ID,
+    "pooled": POOLED_RUN_DURATIONS,
 }
 
 
