@@ -15,6 +15,7 @@ from opatlas.model.schema import Status
 
 from .cluster import cluster_of
 from .collector import needs_group, row_of, will_run
+from .item_rows import JobOf
 from .plan import CaseRow
 from .session_context import SessionContext
 
@@ -23,19 +24,20 @@ Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
 
 
 class ClusterRows:
-    """An Executor for the rows of a session, which deals them to all devices of the cluster."""
+    """Runs rows by their tests (ItemRows): deals them to all devices of the cluster."""
 
-    def __init__(self, context: SessionContext, job_of: Callable[[pytest.Function], Job], arrived: Arrived) -> None:
-        """
+    runs_ahead = True
+
+    def __init__(self, context: SessionContext, job_of: JobOf, items: Sequence[pytest.Item], arrived: Arrived) -> None:
+        """Opens the devices, and deals the rows of `items` in their order.
+
         Args:
-            job_of: returns the job of an item. Raises ReplayError for a row that is refused.
             arrived: keeps an outcome.
         """
         self._context = context
         self._job_of = job_of
         self._arrived = arrived
-        self._dealer: Dealer | None = None
-        self._items: list[pytest.Function] = []
+        self._items = [item for item in items if isinstance(item, pytest.Function) and will_run(item)]
         #: The item of each job without an outcome, and the job of each item that was dealt, by node id.
         self._item_of: dict[int, pytest.Function] = {}
         self._dealt: dict[str, int] = {}
@@ -44,32 +46,18 @@ class ClusterRows:
         #: Node ids of failures that pytest has not reached.
         self._failed: set[str] = set()
         self._last: DeviceDescription | None = None
-
-    def begin(self, items: Sequence[pytest.Item]) -> None:
-        """Opens the devices, and takes the rows of the session in their order."""
-        if self._dealer is not None:
-            return
-        config, settings = self._context.config, self._context.settings
-        self._items = [item for item in items if isinstance(item, pytest.Function) and will_run(item)]
-        devices = cluster_of(config, ()).devices(settings.measure)
-        self._dealer = Dealer(
-            devices, self._jobs(), len(self._items), self._take, self._context.tell_once, self._may_deal
-        )
+        devices = cluster_of(context.config, ()).devices(context.settings.measure)
+        self._dealer = Dealer(devices, self._jobs(), len(self._items), self._take, context.tell_once, self._may_deal)
 
     def describe(self) -> DeviceDescription:
-        """Returns the device of the row that pytest asked for last, or the first device that is open."""
-        return self._last or self._begun().describe()
+        return self._last or self._dealer.describe()
 
     def prepare(self) -> None:
-        self._begun().describe()
-        self._begun().turn()
-
-    def run(self, job: Job) -> RowOutcome:
-        raise NotImplementedError("rows of a cluster run by their items")
+        self._dealer.describe()
+        self._dealer.turn()
 
     def outcome(self, item: pytest.Function) -> RowOutcome:
-        """Returns the outcome of a row, once. Raises DeviceGone, and ReplayError for a row that is refused."""
-        dealer = self._begun()
+        dealer = self._dealer
         dealer.turn()
         if item.nodeid not in self._ready:
             job_id = self._dealt.get(item.nodeid)
@@ -84,17 +72,12 @@ class ClusterRows:
         return outcome
 
     def unreached(self) -> dict[str, RowOutcome]:
-        """Returns the outcomes that pytest has not asked for, by node id."""
+        self.close()
         return {nodeid: outcome for nodeid, (outcome, _) in self._ready.items()}
 
     def close(self) -> None:
         """Waits for the rows that run, and ends all devices."""
-        if self._dealer is not None:
-            self._dealer.finish()
-
-    def _begun(self) -> Dealer:
-        assert self._dealer is not None
-        return self._dealer
+        self._dealer.finish()
 
     def _jobs(self) -> Iterator[Job]:
         for item in self._items:

@@ -11,33 +11,33 @@ from collections.abc import Iterator
 import pytest
 
 from opatlas.devices.device import DeviceDescription
-from opatlas.isolation.executor import Executor
 from opatlas.model.errors import DeviceGone
 
+from .item_rows import ItemRows
 from .replay_session import SESSION
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    """The executor of the session, with its device open. Ends the session if the device cannot be opened."""
+def device(request: pytest.FixtureRequest) -> Iterator[ItemRows]:
+    """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
-        executor = session.executor()
-        executor.describe()
+        rows = session.rows()
+        rows.describe()
     except DeviceGone as error:
         session.context.end_without_device(str(error), pytest.ExitCode.USAGE_ERROR)
-    yield executor
-    executor.close()
+    yield rows
+    rows.close()
 
 
 @pytest.fixture(scope="session")
-def replay(device: Executor) -> Executor:
-    """The executor. In the device process a replay calls its `replay` with kernel, arguments and formula."""
+def replay(device: ItemRows) -> ItemRows:
+    """The same as `device`. In the device process a replay calls its `replay` with kernel, arguments and formula."""
     return device
 
 
 @pytest.fixture(scope="session")
-def npu(device: Executor) -> DeviceDescription:
+def npu(device: ItemRows) -> DeviceDescription:
     """The description of the NPU that rows are replayed on; skips the test on another device."""
     description = device.describe()
     if description.kind != "npu":
@@ -46,7 +46,7 @@ def npu(device: Executor) -> DeviceDescription:
 
 
 @pytest.fixture(scope="session")
-def custom_opp(device: Executor) -> None:
+def custom_opp(device: ItemRows) -> None:
     """Skips replays of custom operators on an NPU that cannot register them, with the remedy as reason.
 
     Where the operators may be there, the row itself tries (opatlas/devices/npu_operators.py). Other devices need no
@@ -57,8 +57,8 @@ def custom_opp(device: Executor) -> None:
 
 
 @pytest.fixture(scope="session")
-def group(device: Executor) -> Executor:
-    """The executor. In the device process a replay with `@replays(..., group=...)` gets its rank's view of the group.
+def group(device: ItemRows) -> ItemRows:
+    """The same as `device`. In the device process a replay with `@replays(..., group=...)` gets its rank's view.
 
     Each row says which group it needs, and is skipped where there are too few devices (opatlas/isolation/groups/).
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher, RowSamples
-from opatlas.isolation.executor import Executor
+from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import digest, make_case_id
@@ -50,9 +50,9 @@ class UncollectedSamples:
         )
         if not ended or session.shouldfail or session.shouldstop:
             return
-        samples, executor = self._runner.samples(), self._runner.executor()
-        self._take_rows_without_replay(session.config, plan, samples, executor)
-        self._take_unmatched(session.config, plan, samples, executor)
+        samples, device = self._runner.samples(), self._runner.rows().describe()
+        self._take_rows_without_replay(session.config, plan, samples, device)
+        self._take_unmatched(session.config, plan, samples, device)
         if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and (self._without_replay or self._unmatched):
             session.exitstatus = pytest.ExitCode.OK
 
@@ -63,7 +63,7 @@ class UncollectedSamples:
                 terminal.write_line(printable_lines(line))
 
     def _take_rows_without_replay(
-        self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor
+        self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
     ) -> None:
         known = self._collector.known_replays()
         requested = RequestedRows(config, self._collector)
@@ -75,9 +75,11 @@ class UncollectedSamples:
                 found = samples.of_row(kernel_type, row.cells)
                 if isinstance(found, RowSamples) and requested(kernel_type, case_id):
                     self._without_replay[kernel_type] += 1
-                    self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, executor)
+                    self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, device)
 
-    def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor) -> None:
+    def _take_unmatched(
+        self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
+    ) -> None:
         settings, database = self._context.settings, self._context.database
         requested = RequestedRows(config, self._collector)
         for sample in samples.unmatched():
@@ -93,7 +95,7 @@ class UncollectedSamples:
                 continue
             self._unmatched[kernel_type] += 1
             if settings.mode.adds_rows and settings.where is None:
-                self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", executor)
+                self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", device)
             else:
                 self._records.reported_only.append(RowName(kernel_type, sample.signature))
 
@@ -104,7 +106,7 @@ class UncollectedSamples:
         cells: Mapping[str, str],
         measurement: Measurement,
         remark: str,
-        executor: Executor,
+        device: DeviceDescription,
     ) -> None:
         record = Record(
             kernel_type=kernel_type,
@@ -116,7 +118,7 @@ class UncollectedSamples:
             finished_at=time.time(),
             measurement=measurement,
         )
-        self._records.add(record, executor.describe())
+        self._records.add(record, device)
 
     def _lines(self) -> Iterator[str]:
         profile = self._runner.samples().profile

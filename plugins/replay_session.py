@@ -26,7 +26,6 @@ from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
-from opatlas.isolation.executor import Executor
 from opatlas.model.record import Record
 from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
@@ -35,6 +34,7 @@ from opatlas.report.row_summary import summarize_row
 from .cluster_rows import host_of
 from .collector import Collector, row_of
 from .interrupts import STOPPED, Interrupts
+from .item_rows import ItemRows
 from .ledger import NOT_RUN, Ledger
 from .mixing import check_replaced
 from .plan import CaseRow, Plan
@@ -130,9 +130,9 @@ class ReplaySession:
                 plan.notes += judged.notes
         self.ledger.collect(selected)
 
-    def executor(self) -> Executor:
-        """Returns the executor, with its device open. Ends the session if there is no device."""
-        return self._runner.executor()
+    def rows(self) -> ItemRows:
+        """Returns what runs the rows. Raises DeviceGone where pytest's own process cannot open its device."""
+        return self._runner.rows()
 
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for a row. The time of opening belongs to no row."""
@@ -182,7 +182,7 @@ class ReplaySession:
         note["kernel"] = record.kernel_type
         if len(targets) > 1:
             note["kernel"] += f" {targets[row.target].implementation.name}"
-        device = self.executor().describe() if is_call else None
+        device = self.rows().describe() if is_call else None
         if is_call:
             properties = properties_of(record, row.captured_us)
             if self.context.settings.read_only and row.stored_us is not None:
@@ -300,7 +300,7 @@ class ReplaySession:
 
     def _launched(self, launched: int, of: int) -> None:
         """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
-        self.journal.write_manifest(self.executor().describe())
+        self.journal.write_manifest(self.rows().describe())
         if self.on_launched is not None:
             self.on_launched(launched, of)
 

@@ -1,12 +1,11 @@
-"""Runs rows on the devices of a session: chooses the executor, sends jobs, and measures ahead in batches."""
+"""Runs rows on the devices of a session: chooses what runs them, and makes their jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_pool import DevicePool, ExcludedDevices
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.executor import BatchExecutor, Executor, run_job
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
@@ -37,6 +36,7 @@ from opatlas.text import exception_line
 
 from .cluster_rows import Arrived, ClusterRows
 from .collector import needs_group, row_of, will_run
+from .item_rows import ItemRows, RowsInBatches, RowsInTurn
 from .plan import CaseRow
 from .session_context import SessionContext
 
@@ -44,15 +44,8 @@ if TYPE_CHECKING:
     from .models import ModelRuns
 
 
-def _run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcome:
-    # Sessions without candidates do not import the rules on their sources.
-    from opatlas.isolation.candidate_run import run_candidate
-
-    return run_candidate(executor, job, language)
-
-
 class RowRunner:
-    """Sends rows to the executor of the session."""
+    """Sends rows to the devices of the session."""
 
     def __init__(self, context: SessionContext, on_launched: Callable[[int, int], None], on_arrived: Arrived) -> None:
         """
@@ -63,20 +56,35 @@ class RowRunner:
         self._context = context
         self._on_launched = on_launched
         self._on_arrived = on_arrived
+        self._items: Sequence[pytest.Item] = ()
+        self._rows: ItemRows | None = None
         self._executor: Executor | None = None
         self._samples: ProfileMatcher | None = None
-        self._look_ahead: LookAhead | None = None
         self._models: ModelRuns | None = None
 
-    def executor(self) -> Executor:
-        """Returns the executor, which opens its device at the first request."""
+    def rows(self) -> ItemRows:
+        """Returns what runs the rows, made at the first request. Raises DeviceGone as `_own_executor` does."""
+        if self._rows is None:
+            context = self._context
+            if context.settings.ray is not None:
+                self._rows = ClusterRows(context, self._job, self._items, self._on_arrived)
+                return self._rows
+            executor, size = self._own_executor(), context.settings.rows_at_once
+            if size > 1 and isinstance(executor, BatchExecutor):
+                self._rows = RowsInBatches(
+                    executor, self._job, self._items, size, self._on_launched, lambda: bool(context.stop_reason)
+                )
+            else:
+                self._rows = RowsInTurn(executor, self._job)
+        return self._rows
+
+    def _own_executor(self) -> Executor:
+        """Returns the executor of this machine's devices. Raises DeviceGone if --in-process cannot open the device."""
         if self._executor is None:
             settings, shared = self._context.settings, self._context.shared_if_made
             left_out = ExcludedDevices(shared.path if shared is not None else None)
             if settings.prof_path is not None:
                 self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
-            elif settings.ray is not None:
-                self._executor = ClusterRows(self._context, self._job, self._on_arrived)
             elif settings.in_process:
                 self._executor = InProcessExecutor(settings.devices[0], settings.measure, self._context.waits)
             else:
@@ -98,10 +106,7 @@ class RowRunner:
 
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for the next row, if the row runs on one device. The time of opening belongs to no row."""
-        if row_of(item) is not None and self._context.settings.ray is not None:
-            executor = self.executor()
-            assert isinstance(executor, ClusterRows)
-            executor.begin(item.session.items)
+        self._items = item.session.items
         if not will_run(item) or needs_group(item):
             return
         capture = item.config.pluginmanager.get_plugin("capturemanager")
@@ -111,33 +116,23 @@ class RowRunner:
         try:
             # If there is no device, the fixture or the row reports that.
             with contextlib.suppress(DeviceGone):
-                self.executor().prepare()
+                self.rows().prepare()
         finally:
             if capture is not None:
                 capture.suspend_global_capture()
 
     def run(self, item: pytest.Function) -> RowOutcome:
         """Runs a row, or returns the outcome of a row that ran ahead. Ends the session where there is no device."""
-        context, executor = self._context, self.executor()
+        context, rows = self._context, self.rows()
         models = self._model_runs()
         if models is not None and models.writes(item):
             return self._run_model(item, models)
-        at_once = context.settings.rows_at_once
-        batch_executor = executor if at_once > 1 and isinstance(executor, BatchExecutor) else None
         try:
-            if isinstance(executor, ClusterRows):
-                return executor.outcome(item)
-            if batch_executor is None:
-                job = self._job(item)
-                return _run_candidate(executor, job) if job.is_of_candidate else executor.run(job)
-            if self._look_ahead is None:
-                self._look_ahead = LookAhead(at_once, self._on_launched)
-            return self._look_ahead.outcome(item, batch_executor, self._job, lambda: bool(context.stop_reason))
+            return rows.outcome(item)
         except pytest.fail.Exception as error:
-            # Another plugin, such as pytest-timeout, ended the wait. In a batch the late row is unknown, and a row that
-            # still waits for its device is not late.
-            is_alone = batch_executor is None and not isinstance(executor, ClusterRows)
-            if context.settings.in_process or not is_alone or context.waits.interrupted:
+            # Another plugin, such as pytest-timeout, ended the wait. Of rows that run ahead the late one is unknown,
+            # and a row that still waits for its device is not late.
+            if context.settings.in_process or rows.runs_ahead or context.waits.interrupted:
                 raise
             return RowOutcome(
                 Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {exception_line(error)}"
@@ -162,11 +157,9 @@ class RowRunner:
 
     def _run_model(self, item: pytest.Function, models: ModelRuns) -> RowOutcome:
         """Lets a model write the candidate of a row, with repairs. Ends the session if the endpoint gives no answer."""
-        executor = self.executor()
+        executor = self._own_executor()
         try:
-            return models.run(
-                item, lambda each, source: _run_candidate(executor, self._job(each, source), models.rules)
-            )
+            return models.run(item, lambda each, source: run_job(executor, self._job(each, source), models.rules))
         except ReplayError as error:
             return RowOutcome(error.status, str(error))
         except DeviceGone as error:
@@ -178,18 +171,14 @@ class RowRunner:
 
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Yields the outcomes of rows that ran ahead and that pytest did not reach."""
-        executor = self._executor
-        outcomes = self._look_ahead.unreached() if self._look_ahead is not None else {}
-        if isinstance(executor, ClusterRows):
-            executor.close()
-            outcomes = executor.unreached()
+        outcomes = self._rows.unreached() if self._rows is not None else {}
         return ((item, outcomes[item.nodeid]) for item in items if item.nodeid in outcomes)
 
     def close(self) -> None:
         """Releases the device."""
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = self._executor = None
 
     def _job(self, item: pytest.Function, source: KernelSource | None = None) -> Job:
         """Returns the job of a row.
@@ -248,86 +237,6 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-class LookAhead:
-    """Runs rows in batches ahead of pytest, for an instrument that gives durations only of many rows at once."""
-
-    def __init__(self, size: int, on_launched: Callable[[int, int], None]) -> None:
-        """`size` is the most rows of a batch."""
-        self._size = size
-        self._on_launched = on_launched
-        #: By node id.
-        self._ready: dict[str, RowOutcome] = {}
-        #: Node ids of rows whose outcomes pytest has. If a plugin runs such a row again, the row runs without a batch.
-        self._given: set[str] = set()
-        self._places: dict[str, int] = {}
-
-    def outcome(
-        self,
-        item: pytest.Function,
-        executor: BatchExecutor,
-        job_of: Callable[[pytest.Function], Job],
-        stops: Callable[[], bool],
-    ) -> RowOutcome:
-        """Returns the outcome of a row, which runs now with its batch or ran before.
-
-        Args:
-            job_of: returns the job of an item.
-            stops: returns whether no further row may start.
-
-        Raises:
-            DeviceGone: there is no device.
-            ReplayError: `job_of` refuses the row.
-        """
-        if item.nodeid not in self._ready:
-            items = [item] if item.nodeid in self._given else self._batch(item)
-            self._run(items, executor, job_of, stops)
-        self._given.add(item.nodeid)
-        return self._ready.pop(item.nodeid)
-
-    def unreached(self) -> dict[str, RowOutcome]:
-        """Returns the outcomes of rows that pytest has not reached, by node id."""
-        return self._ready
-
-    def _run(
-        self,
-        items: Sequence[pytest.Function],
-        executor: BatchExecutor,
-        job_of: Callable[[pytest.Function], Job],
-        stops: Callable[[], bool],
-    ) -> None:
-        config = items[0].config
-        jobs = [(items[0], job_of(items[0]))]
-        for item in items[1:]:
-            # A row that is refused here is refused again, with its reason, when pytest reaches it.
-            with contextlib.suppress(ReplayError):
-                jobs.append((item, job_of(item)))
-        launched = 0
-
-        def enough(outcome: RowOutcome) -> bool:
-            nonlocal launched
-            launched += 1
-            self._on_launched(launched, len(items))
-            # With --maxfail pytest may never reach the rows after the next failure.
-            return stops() or (bool(config.option.maxfail) and outcome.pending is None)
-
-        nodeids = {job.id: item.nodeid for item, job in jobs}
-        outcomes = executor.run_all([job for _, job in jobs], enough)
-        self._ready.update((nodeids[job_id], outcome) for job_id, outcome in outcomes.items())
-
-    def _batch(self, item: pytest.Function) -> Sequence[pytest.Function]:
-        """Returns the rows to run, from `item` to the end of its batch."""
-        items = item.session.items
-        if not self._places:
-            self._places = batches([other.nodeid for other in items], self._size)
-        batch = self._places[item.nodeid]
-        following = islice(items, items.index(item), None)
-        return [
-            other
-            for other in takewhile(lambda other: self._places.get(other.nodeid) == batch, following)
-            if isinstance(other, pytest.Function) and (other is item or will_run(other))
-        ]
-
-
 def _source(row: CaseRow, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
@@ -341,8 +250,3 @@ def _source(row: CaseRow, implementation: Implementation) -> KernelSource | None
     if source is None and implementation.counts_missing and not implementation.is_default:
         raise Unsupported(f"{implementation.name} has no kernel for {row.kernel_type}")
     return source
-
-
-def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
-    """Returns the number of each item's batch, by node id: `size` consecutive items make a batch."""
-    return {nodeid: place // size for place, nodeid in enumerate(nodeids)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from signal import Signals
@@ -12,17 +13,17 @@ from opatlas.candidates.error_class import CandidateFailure, Phase, classify
 from opatlas.candidates.judgement import Judgement, Level
 from opatlas.candidates.static_rules import static_check, static_notes
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.isolation.executor import Executor
 from opatlas.model.schema import Status
 
 #: Characters of stderr that are read.
 _LONGEST = 64 << 10
 
 
-def run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcome:
-    """Runs the candidate of a task, unless its source breaks a rule. Raises what the executor raises.
+def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = "") -> RowOutcome:
+    """Runs the candidate of a task, unless its source breaks a rule. Raises what `run` raises.
 
     Args:
+        run: runs the job.
         language: the language whose kernels the candidate must have ("triton", "cuda"); "": any.
     """
     assert job.source is not None
@@ -35,7 +36,7 @@ def run_candidate(executor: Executor, job: Job, language: str = "") -> RowOutcom
     judgement = static_check(text, path, helpers=helpers, language=language)
     if judgement is not None:
         return _outcome(judgement)
-    outcome = executor.run(job)
+    outcome = run(job)
     if outcome.judgement is None and outcome.status.crash:
         outcome = _judged_end(outcome, job)
     _remove_logs(job)

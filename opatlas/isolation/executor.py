@@ -44,3 +44,17 @@ class BatchExecutor(Executor, Protocol):
             DeviceGone: no job could be run.
         """
         ...
+
+
+def run_job(executor: Executor, job: Job, language: str = "") -> RowOutcome:
+    """Runs a job; the candidate of a task only where its source breaks no rule. Raises what the executor raises.
+
+    Args:
+        language: the language whose kernels a candidate must have ("triton", "cuda"); "": any.
+    """
+    if not job.is_of_candidate:
+        return executor.run(job)
+    # Sessions without candidates do not import the rules on their sources.
+    from opatlas.isolation.candidate_run import run_candidate
+
+    return run_candidate(executor.run, job, language)

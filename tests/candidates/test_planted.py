@@ -105,7 +105,7 @@ def test_a_process_of_its_own_judges_alike(number: int, tmp_path: Path) -> None:
     try:
         job = kernel.job(tmp_path)
         by_calls = process.run(job)
-        with_rules = run_candidate(process, job)
+        with_rules = run_candidate(process.run, job)
     finally:
         process.close()
     kernel.expect(by_calls)

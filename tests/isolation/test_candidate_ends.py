@@ -56,7 +56,7 @@ def test_the_log_and_the_end_decide(tmp_path, phase, stderr, outcome, error_clas
     task = Task("relu", "tasks", path, TaskKind.TORCH, "0" * 12)
     source = KernelSource("mine 1", "", str(path), "ModelNew")
     job = Job("m", "m.py", "f", "tasks.relu", {}, 1, source=source, task=task, log=str(tmp_path / "log"))
-    found = run_candidate(Ends(phase, stderr, outcome), job)
+    found = run_candidate(Ends(phase, stderr, outcome).run, job)
     assert found.judgement is not None
     assert (found.status, found.judgement.error_class, found.judgement.level) == (outcome.status, error_class, level)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["relu.py"]
@@ -69,6 +69,6 @@ def test_a_source_that_breaks_a_rule_is_not_run(tmp_path: Path) -> None:
     job = Job(
         "m", "m.py", "f", "tasks.relu", {}, 1, source=KernelSource("mine 1", "", str(path), "ModelNew"), task=task
     )
-    found = run_candidate(Ends(Phase.IMPORT, "", CRASHED), job)
+    found = run_candidate(Ends(Phase.IMPORT, "", CRASHED).run, job)
     assert found.judgement is not None
     assert (found.status, found.judgement.error_class) == (Status.FAILED, ErrorClass.SYNTAX)

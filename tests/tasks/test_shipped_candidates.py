@@ -113,7 +113,7 @@ def test_a_candidate_gets_its_verdict(path: Path, executor: InThisProcess, rows:
     task = TASKS[path.parent.name]
     expected = verdicts(path)
     for number, cells in enumerate(rows.rows[task.kernel_type]):
-        outcome = run_candidate(executor, job_of(task, path, dict(cells)))
+        outcome = run_candidate(executor.run, job_of(task, path, dict(cells)))
         judgement = outcome.judgement
         assert judgement is not None, outcome.reason
         assert fits(judgement.name, expected[min(number, len(expected) - 1)]), judgement.text
