@@ -137,7 +137,7 @@ def analysis_lines(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[str
     )
     if timeline.wait_pairs:
         fits = timeline.wait_pairs - timeline.wait_mismatches
-        yield f"waits that are start less end of the row before: {fits:,} of {timeline.wait_pairs:,}"
+        yield f"no row is missing before {fits:,} of {timeline.wait_pairs:,} kernels, by their waits"
     bound, model = analysis.stretches, analysis.model
     yield ""
     yield "upper bound, between collectives, AI CPU kernels, other streams and steps:"
@@ -221,11 +221,11 @@ def _scope_lines(analysis: ScopeAnalysis) -> Iterator[str]:
 
 
 def _comparison_lines(comparison: SuperKernelComparison) -> Iterator[str]:
-    yield f"BASE {comparison.base.path}"
-    yield f"NEW  {comparison.new.path}"
-    for times, word in ((comparison.base, "BASE"), (comparison.new, "NEW ")):
+    yield f"old  {comparison.old.path}"
+    yield f"new  {comparison.new.path}"
+    for times, word in ((comparison.old, "old"), (comparison.new, "new")):
         yield (
-            f"{word} {pluralize(len(times.runs), 'run')}, {pluralize(sum(map(len, times.runs)), 'step')}, "
+            f"{word}  {pluralize(len(times.runs), 'run')}, {pluralize(sum(map(len, times.runs)), 'step')}, "
             f"mean {times.mean_us:,.2f} us, variation {times.variation:.1%}"
         )
     yield ""

@@ -123,8 +123,8 @@ def _refusals(timeline: Timeline, cuts: Cuts, phases: list[StepPhase]) -> tuple[
     found = []
     if timeline.is_excerpt:
         found.append(
-            f"excerpt: {timeline.wait_mismatches:,} of {timeline.wait_pairs:,} waits do not end where the row before "
-            "ends, so rows are missing"
+            f"excerpt: rows are missing before {timeline.wait_mismatches:,} of {timeline.wait_pairs:,} kernels, whose "
+            "waits do not begin where the row before ends"
         )
     told = {phase for phase in phases if phase in _REFUSED_PHASES}
     if told and all(phase in _REFUSED_PHASES for phase in phases):
@@ -143,7 +143,7 @@ def _notes(timeline: Timeline, source: StepSource, phases: list[StepPhase]) -> t
     if not timeline.wait_pairs:
         found.append("the capture has no waits: whether it is an excerpt was not checked")
     elif timeline.wait_mismatches and not timeline.is_excerpt:
-        found.append(f"{pluralize(timeline.wait_mismatches, 'wait')} of {timeline.wait_pairs:,} fit no row before")
+        found.append(f"{pluralize(timeline.wait_mismatches, 'wait')} of {timeline.wait_pairs:,} do not begin where the row before ends")
     if not timeline.main_stream:
         found.append("no stream is known: kernels of other streams are told by overlaps only")
     if all(not launch.cells.get(OP_STATE, "").strip() for launch in timeline.launches):

@@ -87,7 +87,7 @@ class SuperKernelComparison:
         notes: what limits the comparison.
     """
 
-    base: StepTimes
+    old: StepTimes
     new: StepTimes
     checks: tuple[ValidationCheck, ...]
     notes: tuple[str, ...]
@@ -95,7 +95,7 @@ class SuperKernelComparison:
     @property
     def gain(self) -> float:
         """The part of a step's duration that is saved."""
-        return 1 - self.new.mean_us / self.base.mean_us if self.base.mean_us else 0.0
+        return 1 - self.new.mean_us / self.old.mean_us if self.old.mean_us else 0.0
 
     @property
     def verdict(self) -> CheckState:
@@ -105,7 +105,7 @@ class SuperKernelComparison:
 
 
 def compare_captures(
-    base: Path, new: Path, *, results: Sequence[Path] = (), log: Path | None = None
+    old: Path, new: Path, *, results: Sequence[Path] = (), log: Path | None = None
 ) -> SuperKernelComparison:
     """Compares captures; each path is a capture, or a folder with one for each run.
 
@@ -116,7 +116,7 @@ def compare_captures(
     Raises:
         OpAtlasError: a file cannot be read.
     """
-    timelines = [[read_file(path) for path in captures_at(each)] for each in (base, new)]
+    timelines = [[read_file(path) for path in captures_at(each)] for each in (old, new)]
     in_steps = all(
         find_structure(each).step_source is not StepSource.NOTHING
         for timelines_of in timelines
@@ -124,19 +124,19 @@ def compare_captures(
     )
     before, after = (
         StepTimes(path, tuple(_steps_us(each, in_steps) for each in own), sum(map(_super_kernels, own)))
-        for path, own in zip((base, new), timelines, strict=True)
+        for path, own in zip((old, new), timelines, strict=True)
     )
     gain = SuperKernelComparison(before, after, (), ()).gain
     checks = (
         _compile_check(log),
         _results_check(results),
         _gain_check(gain),
-        _steadiness_check("steps of BASE", before),
-        _steadiness_check("steps of NEW", after),
+        _steadiness_check("steps of old", before),
+        _steadiness_check("steps of new", after),
         _presence_check(before, after),
     )
     notes = [problem for own in timelines for each in own for problem in each.problems]
-    for word, times in (("BASE", before), ("NEW", after)):
+    for word, times in (("old", before), ("new", after)):
         if len(times.runs) < LEAST_RUNS:
             notes.append(f"{word}: {pluralize(len(times.runs), 'run')}; the guide asks for {LEAST_RUNS} to 5")
     if not in_steps:
@@ -183,13 +183,13 @@ def _compile_check(log: Path | None) -> ValidationCheck:
 def _results_check(results: Sequence[Path]) -> ValidationCheck:
     name = "results are equal"
     if not results:
-        return ValidationCheck(name, CheckState.NOT_GIVEN, "no capture tells: --results BASE.npy NEW.npy")
-    base, new = map(_arrays, results)
-    if set(base) != set(new):
-        return ValidationCheck(name, CheckState.FAILED, f"arrays {sorted(base)} and {sorted(new)}")
+        return ValidationCheck(name, CheckState.NOT_GIVEN, "no capture tells: --results OLD.npy NEW.npy")
+    old, new = map(_arrays, results)
+    if set(old) != set(new):
+        return ValidationCheck(name, CheckState.FAILED, f"arrays {sorted(old)} and {sorted(new)}")
     largest = 0.0
-    for key in base:
-        one, other = base[key], new[key]
+    for key in old:
+        one, other = old[key], new[key]
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             told = f"{key}: {one.dtype} {one.shape} and {other.dtype} {other.shape}"
             return ValidationCheck(name, CheckState.FAILED, told.lstrip(": "))
@@ -237,10 +237,10 @@ def _steadiness_check(name: str, times: StepTimes) -> ValidationCheck:
     return ValidationCheck(name, CheckState.FAILED if unsteady else CheckState.PASSED, text + str(times.steadiness))
 
 
-def _presence_check(base: StepTimes, new: StepTimes) -> ValidationCheck:
+def _presence_check(old: StepTimes, new: StepTimes) -> ValidationCheck:
     name = "SuperKernel rows"
-    if base.super_kernels:
-        return ValidationCheck(name, CheckState.FAILED, f"BASE has {base.super_kernels:,}: it is no baseline")
+    if old.super_kernels:
+        return ValidationCheck(name, CheckState.FAILED, f"old has {old.super_kernels:,}: it is no baseline")
     if not new.super_kernels:
-        return ValidationCheck(name, CheckState.FAILED, "NEW has none: no scope was fused")
-    return ValidationCheck(name, CheckState.PASSED, f"{new.super_kernels:,} in NEW")
+        return ValidationCheck(name, CheckState.FAILED, "new has none: no scope was fused")
+    return ValidationCheck(name, CheckState.PASSED, f"{new.super_kernels:,} in new")

@@ -94,15 +94,15 @@ def test_a_comparison_that_passes(tmp_path: Path, capsys: pytest.CaptureFixture[
         "it compiles": "passed",
         "results are equal": "passed",
         "gain": "passed",
-        "steps of BASE": "passed",
-        "steps of NEW": "passed",
+        "steps of old": "passed",
+        "steps of new": "passed",
         "SuperKernel rows": "passed",
     }
     saved = 3.0 * (8 * len(QWEN3_LAYER) + 1)
-    mean = found["base"]["mean_us"]
+    mean = found["old"]["mean_us"]
     assert found["gain"] == pytest.approx(saved / mean, rel=0.01)
-    assert (found["base"]["class"], len(found["base"]["runs"]), len(found["base"]["runs"][0])) == ("excellent", 3, 3)
-    assert (found["base"]["super_kernels"], found["new"]["super_kernels"]) == (0, 9)
+    assert (found["old"]["class"], len(found["old"]["runs"]), len(found["old"]["runs"][0])) == ("excellent", 3, 3)
+    assert (found["old"]["super_kernels"], found["new"]["super_kernels"]) == (0, 9)
 
 
 def states(path: Path) -> dict[str, str]:
@@ -125,7 +125,7 @@ def test_what_is_not_given_is_told_and_what_is_wrong_fails(tmp_path: Path) -> No
     np.save(other, np.array([1.0, np.nan]))
     assert run(unsteady, "--against", base, "--log", log, "--results", one, other, "--json", out) == 1
     found = states(out)
-    assert [found[name] for name in ("it compiles", "results are equal", "steps of NEW")] == ["failed"] * 3
+    assert [found[name] for name in ("it compiles", "results are equal", "steps of new")] == ["failed"] * 3
 
     assert run(base, "--against", base, "--json", out) == 1
     assert (states(out)["gain"], states(out)["SuperKernel rows"]) == ("failed", "failed")
@@ -145,13 +145,13 @@ def test_one_run_counts_its_steps_and_captures_without_steps_count_as_one(tmp_pa
     out = tmp_path / "out.json"
     assert run(new, "--against", base, "--json", out) == 0
     found = json.loads(out.read_text())
-    assert [len(each) for each in found["base"]["runs"]] == [5]
+    assert [len(each) for each in found["old"]["runs"]] == [5]
     assert len(found["notes"]) == 2, "one run each"
     write_timeline(new, [each.of(step="N/A") for each in fused(kernels)])
     assert run(new, "--against", base, "--json", out) == 0
     found = json.loads(out.read_text())
-    assert ([len(each) for each in found["base"]["runs"]], len(found["notes"])) == ([1], 3)
-    assert states(out)["steps of BASE"] == "not given"
+    assert ([len(each) for each in found["old"]["runs"]], len(found["notes"])) == ([1], 3)
+    assert states(out)["steps of old"] == "not given"
 
 
 @pytest.mark.parametrize(
