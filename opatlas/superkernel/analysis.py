@@ -143,7 +143,8 @@ def _notes(timeline: Timeline, source: StepSource, phases: list[StepPhase]) -> t
     if not timeline.wait_pairs:
         found.append("the capture has no waits: whether it is an excerpt was not checked")
     elif timeline.wait_mismatches and not timeline.is_excerpt:
-        found.append(f"{pluralize(timeline.wait_mismatches, 'wait')} of {timeline.wait_pairs:,} do not begin where the row before ends")
+        waits = pluralize(timeline.wait_mismatches, "wait")
+        found.append(f"{waits} of {timeline.wait_pairs:,} do not begin where the row before ends")
     if not timeline.main_stream:
         found.append("no stream is known: kernels of other streams are told by overlaps only")
     if all(not launch.cells.get(OP_STATE, "").strip() for launch in timeline.launches):

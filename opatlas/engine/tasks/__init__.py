@@ -4,6 +4,5 @@ modules.py       imports task files and candidates
 inputs.py        makes the inputs of a task
 read_inputs.py   the process that reads the shapes of inputs before a session
 reference.py     the results of a task's Model in float64
-verdict.py       compares results with the reference
 task_replay.py   `row` and `replay` of a task: the steps of a judgement, in order
 """

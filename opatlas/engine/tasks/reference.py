@@ -8,18 +8,14 @@ from typing import Any
 
 import torch
 
+from opatlas.engine.guards.judged_replay import ReferenceFailed
 from opatlas.engine.guards.results import FlatResults, plain_results
 from opatlas.engine.guards.trial import CALL_SEED
+from opatlas.engine.guards.verdict import compare_results
 from opatlas.engine.tasks.inputs import as_arrays, as_tensors, cloned, in_float64, set_seeds
 from opatlas.engine.tasks.modules import init_inputs, model_class
-from opatlas.engine.tasks.verdict import compare_results
-from opatlas.model.errors import ReplayError
 from opatlas.tasks.task import Task, TaskKind
 from opatlas.text import exception_line
-
-
-class TaskFailed(ReplayError):
-    """The task itself cannot be run, whatever the candidate."""
 
 
 class Reference:
@@ -40,22 +36,22 @@ class Reference:
         self._has_float64 = True
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments of Model, by position and by name. Raises TaskFailed."""
+        """Returns the arguments of Model, by position and by name. Raises ReferenceFailed."""
         set_seeds(self._seed)
         try:
             return init_inputs(self._module, self._task)
         except Exception as error:
-            raise TaskFailed(f"get_init_inputs of the task fails: {exception_line(error)}") from error
+            raise ReferenceFailed(f"get_init_inputs of the task fails: {exception_line(error)}") from error
 
     def make(self) -> Any:
-        """Returns a new Model on the device; the same seed gives the same weights. Raises TaskFailed."""
+        """Returns a new Model on the device; the same seed gives the same weights. Raises ReferenceFailed."""
         positional, named = self.arguments()
         set_seeds(self._seed)
         try:
             model = model_class(self._module)(*positional, **named)
             return model.to(self._device) if isinstance(model, torch.nn.Module) else model
         except Exception as error:
-            raise TaskFailed(f"Model of the task cannot be made: {exception_line(error)}") from error
+            raise ReferenceFailed(f"Model of the task cannot be made: {exception_line(error)}") from error
 
     def gives_weights_to(self, candidate: torch.nn.Module) -> bool:
         """Copies Model's weights to a candidate where all names and shapes agree; returns whether they do."""
@@ -75,7 +71,7 @@ class Reference:
         """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails.
 
         Raises:
-            TaskFailed: Model fails in both.
+            ReferenceFailed: Model fails in both.
         """
         if not self.native:
             self._run_first(arguments, weights)
@@ -93,11 +89,11 @@ class Reference:
         return self._run(self._model, arguments, weights)
 
     def run_natively(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results of a new Model in the task's own dtypes. Raises TaskFailed."""
+        """Returns the results of a new Model in the task's own dtypes. Raises ReferenceFailed."""
         try:
             return self._run(self.make(), arguments, weights)
         except Exception as error:
-            raise TaskFailed(f"Model of the task fails: {exception_line(error)}") from error
+            raise ReferenceFailed(f"Model of the task fails: {exception_line(error)}") from error
 
     def _run_first(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> None:
         self.native = self.run_natively(cloned(arguments), weights)
