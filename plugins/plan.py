@@ -1,8 +1,8 @@
 """The plan of a session: which rows are cases.
 
-`planner.py` makes the plan once, before the first row runs. No row becomes a case later, and every process of a session
-has the same cases, even if a CSV file changes meanwhile. Only `Plan.notes` and `Plan.error` may change until the rows
-are selected (`ReplaySession.select`).
+`session_plan.py` makes the plan once, before the first row runs. No row becomes a case later, and every process of a
+session has the same cases, even if a CSV file changes meanwhile. Only `Plan.notes` and `Plan.error` may change until
+the rows are selected (`ReplaySession.select`).
 """
 
 from __future__ import annotations

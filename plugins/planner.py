@@ -1,25 +1,17 @@
-"""Makes the plan of a session: prepares the database, reads it, and decides which rows are cases."""
+"""Decides which rows of a database are cases; reads its CSVs and writes nothing."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas as pd
-import pytest
 
-from opatlas.capture.profile_samples import read_profile
 from opatlas.capture.summary import captured_time_us
-from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
-from opatlas.devices.discovery import driver_version
+from opatlas.combine.provenance import StaleRuns
 from opatlas.errors import OpAtlasError, describe_error
-from opatlas.files import expect_folder
 from opatlas.implementations.implementation import Implementation
-from opatlas.isolation.msprof.pending import recover_profiles
-from opatlas.isolation.task_rows import task_rows
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
     BASE,
@@ -42,22 +34,14 @@ from opatlas.model.schema import (
 from opatlas.model.signature import digest, signature, signatures
 from opatlas.store.cells import duration_columns, identity_columns
 from opatlas.store.csv_files import release_memory
-from opatlas.store.database import Database, SessionLock, Table
+from opatlas.store.database import Database, Table
 from opatlas.store.header import misspelt_columns
-from opatlas.store.history import clear_edited, edited_rows, without_measurement
-from opatlas.store.op_mapping import write_default_mapping
-from opatlas.store.row_copy import add_rows, read_rows
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import RecoveredJournal, has_duration, recover
+from opatlas.store.history import without_measurement
+from opatlas.store.write_back import has_duration
 from opatlas.text import printable, suggest
 
-from .mixing import captured_notes, origin_notes
-from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
-from .run_manifest import present_code
+from .plan import KnownFailure, Plan, TablePlan
 from .selection import GIVEN_UP_AFTER, Choice
-from .session_context import SessionContext
-from .settings import Settings
-from .target import SessionTarget, TargetDatabase
 from .where_variables import TableVariables
 
 #: Columns that a replay may need.
@@ -66,229 +50,6 @@ _STATE = (
     *(STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID),
     IMPLEMENTATION,
 )
-
-
-def plan_session(context: SessionContext) -> Plan:
-    """Makes the plan of a session, and takes the database for the session if the session writes.
-
-    An error becomes `Plan.error`: raised during collection, pytest would show the error once for each module.
-    """
-    try:
-        return _plan_session(context)
-    except (OpAtlasError, pytest.UsageError) as error:
-        return Plan(error=str(error))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
-
-
-def _plan_session(context: SessionContext) -> Plan:
-    settings = context.settings
-    if settings.named:
-        expect_folder(
-            settings.targets[0].rows_from or settings.database,
-            "name one that holds {KernelType}.csv files, or an empty one for a starter database",
-            option="--database-path",
-        )
-    if settings.prof_path is not None:
-        with context.past_capture():
-            context.profile = read_profile(settings.prof_path)
-    if settings.writes:
-        # Refuse before anything is written. Checked again with each plan, when no other session writes.
-        for own in context.databases:
-            _read_origin(context, own)
-        # In the order of their paths: two sessions never wait for each other.
-        for own in sorted(context.databases, key=lambda each: each.database.path):
-            _lock_database(context, own)
-    base = _BaseRows(settings, *_task_rows(context))
-    plan = Plan(notes=list(base.notes))
-    for number in range(len(settings.targets)):
-        plan.add(_plan_target(context, number, base))
-    plan.problems += context.profile.problems if context.profile is not None else ()
-    return plan
-
-
-def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
-    """Makes the plan of a target, whose database the session has if the session writes."""
-    settings, own = context.settings, context.databases[number]
-    database, target = own.database, own.target
-    requested = base.of_target(target) if settings.workload.tasks else settings.workload.rows
-    if settings.writes:
-        prepared = _prepare_for(context, own, base)
-    else:
-        prepared = PreparedDatabase(edited=edited_rows(database))
-        if target.rows_from is not None and not settings.workload.tasks:
-            requested = base.with_own(target, database)
-    elsewhere: Container[str] = context.profile.cases.keys() if context.profile is not None else ()
-    if base.requested is not None:
-        elsewhere = base.requested
-    elif target.rows_from is not None:
-        elsewhere = Database(target.rows_from).kernel_types()
-    plan = make_plan(
-        database,
-        settings.choice,
-        elsewhere=elsewhere,
-        requested=requested,
-        unmeasured=prepared.edited.positions,
-        stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
-        target=number,
-        implementation=target.implementation,
-        rows_from=target.rows_from,
-    )
-    if settings.writes and any(table.cases for table in plan.tables.values()):
-        expect_writable(database)
-    if not settings.collect_only:
-        provenance, notes = _read_origin(context, own)
-        plan.notes += [*notes, *captured_notes(provenance, plan, settings), *provenance.problems]
-    plan.prepared = [prepared]
-    plan.problems += prepared.problems
-    return plan
-
-
-def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
-    """Raises OpAtlasError if the database is one of another device or of other software."""
-    own.provenance = Provenance(own.database)
-    return own.provenance, origin_notes(own.provenance, context.settings, own.target)
-
-
-def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
-    """Raises OpAtlasError where another session has the database."""
-    remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
-    own.lock = SessionLock(own.database, run_id=context.run_id, command=context.command, remedy=remedy)
-    own.lock.acquire(context.settings.wait_s, context.tell)
-
-
-def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) -> PreparedDatabase:
-    settings, target = context.settings, own.target
-    has_starter = settings.workload.has_starter and target.implementation.is_default
-    prepared = prepare_database(
-        own.database,
-        run_id=context.run_id,
-        starter=settings.workload.write_starter if has_starter else None,
-        is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
-        others=[each.path for each in settings.targets],
-    )
-    if settings.workload.tasks:
-        add_rows(own.database, base.of_target(target))
-        return prepared
-    if target.rows_from is not None:
-        added = add_rows(own.database, base.of_target(target))
-        rows_from = target.rows_from if Database(target.rows_from).kernel_types() else None
-        prepared = replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from=rows_from)
-    return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
-
-
-def _task_rows(context: SessionContext) -> tuple[Mapping[str, list[Mapping[str, str]]] | None, Sequence[str]]:
-    """Returns the rows of the tasks of a session, and notes on tasks without rows; (None, ()) without tasks."""
-    settings = context.settings
-    if not settings.workload.tasks:
-        return None, ()
-    target, tasks = settings.targets[0], settings.workload.tasks
-    if unknown := sorted(settings.ops - tasks.keys()):
-        meant = "".join(suggest(name, tasks) for name in unknown) or f": the first one is {next(iter(tasks))}"
-        raise OpAtlasError(f"--ops {','.join(unknown)}: --tasks names no such task{meant}")
-    chosen = [task for name, task in tasks.items() if not settings.ops or name in settings.ops]
-    with context.past_capture():
-        found = task_rows(chosen, Database(target.rows_from or target.path))
-    return found.rows, found.notes
-
-
-class _BaseRows:
-    """The rows that the implementations of a session are measured on; a file is read once for all implementations.
-
-    Attributes:
-        requested: the rows of tasks, by kernel type; None where the rows are those of a database.
-        notes: what the user should know about these rows.
-    """
-
-    def __init__(
-        self, settings: Settings, requested: Mapping[str, list[Mapping[str, str]]] | None, notes: Sequence[str]
-    ) -> None:
-        self._settings = settings
-        self.requested = requested
-        self.notes = notes
-        #: By kernel type, for each folder.
-        self._rows: dict[Path, dict[str, list[Mapping[str, str]]]] = {}
-
-    def of_target(self, target: SessionTarget) -> Mapping[str, list[Mapping[str, str]]]:
-        """Returns the rows of `SessionTarget.rows_from` whose kernel types the implementation has.
-
-        The rows of a starter database are taken where there are none.
-
-        Raises:
-            OpAtlasError: a file cannot be read, or the starter cannot be made.
-        """
-        if self.requested is not None:
-            return {name: rows for name, rows in self.requested.items() if target.implementation.implements(name)}
-        assert target.rows_from is not None
-        source = Database(target.rows_from)
-        names, workload = source.kernel_types(), self._settings.workload
-        if not names and workload.keeps_starter and self._settings.writes:
-            workload.write_starter(source)
-            names = source.kernel_types()
-        if target.rows_from not in self._rows:
-            self._rows[target.rows_from] = {} if names else self._starter_rows()
-        rows = self._rows[target.rows_from]
-        for name in filter(target.implementation.implements, names):
-            if name not in rows:
-                rows[name] = read_rows(source, name)
-        return {name: rows[name] for name in sorted(rows) if target.implementation.implements(name)}
-
-    def with_own(self, target: SessionTarget, database: Database) -> Mapping[str, list[Mapping[str, str]]]:
-        """Returns the rows of the target's database, and then those of `of_target`. Raises what `of_target` does."""
-        base = self.of_target(target)
-        names = {*base, *filter(target.implementation.implements, database.kernel_types())}
-        return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
-
-    def _starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
-        with TemporaryDirectory(prefix="opatlas-starter-") as folder:
-            starter = Database(folder)
-            self._settings.workload.write_starter(starter)
-            return {name: read_rows(starter, name) for name in starter.kernel_types()}
-
-
-def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
-    provenance = own.provenance or Provenance(own.database)
-    driver = driver_version(context.settings.devices[0].kind) or ""
-    return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
-
-
-def prepare_database(
-    database: Database,
-    *,
-    run_id: str,
-    starter: Callable[[Database], int] | None,
-    is_npu: bool = False,
-    others: Container[Path] = (),
-) -> PreparedDatabase:
-    """Merges the records of killed sessions, and clears durations that were measured with other shapes.
-
-    Args:
-        database: locked by the caller.
-        run_id: the run of this session, whose journal is not merged.
-        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
-        is_npu: whether the rows are of an NPU, where the folder does not say.
-        others: folders of the databases of the session, whose records profiles in this database may hold.
-
-    Raises:
-        OpAtlasError: the database cannot be written.
-    """
-    problems = recover_profiles(database, others) if database.profiles_dir.is_dir() else []
-    recovered: Sequence[RecoveredJournal] = ()
-    if database.journal_dir.is_dir():
-        recovered = recover(database, own_run=run_id)
-        expect_writable(database)
-    starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
-    edited = clear_edited(database, run_id)
-    with database.lock():
-        mapping = write_default_mapping(database.path, is_npu=is_npu)
-    return PreparedDatabase([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
-
-
-def expect_writable(database: Database) -> None:
-    """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
-    with database.lock():
-        pass
 
 
 def make_plan(

@@ -38,13 +38,13 @@ from .item_rows import ItemRows
 from .ledger import NOT_RUN, Ledger
 from .mixing import check_replaced
 from .plan import CaseRow, Plan
-from .planner import plan_session
 from .prof_path import UncollectedSamples
 from .records import SessionJournal, SessionRecords
 from .results import SessionResults
 from .row_note import STORED_US, RowNote, cut_printed, note_of, properties_of, set_properties, waited_by
 from .row_runner import RowRunner
 from .session_context import SessionContext
+from .session_plan import plan_session
 from .summary import SessionSummary, StoredComparison
 from .tally import OutcomeTally
 

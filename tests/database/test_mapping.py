@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 from captures import launch, write_capture
-from opatlas.plugins.planner import prepare_database
+from opatlas.plugins.session_plan import prepare_database
 
 from opatlas.cli.main import main
 from opatlas.engine.kernel_facts import replays_of_bench
