@@ -307,7 +307,7 @@ def write_back_run(
         problems.append(describe_error(error, database.path, "the records stay in their journals"))
         all_kept = False
     for path, contents in read:
-        if all_kept or not (contents.records or contents.unreadable):
+        if all_kept or not contents.records:
             try:
                 problems += _put_away(path, contents)
             except OSError as error:

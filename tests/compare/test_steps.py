@@ -55,6 +55,16 @@ def test_a_drift_is_no_step(seed: int) -> None:
     assert steps == Steps(drift=pytest.approx(0.38, abs=0.03))
 
 
+def test_a_slow_drift_is_no_step_whatever_chance_adds() -> None:
+    drifts = (noisy([0.02 * run for run in range(20)], 0.03, seed) for seed in range(50))
+    assert all(found(values).drift for values in drifts)
+
+
+def test_the_shortest_drift() -> None:
+    assert found([0.1 * run for run in range(6)]).drift == pytest.approx(0.5)
+    assert found([0.1 * run for run in range(5)]).drift == 0
+
+
 def test_a_single_slow_run_in_the_middle_is_no_step() -> None:
     assert found(noisy([0.0] * 10 + [0.5] + [0.0] * 10, 0.01, 1)) == Steps()
 
@@ -109,7 +119,7 @@ def test_the_procedure_of_benjamini_and_hochberg(p: list[float], share: float, a
 @pytest.mark.parametrize("deviation", [0.03, 0.1])
 def test_the_spread_between_runs_is_that_of_the_rows_without_common_steps(deviation: float) -> None:
     values = np.random.default_rng(3).normal(0, deviation, (2000, 6))
-    values[:, 3:] += 1.0
+    values += np.arange(6)
     values[:50, 2:] += 0.5
     gaps = [gap.tolist() for gap in np.diff(values, axis=1).T]
     assert spread_between_runs(gaps) == pytest.approx(deviation, rel=0.1)

@@ -105,6 +105,7 @@ def test_many_lines_that_are_no_records_are_not_all_told(database: Database) -> 
     (found,) = recover(database, own_run="")
     assert found.statuses.total() == 2
     assert len(found.problems) < 10
+    assert any("995" in problem for problem in found.problems)
 
 
 HEADERS = {
@@ -284,8 +285,20 @@ def test_a_lone_surrogate_is_spelt_out_where_it_is_written_and_where_it_was_writ
 def test_a_record_in_memory_that_is_none_is_told_and_keeps_no_other_out(database: Database) -> None:
     good, bad = record(1, 10.0).to_json(), {**record(2, 20.0).to_json(), "cells": None}
     merged = write_back_run(database, JournalHeader("run-1", "all", prune=False), [good, bad])
-    assert merged.problems
     assert averages(database) == ["10.0000", "", ""]
+    why, where = merged.problems
+    assert "cells" in why
+    (rescued,) = database.journal_dir.glob("*.jsonl")
+    assert str(rescued) in where
+    assert json.loads(rescued.read_text().splitlines()[2]) == bad
+
+
+def test_records_in_memory_whose_table_cannot_be_read_are_rescued(database: Database) -> None:
+    (database.path / "Abs.csv").write_text("Input Shapes\n")
+    merged = write_back_run(database, JournalHeader("run-1", "all", prune=False), [record(1, 10.0).to_json()])
+    assert len(merged.problems) == 2
+    (rescued,) = database.journal_dir.glob("*.jsonl")
+    assert journal.read(rescued).records == (record(1, 10.0),)
 
 
 @given(st.binary(max_size=400))

@@ -10,8 +10,10 @@ import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
-from opatlas.model.signature import digest, signature
+from opatlas.model.record import RowName
+from opatlas.model.signature import RowChoice, digest, signature
 from opatlas.store.database import Database, SessionLock
+from opatlas.store.pruned import unprune
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import write_back
 
@@ -60,6 +62,23 @@ def test_one_row_by_its_name(database: Database, name: str) -> None:
     assert (shapes(database), pruned(database), pruned(database, "Neg")) == (["1,4", "2,4"], ["3,4"], ["4,4"])
 
 
+def test_rows_before_and_behind_a_chosen_one_stay_pruned(database: Database) -> None:
+    assert main(["history", str(database.path), "abs-3x4", "--restore", "pruned"]) == 0
+    assert (shapes(database), pruned(database)) == (["1,4", "3,4"], ["2,4"])
+
+
+def test_a_column_without_cells_does_not_come_back(database: Database) -> None:
+    path = database.pruned_dir / "Abs.csv"
+    rows = [{**row, "Later": ""} for row in csv.DictReader(path.open())]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    columns = list(read(database)[0])
+    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
+    assert list(read(database)[0]) == columns
+
+
 def test_a_kernel_type(database: Database) -> None:
     assert main(["history", str(database.path), "Neg", "--restore", "pruned"]) == 0
     assert (pruned(database, "Neg"), pruned(database)) == ([], ["2,4", "3,4"])
@@ -76,7 +95,10 @@ def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: p
 def test_a_row_that_was_pruned_twice_comes_back_once(database: Database) -> None:
     write(database, [cells(2)])
     write_back(database, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
-    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
+    rows = {size: RowName("Abs", signature("Abs", cells(size))) for size in (2, 3)}
+    of_neg = RowName("Neg", signature("Neg", cells(4)))
+    done = unprune(database, RowChoice(()))
+    assert ({*done.restored}, done.kept, done.problems) == ({of_neg, *rows.values()}, [rows[2]], [])
     assert [row["Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
     assert pruned(database) == ["2,4"]
 
