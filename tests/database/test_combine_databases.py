@@ -42,6 +42,13 @@ def test_manifests_tell_which_run_is_newer_and_come_along(target: Database, sour
     assert apply(target, source).manifests == 0
 
 
+def test_captured_durations_that_fill_rows_are_counted(target: Database, source: Database) -> None:
+    write(target, [measured(1, 5.0, NEW), measured(2, 5.0, NEW)])
+    write(source, [{**cells(size), PROFILING_AVERAGE: "4"} for size in (2, 3)])
+    assert apply(target, source).profiled == 1
+    assert [row[PROFILING_AVERAGE] for row in read(target)] == ["", "4", "4"]
+
+
 def test_a_target_that_is_not_there_is_made(target: Database, source: Database) -> None:
     write(source, [{"Mine": "1", "Empty": "", **measured(1, 5.0, OLD)}])
     write(source, [measured(2, 5.0, OLD)], "Neg")

@@ -7,20 +7,24 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.combine.pool import pool
 from opatlas.model.schema import (
+    AVERAGE,
     POOLED_MACHINES,
     POOLED_MEDIAN,
     POOLED_RUN_DURATIONS,
     POOLED_RUNS,
     POOLED_SPREAD,
+    RUN_ID,
     STATUS_GROUP,
 )
 from opatlas.store import history
+from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
 from opatlas.store.update_mode import UpdateMode
@@ -167,9 +171,9 @@ def test_a_row_gets_the_duration_of_the_median_run_whole(database: Database) -> 
         "21.0000",
     )
     assert row[POOLED_RUN_DURATIONS] == f"{RUNS[0]} 32.0000; {RUNS[1]} 21.2500; {RUNS[2]} 10.0000"
-    before = database.csv_path("Abs").read_bytes()
+    before = database.csv_path("Abs").stat()
     pooled(database)
-    assert database.csv_path("Abs").read_bytes() == before
+    assert database.csv_path("Abs").stat() == before, "the file is written again"
 
 
 def test_of_two_runs_that_are_equally_near_the_newer_counts(database: Database) -> None:
@@ -224,6 +228,32 @@ def test_a_duration_that_no_history_has_is_saved_before_the_median_run_replaces_
     (saved,) = history.replaced_tables(database)
     assert "99.0" in saved.read_text()
     assert pooled_cells(database)[0] == ("11.0000", "3", "3", "809.09")
+
+
+def replaced_row(database: Database, by: str, run_id: str, duration_us: float, listed: str = "") -> None:
+    """Saves a row of a run without a history, which a run replaced."""
+    row = {**read(database)[0], AVERAGE: f"{duration_us}", RUN_ID: run_id, POOLED_RUN_DURATIONS: listed}
+    row["MicroBench Median Duration(us)"] = f"{duration_us}"
+    history.save_replaced(database, by, "Abs", pd.DataFrame([row]))
+
+
+def test_a_replaced_row_tells_more_than_a_median_that_another_row_lists(database: Database) -> None:
+    run(database, RUNS[2], 15.0, "GPU-1")
+    replaced_row(database, "a", RUNS[0], 10.0, f"{RUNS[0]} 10; {RUNS[1]} 11")
+    replaced_row(database, "b", RUNS[1], 11.0)
+    pooled(database)
+    assert duration(database)[1] == RUNS[1]
+
+
+def test_a_duration_of_which_others_list_a_median_is_saved_before_it_is_replaced(database: Database) -> None:
+    run(database, RUNS[2], 15.0, "GPU-1")
+    history.file_path(database, RUNS[2]).unlink()
+    replaced_row(database, "a", RUNS[0], 10.0, f"{RUNS[0]} 10; {RUNS[2]} 15")
+    replaced_row(database, "b", RUNS[1], 11.0)
+    pooled(database)
+    assert duration(database)[1] == RUNS[1]
+    saved = [row[RUN_ID] for path in history.replaced_tables(database) for row in read_frame(path).to_dict("records")]
+    assert sorted(saved) == list(RUNS[:3])
 
 
 def test_the_status_of_a_later_run_stays(database: Database) -> None:

@@ -84,6 +84,8 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
         (MeasurementOrigin("Intel_Xeon_Processor", "cpu", TORCH), True),
         (MeasurementOrigin("", "cpu", TORCH), False),
         (MeasurementOrigin("", "simulated", TORCH), True),
+        (MeasurementOrigin("AMD_EPYC", "", TORCH), False),
+        (MeasurementOrigin("AMD_EPYC", "cpu", TORCH, implementation="liger"), False),
         (MeasurementOrigin("AMD_EPYC", "cpu", {}), False),
         # A cloud calls all of its machines the same.
         (MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=2), False),
@@ -94,6 +96,12 @@ def test_what_is_known_of_both_has_to_agree(database: Database, ours: Measuremen
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     assert (refused(database, ours) is not None) == is_refused
+
+
+def test_a_manifest_without_the_kind_of_its_device_agrees(database: Database) -> None:
+    row(database, RUN)
+    manifest(database, RUN, {"name": "AMD_EPYC"})
+    assert refused(database, CPU) is None
 
 
 def test_threads_are_named_where_they_are_all_that_differs(database: Database) -> None:

@@ -60,6 +60,23 @@ def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Dat
     assert [row["Average Duration(us)"] for row in replaced(database, "run-2")] == ["77"]
 
 
+def test_a_duration_below_the_status_of_a_later_run_is_made_again(database: Database) -> None:
+    abandoned(database, record(2, run="run-3"), run="run-3")
+    recover(database, own_run="")
+    before = contents(database)
+    edit(database, 2, **{"Average Duration(us)": "", "Run ID": "run-3", "Status Reason": "because of 2"})
+    assert rebuild(database).changed == {"Abs": 1}
+    assert contents(database) == before
+
+
+def test_a_duration_that_stays_is_not_kept_as_replaced(database: Database) -> None:
+    before = contents(database)
+    edit(database, 1, **{"Cache State": "warm"})
+    assert rebuild(database).changed == {"Abs": 1}
+    assert contents(database) == before
+    assert not list(database.runs_dir.glob("*.replaced"))
+
+
 def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Database) -> None:
     before = {row["Input Shapes"]: row for row in read(database) if row["Average Duration(us)"]}
     (database.path / "Abs.csv").unlink()
