@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from opatlas.checks import CHECKS
@@ -20,7 +19,6 @@ from opatlas.checks.run_checks import compared_rows
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.report.plots.timed_rows import expect_tables
-from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, printable, printable_lines, shorten, wrap
 
 from .pytest_internals import ReprFileLocation, TerminalRepr, TerminalWriter
@@ -40,10 +38,12 @@ def run_checks(
     folder: Path,
     against: Path | None,
     *,
-    json_path: Path | None,
     for_pytest: Sequence[str],
-) -> int:
-    """Runs the checks of a database as cases of pytest, and returns pytest's exit status.
+) -> tuple[int, dict[str, object]]:
+    """Runs the checks of a database as cases of pytest.
+
+    Returns:
+        pytest's exit status, and all findings for JSON: empty if pytest refused its options or was interrupted.
 
     Args:
         against: another database, whose rows of the same cases are compared.
@@ -60,13 +60,14 @@ def run_checks(
             f"device, versions, cache state and instrument"
         )
     cases = Cases(database, read_known(folder, CHECKS))
-    report = CheckReport(cases, json_path=json_path)
+    report = CheckReport(cases)
     # The working folder gives neither settings nor code: no rootdir, no conftest.py, no pytest.ini.
     # PYTEST_ADDOPTS holds options of replays, and pytest alone does not know most of them.
     os.environ.pop("PYTEST_ADDOPTS", None)
     settings = ["-c", str(_INI), f"--rootdir={os.getcwd()}", "--noconftest"]
     sys.stdout.flush()
-    return int(pytest.main([*settings, *for_pytest, str(CASES)], plugins=[cases, report]))
+    status = int(pytest.main([*settings, *for_pytest, str(CASES)], plugins=[cases, report]))
+    return status, report.content
 
 
 def _opened(folder: Path, against: CheckedDatabase | None) -> CheckedDatabase:
@@ -248,12 +249,15 @@ class CheckCase(pytest.Item):
 
 
 class CheckReport:
-    """Prints the findings of the cases, and writes them as JSON."""
+    """Prints the findings of the cases.
 
-    def __init__(self, cases: Cases, *, json_path: Path | None) -> None:
+    Attributes:
+        content: all findings for JSON, once the cases have run.
+    """
+
+    def __init__(self, cases: Cases) -> None:
         self._cases = cases
-        self._json_path = json_path
-        self._problem = ""
+        self.content: dict[str, object] = {}
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -269,12 +273,8 @@ class CheckReport:
         stale = self._cases.unused_entries()
         if stale and self._cases.strict and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._json_path is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            try:
-                write_text(self._json_path, self._json(int(session.exitstatus), stale))
-            except OpAtlasError as error:
-                self._problem = f"error: --json {error}"
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            self.content = self._json(int(session.exitstatus), stale)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("=", "checks")
@@ -292,8 +292,6 @@ class CheckReport:
             counts = f"{tally.cases:>6,}{len(tally.new):>10,}{len(tally.known):>8,}"
             yield f"{tally.check.name:16}{counts}   {tally.check.about}{note}"
         yield from self._known_lines()
-        if self._problem:
-            yield self._problem
 
     def _known_lines(self) -> Iterator[str]:
         """Yields the known findings, with how many findings each explains; in full with -vv."""
@@ -311,9 +309,9 @@ class CheckReport:
         for entry in self._cases.unused_entries():
             yield f"{entry.place} covers nothing any more ({_about(entry)}): remove it"
 
-    def _json(self, status: int, stale: list[KnownFinding]) -> str:
+    def _json(self, status: int, stale: list[KnownFinding]) -> dict[str, object]:
         database = self._cases.database
-        values = {
+        return {
             "version": 1,
             "database": str(database.path),
             "against": str(database.against.path) if database.against is not None else None,
@@ -335,7 +333,6 @@ class CheckReport:
             ],
             "known_findings_without_finding": [entry.place for entry in stale],
         }
-        return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
 
 def _about(entry: KnownFinding) -> str:

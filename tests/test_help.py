@@ -15,10 +15,10 @@ from warm_python import warm_python
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 142
+MOST_OPTIONS = 137
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {
-    "--format": "of a weight's layout, a plot's file, or a comparison",
+    "--format": "of a plot, an export, or a comparison",
     "--ops": "which kernel types to run, to plot, to compare, or to show",
     "--output": "a table, a comparison, a plot, or a folder of plots or of a site",
     "--peaks": "numbers for the roofs of a plot, or a file that has cores, too",

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 
 from opatlas.model.named_databases import named_folder
+from opatlas.options import removed
 from opatlas.store.csv_files import write_text
+from opatlas.text import parse_whole
+from opatlas.theory.model_calls import Phase
 
 #: The name of the terminal as a file.
 _STDOUT = "-"
@@ -36,6 +42,58 @@ def add_rows(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds --json; `what` says what it writes."""
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help=f"also write {what} as JSON; - for the terminal, and nothing else there (default: not written)",
+    )
+
+
+def add_removed(parser: argparse.ArgumentParser, successors: Mapping[str, str]) -> None:
+    """Adds removed options, which are refused with their successors."""
+    for name, successor in successors.items():
+        former = removed(name, successor)
+        parser.add_argument(former.name, **former.argparse_arguments)
+
+
+_STEP_SIZES = ("tp", "ep", "batch", "context")
+
+
+@dataclass(frozen=True)
+class StepArgument:
+    """A step of a model as --step names it.
+
+    Attributes:
+        text: what was written.
+        model: a model's name, or its config.json or the folder of that.
+        settings: `tp`, `ep`, `batch`, `context`, `phase` and `dtype`, as far as they were written.
+    """
+
+    text: str
+    model: str
+    settings: dict[str, Any]
+
+
+def read_step_argument(text: str) -> StepArgument:
+    """Reads `MODEL,batch=64,context=4096,tp=8,phase=prefill`."""
+    model, *settings = [word.strip() for word in text.split(",")]
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name in _STEP_SIZES and parse_whole(value):
+            found[name] = parse_whole(value)
+        elif (name == "phase" and value in get_args(Phase)) or (name == "dtype" and value):
+            found[name] = value
+        else:
+            raise argparse.ArgumentTypeError(
+                f"{setting!r}: give tp=N, ep=N, batch=N, context=N, phase=decode, phase=prefill or dtype=NAME"
+            )
+    return StepArgument(text, model, found)
+
+
 def add_product_dtype(parser: argparse.ArgumentParser) -> None:
     """Adds --dtype, the dtype of a model's products."""
     parser.add_argument(
@@ -46,9 +104,9 @@ def add_product_dtype(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def write_json(path: Path, content: object) -> None:
-    """Writes a file of indented JSON. Raises OpAtlasError if it cannot be written."""
-    write_text(path, _json_text(content))
+def is_terminal(path: Path | None) -> bool:
+    """Returns whether --json names the terminal, which then gets nothing else."""
+    return path is not None and str(path) == _STDOUT
 
 
 def write_or_print_json(path: Path | None, content: object) -> bool:
@@ -60,11 +118,11 @@ def write_or_print_json(path: Path | None, content: object) -> bool:
     Raises:
         OpAtlasError: the file cannot be written.
     """
-    if path is not None and str(path) == _STDOUT:
+    if is_terminal(path):
         sys.stdout.write(_json_text(content))
         return True
     if path is not None:
-        write_json(path, content)
+        write_text(path, _json_text(content))
     return False
 
 

@@ -23,7 +23,7 @@ from opatlas.calibration.rows import (
     stored_durations,
     write_set,
 )
-from opatlas.cli.arguments import write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import TemporaryFolder
@@ -65,12 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"choose the rows, write them to {CALIBRATION} in DB, and measure nothing (default: off)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the result with all rows; - for the terminal, and nothing else there (default: not written)",
-    )
+    add_json(parser, "the result with all rows")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
-from opatlas.cli.arguments import add_database
+from opatlas.cli.arguments import add_database, add_json, add_removed, is_terminal, write_or_print_json
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
-from opatlas.options import removed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,24 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OTHER",
         help="another database: rows of the same case with another duration are findings (default: no comparison)",
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all findings into FILE (default: not written)"
-    )
-    former = removed("--all", "pytest's -vv")
-    parser.add_argument(former.name, **former.argparse_arguments)
+    add_json(parser, "all findings")
+    add_removed(parser, {"--all": "pytest's -vv"})
 
 
 def run(arguments: argparse.Namespace, for_pytest: Sequence[str]) -> int:
     """Runs the checks and returns the exit status that the help explains. Raises UsageError."""
     require_extra("bench", "`opatlas check`", "pytest")
     run_checks = import_module("opatlas.plugins.check").run_checks
+    hidden = redirect_stdout(StringIO()) if is_terminal(arguments.json) else nullcontext()
     try:
-        status: int = run_checks(
-            arguments.database,
-            arguments.against,
-            json_path=arguments.json,
-            for_pytest=for_pytest,
-        )
+        with hidden:
+            status, content = run_checks(arguments.database, arguments.against, for_pytest=for_pytest)
     except OpAtlasError as error:
         raise UsageError(str(error)) from None
-    return status
+    if content:
+        write_or_print_json(arguments.json, content)
+    return int(status)

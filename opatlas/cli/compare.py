@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
 from opatlas.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.compare.databases import ComparedDatabase, implementations_of
-from opatlas.compare.export import csv_text, json_text
+from opatlas.compare.export import csv_text, json_value
 from opatlas.compare.states import compared_states, pairs_below
 from opatlas.compare.step import ModelStep, read_step
 from opatlas.compare.text import markdown_lines, ratio_text, text_lines
@@ -25,14 +26,12 @@ from opatlas.model.named_databases import named_folder
 from opatlas.model.versions import detect
 from opatlas.options import names, percent, positive
 from opatlas.report.row_summary import microseconds_text
-from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, print_problems, printable_lines, show, wrap_for_stderr
 
 _FORMATS = {
     "text": lambda comparisons: _joined(comparisons, text_lines, ""),
     "markdown": lambda comparisons: _joined(comparisons, markdown_lines, "## "),
     "csv": csv_text,
-    "json": json_text,
 }
 
 
@@ -88,10 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_FORMATS),
         default="text",
-        help="text; markdown for a pull request; csv with a line for each row and database; json with everything "
-        "(default: %(default)s)",
+        help="text; markdown for a pull request; csv with a line for each row and database (default: %(default)s)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the comparison (default: the terminal)")
+    add_json(parser, "everything that is known of each row")
+    add_removed(parser, {"--output": "> FILE, or --json FILE"})
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,16 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     with usage_errors():
         step = None if arguments.calls is None else read_step(arguments.calls)
         comparisons = _compare(arguments, step)
-    text = _FORMATS[arguments.format](comparisons)
-    if arguments.output is not None:
-        write_text(arguments.output, text)
-        rows = sum(len(comparison.rows) for comparison in comparisons.values())
-        databases = sum(len(comparison.rivals) + 1 for comparison in comparisons.values())
-        show(f"{arguments.output}: {pluralize(rows, 'row')} of {databases} databases")
-    elif arguments.format in ("text", "markdown"):
-        show(text.removesuffix("\n"))
-    else:
-        sys.stdout.write(text if arguments.format == "json" else printable_lines(text))
+    if not write_or_print_json(arguments.json, json_value(comparisons)):
+        text = _FORMATS[arguments.format](comparisons)
+        if arguments.format == "csv":
+            sys.stdout.write(printable_lines(text))
+        else:
+            show(text.removesuffix("\n"))
     problems = [problem for comparison in comparisons.values() for problem in comparison.problems]
     print_problems(problems)
     too_slow = [line for comparison in comparisons.values() for line in _failures(comparison, arguments)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from opatlas.cli.arguments import write_or_print_json
+from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
 from opatlas.cli.kernel_template import sample_rows
 from opatlas.diagnosis.changes import change_lines, changes_json, compare_diagnoses, kernel_change_lines
 from opatlas.diagnosis.diagnosis import Diagnosis, RankedKernel, diagnose
@@ -24,7 +24,7 @@ from opatlas.generation.endpoint import Endpoint
 from opatlas.generation.models_file import read_models
 from opatlas.model.errors import ReplayError
 from opatlas.model.named_databases import named_folder
-from opatlas.options import at_least, removed
+from opatlas.options import at_least
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, print_problems, show
 
@@ -59,13 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the capture or database before a change: durations, verdicts and counters of both, side by side; --row N "
         "shows all counters of a kernel (default: no comparison)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the verdicts and the whole ranking; - for the terminal, and nothing else there (default: not "
-        "written)",
-    )
+    add_json(parser, "the verdicts and the whole ranking")
     parser.add_argument(
         "--prompt",
         type=Path,
@@ -90,9 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --models: folder that gets the answers as candidates, which --implementation DIR measures (default: "
         "none)",
     )
-    for name in ("--endpoint", "--model", "--api-key-variable"):
-        former = removed(name, "--models FILE, which names models and their endpoints (docs/generation.md)")
-        parser.add_argument(former.name, **former.argparse_arguments)
+    successor = "--models FILE, which names models and their endpoints (docs/generation.md)"
+    add_removed(parser, dict.fromkeys(("--endpoint", "--model", "--api-key-variable"), successor))
 
 
 def run(arguments: argparse.Namespace) -> int:

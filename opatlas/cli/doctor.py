@@ -15,13 +15,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from opatlas.cli.arguments import add_removed
 from opatlas.devices.device import KINDS
 from opatlas.doctor.ascend import signs_of_ascend
 from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
-from opatlas.options import add_database_path, removed
+from opatlas.options import add_database_path
 from opatlas.progress import Progress, format_seconds
 from opatlas.text import printable, show
 
@@ -63,9 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce (default: off)",
     )
-    for device in KINDS.values():
-        former = removed(f"--{device.backend}", "--group")
-        parser.add_argument(former.name, **former.argparse_arguments)
+    add_removed(parser, {f"--{device.backend}": "--group" for device in KINDS.values()})
 
 
 def run(arguments: argparse.Namespace) -> int:

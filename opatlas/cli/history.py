@@ -15,13 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.cli.arguments import add_database, add_rows, write_json
+from opatlas.cli.arguments import add_database, add_json, add_removed, add_rows, write_or_print_json
 from opatlas.combine.rebuild import rebuild
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
-from opatlas.options import removed
 from opatlas.report.row_summary import microseconds_text, noise_text
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.manifest import run_id_time
@@ -46,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_database(parser)
     add_rows(parser, "required without --restore; with --restore pruned, default: all pruned rows")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the runs, with all samples and assumptions (default: not written)",
-    )
+    add_json(parser, "the runs, with all samples and assumptions,")
     parser.add_argument(
         "--restore",
         choices=(_CSVS, _PRUNED),
@@ -63,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --restore csvs: print what would change, and write nothing (default: the CSVs change)",
     )
-    for name, successor in (("--rebuild", "--restore csvs"), ("--unprune", "--restore pruned")):
-        former = removed(name, successor)
-        parser.add_argument(former.name, **former.argparse_arguments)
+    add_removed(parser, {"--rebuild": "--restore csvs", "--unprune": "--restore pruned"})
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,19 +89,17 @@ def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
     problems = list[str]()
     found = row_histories(Database(path), chosen, problems)
     chosen.expect(len(found), str(path))
-    lines = _list_lines(found) if len(found) > _ROWS_IN_FULL else _all_lines(found)
-    show("\n".join(lines))
-    if json_path is not None:
-        rows = [
-            {
-                "kernel_type": row.kernel_type,
-                "signature": row.signature,
-                "id": make_case_id(row.kernel_type, row.signature),
-                "runs": [asdict(run) for run in runs],
-            }
-            for row, runs in found.items()
-        ]
-        write_json(json_path, rows)
+    rows = [
+        {
+            "kernel_type": row.kernel_type,
+            "signature": row.signature,
+            "id": make_case_id(row.kernel_type, row.signature),
+            "runs": [asdict(run) for run in runs],
+        }
+        for row, runs in found.items()
+    ]
+    if not write_or_print_json(json_path, rows):
+        show("\n".join(_list_lines(found) if len(found) > _ROWS_IN_FULL else _all_lines(found)))
     print_problems(problems)
     return 1 if problems else 0
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from opatlas.cli.arguments import write_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.build import build
 from opatlas.cli.kernel_template import suite_operators, write_templates
 from opatlas.devices.device import KINDS
@@ -73,9 +73,7 @@ class Listed:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="an implementation, folder or file (default: all)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the output as JSON to FILE (default: not written)"
-    )
+    add_json(parser, "what is listed,")
     parser.add_argument(
         "--build",
         action="store_true",
@@ -123,10 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
         ran = [build(each, arguments.device, arguments.database_path) for each in chosen]
         return 0 if all(ran) else 1
     found = [listed(each) for each in chosen]
-    if arguments.json is not None:
-        contents = {"implementations": [asdict(each) for each in found]}
-        write_json(arguments.json, contents)
-    show(as_details(found) if arguments.name else as_table(found))
+    contents = {"implementations": [asdict(each) for each in found]}
+    if not write_or_print_json(arguments.json, contents):
+        show(as_details(found) if arguments.name else as_table(found))
     return 0
 
 

@@ -18,12 +18,13 @@ from opatlas.capture.capture_discovery import find_captures, skipped_files, unpa
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.summary import fill_summary, ingest_summary, unmatched_entries, write_unmatched
+from opatlas.cli.arguments import add_removed
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
-from opatlas.options import add_database_path, at_least, removed, versions
+from opatlas.options import add_database_path, at_least, versions
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
@@ -91,9 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="versions of vllm-ascend, torch and CANN that the capture was taken with, or some of them "
         "(default: the installed ones)",
     )
-    for component in (VLLM, TORCH, CANN):
-        former = removed(f"--{component.field}-version", versions_option([component]))
-        parser.add_argument(former.name, **former.argparse_arguments)
+    add_removed(parser, {f"--{each.field}-version": versions_option([each]) for each in (VLLM, TORCH, CANN)})
 
 
 def run(arguments: argparse.Namespace) -> int:

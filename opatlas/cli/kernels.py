@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
-from opatlas.cli.arguments import write_json
+from opatlas.cli.arguments import write_or_print_json
 from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
 from opatlas.engine.registry import replay_spec
@@ -96,7 +96,6 @@ def show_kernels(names: Sequence[str], json_path: Path | None) -> None:
     if not chosen and not without:
         like = suggest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
         raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
-    if json_path is not None:
-        contents = {"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without}
-        write_json(json_path, contents)
-    show(as_text(chosen, without))
+    contents = {"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without}
+    if not write_or_print_json(json_path, contents):
+        show(as_text(chosen, without))

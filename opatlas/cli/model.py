@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
-from opatlas.cli.arguments import add_product_dtype, write_or_print_json
+from opatlas.cli.arguments import add_json, add_product_dtype, write_or_print_json
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.model.location import default_path, parse_implementation
 from opatlas.model.versions import detect
@@ -56,12 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phase", choices=("prefill", "decode"), default="decode", help="what a step computes (default: %(default)s)"
     )
     add_product_dtype(parser)
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the parts and the sum; - for the terminal, and nothing else there (default: not written)",
-    )
+    add_json(parser, "the parts and the sum")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opatlas.cli.arguments import write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.experiment.outcomes import read_experiment
 from opatlas.experiment.report import as_json, make_report, write_csvs
 from opatlas.experiment.text import text_lines
@@ -38,13 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the model of strategy A (default: for each task the model that is best at the other tasks)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help='also write all tables, and the outcome of each task; "-": to the terminal, in place of the text '
-        "(default: not written)",
-    )
+    add_json(parser, "all tables, and the outcome of each task,")
     parser.add_argument(
         "--csv", type=Path, metavar="DIR", help="also write a CSV for each table (default: not written)"
     )

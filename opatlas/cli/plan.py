@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from opatlas.cli.arguments import add_product_dtype
+from opatlas.cli.arguments import StepArgument, add_json, add_removed, read_step_argument, write_or_print_json
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import INPUT_SHAPES
+from opatlas.progress import Progress
 from opatlas.query.database import open as open_database
-from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows
+from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows, Step, steps_of
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
 from opatlas.text import pluralize, shorten, show, table_lines
@@ -29,50 +32,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("database", metavar="DB", help="folder of {KernelType}.csv files, or name of a device")
     parser.add_argument("--next", type=int, default=_ROWS, metavar="N", help="the most rows (default: %(default)s)")
     parser.add_argument(
-        "--model",
+        "--step",
         action="append",
         default=[],
-        metavar="MODEL",
-        help="a model's name, or its config.json or the folder of that; repeatable (default: the built-in models)",
+        type=read_step_argument,
+        metavar="MODEL[,NAME=VALUE...]",
+        help="a step of a model, by its name, or by its config.json or the folder of that; further: tp=N, ep=N, "
+        "phase=decode or prefill, dtype=NAME; without batch, context or phase: steps with batch "
+        f"{', '.join(map(str, BATCHES))}, context {', '.join(map(str, CONTEXTS))}, of both phases; may be given "
+        "several times (default: the built-in models)",
     )
-    parser.add_argument(
-        "--tp",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="devices that share a layer; repeatable (default: 1)",
-    )
-    parser.add_argument(
-        "--ep",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="devices that share the experts: 1, or some times --tp; repeatable (default: 1)",
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help=f"sequences of a decode step; repeatable (default: {', '.join(map(str, BATCHES))})",
-    )
-    parser.add_argument(
-        "--context",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help=f"tokens of each sequence; repeatable (default: {', '.join(map(str, CONTEXTS))})",
-    )
-    parser.add_argument(
-        "--phase", choices=("prefill", "decode"), help="what a step computes (default: steps of both phases)"
-    )
-    add_product_dtype(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the rows, and add nothing (default: the CSVs get them)"
+    )
+    add_json(parser, "the rows and the expected errors")
+    add_removed(
+        parser,
+        {
+            "--model": "--step MODEL",
+            **{f"--{name}": f"--step MODEL,{name}=..." for name in ("tp", "ep", "batch", "context", "phase", "dtype")},
+        },
     )
 
 
@@ -80,22 +59,36 @@ def run(arguments: argparse.Namespace) -> int:
     """Adds the rows. Raises OpAtlasError."""
     started_at = time.time()
     opened = open_database(arguments.database)
-    found = opened.next_rows(
-        arguments.next,
-        models=arguments.model,
-        tp=arguments.tp or (1,),
-        ep=arguments.ep or (1,),
-        batch=arguments.batch,
-        context=arguments.context,
-        phase=(arguments.phase,) if arguments.phase else ("decode", "prefill"),
-        dtype=arguments.dtype,
-    )
-    show("\n".join(_lines(found)))
+    steps = [step for each in arguments.step for step in _steps(each)]
+    with Progress(0, "kernel types", label="plan") as progress:
+        found = opened.next_rows(arguments.next, steps=steps, tell=lambda kernel_type: progress.advance(1, kernel_type))
+    only_json = write_or_print_json(arguments.json, _as_json(found))
+    if not only_json:
+        show("\n".join(_lines(found)))
     if arguments.dry_run or not found.rows:
         return 0
     added = _add(Database(opened.path), found, arguments, started_at)
-    show(f"{pluralize(added, 'row')} added to {opened.path}: opatlas bench --database-path {opened.path} measures them")
+    if not only_json:
+        show(f"{pluralize(added, 'row')} added to {opened.path}")
+        show(f"opatlas bench --database-path {opened.path} measures them")
     return 0
+
+
+def _steps(named: StepArgument) -> list[Step]:
+    settings = named.settings
+    lists: dict[str, Any] = {name: (value,) for name, value in settings.items() if name != "dtype"}
+    return steps_of([named.model], dtype=settings.get("dtype", "BF16"), **lists)
+
+
+def _as_json(found: NextRows) -> dict[str, object]:
+    now, waiting, after = found.error
+    return {
+        "rows": [{**asdict(row), "signature": row.signature} for row in found.rows],
+        "waiting": found.waiting,
+        "error": now,
+        "error_with_waiting": waiting,
+        "error_with_rows": after,
+    }
 
 
 def _lines(found: NextRows) -> Iterator[str]:
@@ -121,7 +114,7 @@ def _add(database: Database, found: NextRows, arguments: argparse.Namespace, sta
         for kernel_type in dict.fromkeys(row.kernel_type for row in found.rows):
             rows = [row.cells for row in found.rows if row.kernel_type == kernel_type]
             added += append_rows(database, kernel_type, rows)
-    options = {name: value for name, value in vars(arguments).items() if name not in ("database", "dry_run")}
+    options = {"next": arguments.next, "step": [step.text for step in arguments.step]}
     here = Path(__file__).parents[1]
     Manifest(
         run_id=new_run_id(),

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from opatlas.cli.arguments import add_removed
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.named_databases import named_folder
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import QUALITY
 from opatlas.model.slots import known_dtype
-from opatlas.options import positive, removed
+from opatlas.options import positive
 from opatlas.progress import Progress
 from opatlas.report.plots.communication import COMMUNICATION, communication_plots
 from opatlas.report.plots.durations import (
@@ -102,9 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="peaks of the device: memory in 10^9 bytes/s, and dtypes in 10^12 operations/s, such as memory:1600 "
         "BF16:353.9 (default: from its data sheet, if known)",
     )
-    for name, successor in (("--peak-gbps", "--peaks memory:G"), ("--peak-tops", "--peaks DTYPE:T")):
-        former = removed(name, successor)
-        parser.add_argument(former.name, **former.argparse_arguments)
+    add_removed(parser, {"--peak-gbps": "--peaks memory:G", "--peak-tops": "--peaks DTYPE:T"})
 
 
 def run(arguments: argparse.Namespace) -> int:

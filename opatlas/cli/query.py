@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.cli.arguments import write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.errors import UsageError
 from opatlas.model.communication import BY_NAME
 from opatlas.options import names
@@ -27,7 +27,6 @@ from opatlas.text import parse_whole, pluralize, show, table_lines
 
 #: The rows that the text names.
 _SHOWN = 3
-#: The name of the terminal as a file.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,13 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="CSV of --file with the answers in further columns (default: the terminal)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the answer with the rows that it comes from; - for the terminal, and nothing else there "
-        "(default: not written)",
-    )
+    add_json(parser, "the answer with the rows that it comes from")
     parser.add_argument(
         "--implementation",
         type=names,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from opatlas.cli.arguments import add_database, add_rows, write_json
+from opatlas.cli.arguments import add_database, add_json, add_rows, write_or_print_json
 from opatlas.compare.regressions import Regressions, RowChange, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
 from opatlas.files import expect_folder
@@ -31,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_database(parser)
     add_rows(parser, "default: all rows")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the steps and drifts, with the durations of all runs (default: not written)",
-    )
+    add_json(parser, "the steps and drifts, with the durations of all runs,")
     parser.add_argument(
         "--fail-slower",
         type=percent,
@@ -51,9 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     expect_folder(arguments.database, "name one with a database")
     database = Database(arguments.database)
     found = find_regressions(database, RowChoice(arguments.rows, frozenset(database.kernel_types())))
-    show("\n".join(_lines(arguments.database, found)))
-    if arguments.json is not None:
-        write_json(arguments.json, _as_json(found))
+    if not write_or_print_json(arguments.json, _as_json(found)):
+        show("\n".join(_lines(arguments.database, found)))
     print_problems(found.problems)
     least = arguments.fail_slower
     slower = [] if least is None else [each for each in found.changes if each.is_newest and each.percent > least]

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
 
+from opatlas.cli.arguments import StepArgument, read_step_argument
 from opatlas.model.named_databases import database_folder
 from opatlas.options import names
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.writer import write_site
-from opatlas.text import parse_whole, pluralize, print_problems, show
-from opatlas.theory.model_calls import Phase
-
-_SIZES = ("tp", "ep", "batch", "context")
+from opatlas.text import pluralize, print_problems, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_question,
-        metavar="MODEL,batch=N,context=N[,...]",
-        help="page on what a step of a model costs; further: tp=N, ep=N, phase=decode or prefill, dtype=NAME; may be "
-        "given several times (default: no such page)",
+        metavar="MODEL[,NAME=VALUE...]",
+        help="page on what a step of a model costs: batch=N and context=N; further: tp=N, ep=N, "
+        "phase=decode or prefill, dtype=NAME; may be given several times (default: no such page)",
     )
     parser.add_argument(
         "--superkernel",
@@ -61,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if against and "@" not in against:
         against = str(database_folder(against))
     costs: list[tuple[str, ModelCost]] = [
-        (text, model_cost(place, model, **settings)) for text, model, settings in arguments.step
+        (step.text, model_cost(place, step.model, **step.settings)) for step in arguments.step
     ]
     site = write_site(
         place,
@@ -76,20 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if site.problems else 0
 
 
-def _question(text: str) -> tuple[str, str, dict[str, Any]]:
-    """Returns the text, the model, and the arguments of `model_cost`."""
-    model, *settings = [word.strip() for word in text.split(",")]
-    found: dict[str, Any] = {}
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        if name in _SIZES and parse_whole(value):
-            found[name] = parse_whole(value)
-        elif (name == "phase" and value in get_args(Phase)) or (name == "dtype" and value):
-            found[name] = value
-        else:
-            raise argparse.ArgumentTypeError(
-                f"{setting!r}: give tp=N, ep=N, batch=N, context=N, phase=decode, phase=prefill or dtype=NAME"
-            )
-    if missing := [name for name in ("batch", "context") if name not in found]:
+def _question(text: str) -> StepArgument:
+    step = read_step_argument(text)
+    if missing := [name for name in ("batch", "context") if name not in step.settings]:
         raise argparse.ArgumentTypeError(f"{text!r} lacks {missing[0]}=N")
-    return text, model, found
+    return step

@@ -6,7 +6,6 @@ Without DB the default databases are listed, with --kernels the kernel types tha
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +14,13 @@ from pathlib import Path
 from statistics import median
 
 from opatlas.checks.overview import KernelTypeOverview, Overview, read_overview
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.kernels import show_kernels
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder
 from opatlas.model.location import ROOT, list_databases
 from opatlas.model.named_databases import named_folder
 from opatlas.model.quality import NOISE_LIMIT
-from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.text import align_numbers, pluralize, print_problems, show
 
@@ -50,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the kernel types that have a replay, with their NPU calls: all, or only those with NAME in "
         "their names, or of the family NAME (default: databases are shown)",
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write what is shown, as JSON (default: not written)"
-    )
+    add_json(parser, "what is shown,")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,10 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         found = [read_overview(Database(each)) for each in list_databases(ROOT)]
         lines = _list(found) if found else [f"no database below {ROOT}: `opatlas bench` makes one for this machine"]
-    show("\n".join(lines))
-    if arguments.json is not None:
-        content = [asdict(each) for each in found]
-        write_text(arguments.json, json.dumps(content if path is None else content[0], indent=2) + "\n")
+    content = [asdict(each) for each in found]
+    if not write_or_print_json(arguments.json, content if path is None else content[0]):
+        show("\n".join(lines))
     problems = [problem for each in found for problem in each.problems]
     print_problems(problems)
     return 1 if problems else 0

@@ -7,9 +7,8 @@ durations. Its cases without a kernel count.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from opatlas.cli.arguments import add_database, write_or_print_json
+from opatlas.cli.arguments import add_database, add_json, write_or_print_json
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.options import positive
@@ -31,13 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the p of perf@p: the share of all operators that are right and more than P times as fast as torch "
         "(default: %(default)g)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the score of every operator as JSON to FILE, or only that to the terminal for - "
-        "(default: not written)",
-    )
+    add_json(parser, "the score of every operator")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from opatlas.cli.arguments import write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.errors import UsageError
 from opatlas.options import real
 from opatlas.superkernel.advice import ScopeAdvice, advise
@@ -88,12 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --against: the plog of the session with SuperKernels, which tells whether they compiled (default: "
         "told as not given)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write everything that is found; - for the terminal, and nothing else there (default: not written)",
-    )
+    add_json(parser, "everything that is found")
 
 
 def run(arguments: argparse.Namespace) -> int:

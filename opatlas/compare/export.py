@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
@@ -13,10 +12,10 @@ from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.verdict import CallPair
 
 
-def json_text(comparisons: Mapping[str, DatabaseComparison]) -> str:
-    """Returns all that is known as JSON: of one comparison, or of several by the folders of their databases."""
+def json_value(comparisons: Mapping[str, DatabaseComparison]) -> Mapping[str, object]:
+    """Returns all that is known for JSON: of one comparison, or of several by the folders of their databases."""
     contents = {name: _content(comparison) for name, comparison in comparisons.items()}
-    return json.dumps(contents.get("", contents), indent=2) + "\n"
+    return contents.get("", contents)
 
 
 def _content(comparison: DatabaseComparison) -> Mapping[str, object]:

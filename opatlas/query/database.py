@@ -25,7 +25,7 @@ from opatlas.text import suggest
 
 if TYPE_CHECKING:
     from opatlas.query.model_cost import ModelCost
-    from opatlas.query.next_rows import NextRows
+    from opatlas.query.next_rows import NextRows, Step
     from opatlas.theory.model_calls import Phase
 
 #: The implementation that has the shortest measured duration of the row.
@@ -350,6 +350,8 @@ class OpenDatabase:
         context: Sequence[int] = (),
         phase: Sequence[Phase] = ("decode", "prefill"),
         dtype: str = "BF16",
+        steps: Sequence[Step] = (),
+        tell: Callable[[str], None] = lambda kernel_type: None,
     ) -> NextRows:
         """Returns the rows whose measurement tells the most of what steps of models cost (`opatlas.query.next_rows`).
 
@@ -358,23 +360,26 @@ class OpenDatabase:
             models: default: the built-in models.
             tp, ep, batch, context, phase, dtype: the steps, as for `model_cost`; each of these with each. A prefill has
                 one sequence. Default of `batch`: 1, 4, 16, 64, 256; of `context`: 1024, 4096.
+            steps: in place of all these, steps that differ in more.
+            tell: called with each kernel type before its rows are predicted, which may fit a model.
 
         Raises:
             OpAtlasError: a model is unknown or cannot be divided so, or a table cannot be read.
         """
         from opatlas.query import next_rows
 
-        steps = next_rows.steps_of(
+        steps = steps or next_rows.steps_of(
             models,
             tp=tp,
             ep=ep,
             batch=batch or next_rows.BATCHES,
             context=context or next_rows.CONTEXTS,
             phase=phase,
+            dtype=dtype,
         )
         # What another machine would measure does not matter, and a composition cannot be measured better.
         answering = self._reopened(same_machine=True, compositions=True)
-        return next_rows.next_rows(answering, n, [next_rows.calls_of(step, dtype) for step in steps])
+        return next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
 
     def query_many(
         self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST

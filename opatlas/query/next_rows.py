@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
@@ -55,6 +55,7 @@ class Step:
     batch: int
     context: int
     phase: Phase
+    dtype: str = "BF16"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def steps_of(
     batch: Sequence[int] = BATCHES,
     context: Sequence[int] = CONTEXTS,
     phase: Sequence[Phase] = ("decode", "prefill"),
+    dtype: str = "BF16",
 ) -> list[Step]:
     """Returns the steps of models: decode with each batch and context, prefill of one sequence of each context.
 
@@ -113,7 +115,7 @@ def steps_of(
     """
     names = list(models) or [model.name for model in built_in_models()]
     return [
-        Step(name, each_tp, each_ep, sequences, tokens, each)
+        Step(name, each_tp, each_ep, sequences, tokens, each, dtype)
         for name in names
         for each_tp in tp
         for each_ep in ep
@@ -123,7 +125,7 @@ def steps_of(
     ]
 
 
-def calls_of(step: Step, dtype: str = "BF16") -> list[ModelCall]:
+def calls_of(step: Step) -> list[ModelCall]:
     """Returns the calls of a step that are measured by row; collectives are not.
 
     Raises:
@@ -136,7 +138,7 @@ def calls_of(step: Step, dtype: str = "BF16") -> list[ModelCall]:
         batch=step.batch,
         context=step.context,
         phase=step.phase,
-        dtype=dtype,
+        dtype=step.dtype,
     )
     return [call for call in found if not is_communication(call.kernel_type)]
 
@@ -146,13 +148,19 @@ def _facts(model: str) -> ModelFacts:
     return resolve_model(model)
 
 
-def next_rows(database: OpenDatabase, n: int, steps: Sequence[Sequence[ModelCall]]) -> NextRows:
+def next_rows(
+    database: OpenDatabase,
+    n: int,
+    steps: Sequence[Sequence[ModelCall]],
+    tell: Callable[[str], None] = lambda kernel_type: None,
+) -> NextRows:
     """Returns the rows whose measurement tells the most of some steps, at most `n`.
 
     All steps count alike, whatever they take, and of the implementations only the default one.
 
     Args:
         steps: the calls of each step.
+        tell: called with each kernel type that is predicted.
 
     Raises:
         UsageError: `n` is below 1.
@@ -167,7 +175,10 @@ def next_rows(database: OpenDatabase, n: int, steps: Sequence[Sequence[ModelCall
             # A twin has equal rows; the device runs one of them.
             kernel_type = next((name for name in (call.kernel_type, *call.twins) if name in known), call.kernel_type)
             types.setdefault(kernel_type, _Calls(kernel_type)).add(number, call)
-    tables = [each.durations(database) for each in types.values()]
+    tables = []
+    for each in types.values():
+        tell(each.kernel_type)
+        tables.append(each.durations(database))
     step_us = np.zeros(len(steps))
     for table in tables:
         for row, of_steps in enumerate(table.calls):

@@ -182,7 +182,7 @@ def test_json_that_cannot_be_written_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = check(folder, "--json", tmp_path / "file" / "found.json")
     assert done.returncode == 1
-    assert "error: --json" in done.stdout
+    assert str(tmp_path / "file") in done.stderr
 
 
 def test_the_page_has_the_options_of_the_command() -> None:

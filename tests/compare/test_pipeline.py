@@ -98,7 +98,7 @@ def test_durations_are_weighted_by_the_calls_of_a_step(
     file = write_step(
         tmp_path / "step.json", {("Sort", 1): 30, ("Sort", 2): 2, ("Sort", 3): 5, ("Abs", 1): 7, ("Neg", 1): 4}
     )
-    assert main(["compare", *two, "--calls", str(file), "--format", "json"]) == 0
+    assert main(["compare", *two, "--calls", str(file), "--json", "-"]) == 0
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     step = {each["kernel_type"]: each for each in content["rivals"][0]["step"]}
     sort = step["Sort"]
@@ -116,7 +116,7 @@ def test_durations_are_weighted_by_the_calls_of_a_step(
 
 def test_a_step_without_a_row_that_compares(two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_step(tmp_path / "step.json", {("Neg", 1): 4})
-    assert main(["compare", *two, "--calls", str(file), "--format", "json"]) == 0
+    assert main(["compare", *two, "--calls", str(file), "--json", "-"]) == 0
     (rival,) = json.loads(capsys.readouterr().out)["rivals"]
     assert [(each["calls"], each["compared_calls"], each["speed_up"]) for each in rival["step"]] == [(4, 0, None)]
     assert main(["compare", *two, "--calls", str(file)]) == 0

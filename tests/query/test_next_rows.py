@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -73,24 +74,14 @@ def test_a_measured_row_is_not_planned_and_a_waiting_one_counts_as_measured(fold
 def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call = [
-        "plan",
-        str(folder),
-        "--next",
-        "3",
-        "--model",
-        MODEL,
-        "--batch",
-        "16",
-        "--context",
-        "1024",
-        "--phase",
-        "decode",
-    ]
+    step = f"{MODEL},batch=16,context=1024,phase=decode"
+    call = ["plan", str(folder), "--next", "3", "--step", step]
     before = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
-    assert main([*call, "--dry-run"]) == 0
+    assert main([*call, "--dry-run", "--json", "-"]) == 0
+    told_rows = {(row["kernel_type"], row["signature"]) for row in json.loads(capsys.readouterr().out)["rows"]}
     assert {path.name: path.read_bytes() for path in folder.glob("*.csv")} == before
     expected = {(row.kernel_type, row.signature) for row in planned(folder, 3).rows}
+    assert told_rows == expected
     assert main(call) == 0
     database = Database(folder)
     assert len(list(database.runs_dir.glob("*.json"))) == 1
@@ -111,14 +102,13 @@ def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     ("options", "named"),
     [
         (["--next", "0"], "0"),
-        (["--model", "nothing"], "nothing"),
-        (["--tp", "7"], "tp 7"),
-        (["--batch", "0"], "batch"),
-        (["--dtype", "INT3"], "INT3"),
+        (["--step", "nothing"], "nothing"),
+        (["--step", f"{MODEL},tp=7"], "tp 7"),
+        (["--step", f"{MODEL},dtype=INT3"], "INT3"),
     ],
 )
 def test_an_impossible_plan_is_wrong_usage(
     folder: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", str(folder), "--model", MODEL, "--context", "1024", *options]) == USAGE
+    assert main(["plan", str(folder), "--step", f"{MODEL},context=1024", *options]) == USAGE
     assert named in capsys.readouterr().err
