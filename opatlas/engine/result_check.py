@@ -23,6 +23,15 @@ RELATIVE_TOLERANCE = {
     torch.float64: 1e-9,
 }
 
+#: What a result may be off besides, since its dtype holds no smaller numbers. Kernels may round subnormal numbers of
+#: float32 to 0, and all hardware computes with those of float16.
+SMALLEST = {
+    torch.bfloat16: torch.finfo(torch.bfloat16).smallest_normal,
+    torch.float16: 2.0**-24,
+    torch.float32: torch.finfo(torch.float32).smallest_normal,
+    torch.float64: torch.finfo(torch.float64).smallest_normal,
+}
+
 #: Devices that compute formulas. An NPU has no float64 for most operators, matrix products included. Device "meta", on
 #: which tests make NPU calls, computes nothing, and nothing can be copied from it.
 _HAVE_FLOAT64 = ("cpu", "cuda", "meta")
@@ -220,9 +229,10 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
                 # Below a power of two the numbers lie twice as close as above.
                 tolerance = rounding * _spacing(torch.minimum(values.abs(), actual.abs()), limits)
         else:
-            values, actual = values.to(torch.float64), actual.to(torch.float64)
+            smallest = SMALLEST.get(actual.dtype, 0.0)
+            values, actual = within_range(values.to(torch.float64), actual.dtype), actual.to(torch.float64)
             # An infinite value must be met exactly: masked logits are minus infinity.
-            tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0)
+            tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0) + smallest
         errors = (actual - values).abs() / tolerance
         worst = float(errors.max()) if errors.numel() else 0.0
         if worst <= 1:
@@ -242,6 +252,16 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
             f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
         )
     return worst
+
+
+def within_range(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns expected values in float64, with those that a result of `dtype` is too small to hold made infinite."""
+    if dtype not in SMALLEST:
+        return values
+    limits = torch.finfo(dtype)
+    # Numbers up to half a step above the largest one are rounded to it.
+    too_large = values.abs() >= limits.max * (1 + limits.eps / 4)
+    return torch.where(too_large, values.sign() * torch.inf, values)
 
 
 def _spacing(sizes: torch.Tensor, limits: torch.finfo) -> torch.Tensor:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -111,7 +112,8 @@ class _Recorder(TorchDispatchMode):
 @lru_cache(maxsize=1)
 def opinfos() -> Mapping[str, Any]:
     """Returns torch's OpInfos by name. The import takes three seconds."""
-    with _expecttest():
+    # torch's tests forbid changes to torch's flags. A session in this process still opens its device.
+    with _expecttest(), patch.object(torch.backends, "disable_global_flags"):
         from torch.testing._internal.common_methods_invocations import op_db
     found: dict[str, Any] = {}
     for each in op_db:

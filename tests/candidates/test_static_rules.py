@@ -146,8 +146,8 @@ def test_the_classes_come_in_their_order() -> None:
 
 
 def test_modules_beside_the_candidate_are_there(tmp_path: Path) -> None:
-    (tmp_path / "_common.py").write_text("", "utf-8")
-    source = "from _common import kernel\nimport given\n"
+    (tmp_path / "_beside_candidate.py").write_text("", "utf-8")
+    source = "from _beside_candidate import kernel\nimport given\n"
     assert static_check(source, tmp_path / "a.py", helpers=["given"]) is None
     judgement = static_check(source, PATH, helpers=["given"])
     assert judgement is not None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opatlas.candidates.error_class import mismatch_sub_class
-from opatlas.engine.result_check import RELATIVE_TOLERANCE
+from opatlas.engine.result_check import RELATIVE_TOLERANCE, SMALLEST, within_range
 
 #: The limit of the second verdict: the largest difference of any element.
 LIMIT = 1e-3
@@ -102,24 +102,25 @@ def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: floa
 
 
 def _compare(result: torch.Tensor, expected: torch.Tensor, relative: float) -> Compared:
-    """Compares all elements of a result; an element may be off by relative * (|expected| + rms(expected))."""
+    """Compares all elements; one may be off by relative * (|expected| + rms(expected)), or by the smallest number."""
     result, expected = result.detach().reshape(-1), expected.detach().reshape(-1)
     if not result.numel():
         return Compared(0.0, 0.0, 0)
     squares, finite = 0.0, 0
+    smallest = SMALLEST.get(result.dtype, 0.0) if relative else 0.0
     for part in _pieces(expected):
-        values = _wide(part)
+        values = within_range(_wide(part), result.dtype)
         values = values[values.isfinite()]
         squares, finite = squares + float(values.abs().square().sum()), finite + values.numel()
     rms = math.sqrt(squares / finite) if finite else 0.0
     error = difference = 0.0
     wrong, first = 0, ""
     for at, (own, wanted) in enumerate(zip(_pieces(result), _pieces(expected), strict=True)):
-        got, want = _wide(own), _wide(wanted)
+        got, want = _wide(own), within_range(_wide(wanted), result.dtype)
         same = (got == want) | (got.isnan() & want.isnan())
         off = (got - want).abs().nan_to_num(nan=math.inf)
         off = torch.where(same, torch.zeros_like(off), off)
-        allowed = relative * (want.abs().nan_to_num(posinf=0.0) + rms)
+        allowed = relative * (want.abs().nan_to_num(posinf=0.0) + rms) + smallest
         share = torch.where(same, torch.zeros_like(off), off / allowed)
         difference, error = max(difference, float(off.max())), max(error, float(share.max()))
         bad = share > 1
@@ -134,7 +135,8 @@ def _compare(result: torch.Tensor, expected: torch.Tensor, relative: float) -> C
 
 def _sub_class(result: torch.Tensor, expected: torch.Tensor, relative: float) -> str:
     step = -(-result.numel() // _CLASSIFIED)
-    own, wanted = (_wide(each.detach().reshape(-1)[::step]).cpu() for each in (result, expected))
+    wanted = within_range(_wide(expected.detach().reshape(-1)[::step]), result.dtype).cpu()
+    own = _wide(result.detach().reshape(-1)[::step]).cpu()
     if own.is_complex():
         return "other"
     return mismatch_sub_class(own.numpy(), wanted.numpy(), relative)
