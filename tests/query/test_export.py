@@ -101,7 +101,11 @@ def test_attention_of_equal_lengths_is_a_table(folder: Path, phase: Phase, table
     (call,) = (call for call in calls if call.part == "attention")
     row = {**call.cells, "Average Duration(us)": "250", "Instrument": "cupti", "Status": "measured"}
     uneven = {**row, "Runtime actual_seq_lengths_kv_values": "4096,4096,4096,4000"}
-    write_table(folder, call.kernel_type, pd.DataFrame([row, uneven] if phase == "decode" else [row]))
+    # The rotary part of latent queries.
+    slots = {"Input Shapes": "4,32,64", "Input Data Types": "DT_BF16", "Input Formats": "ND"}
+    padding = ";" * (24 - len(row["Input Shapes"].split(";")))
+    latent = {**row, **{name: f"{row[name]};{padding}{cell}" for name, cell in slots.items()}}
+    write_table(folder, call.kernel_type, pd.DataFrame([row, latent, uneven] if phase == "decode" else [row, latent]))
     rows = rows_of(folder, table)
     assert len(rows) == 1
     first = rows.iloc[0]

@@ -124,6 +124,19 @@ def test_outputs_follow_from_the_inputs_as_in_the_rows(tmp_path: Path) -> None:
         opatlas.open(tmp_path / "db").query("SwiGlu", "40,2,2048")
 
 
+def test_an_output_is_a_part_of_an_input_in_all_rows(tmp_path: Path) -> None:
+    sizes = [(m, width) for m in (1, 2, 4, 8, 16, 32, 64) for width in (1024, 2048, 4096)]
+    rows = product_rows([(m, 1, 1) for m, _ in sizes], [2 + m * width / 1e5 for m, width in sizes])
+    rows["Input Shapes"] = [f"{m},{width}" for m, width in sizes]
+    rows["Input Data Types"], rows["Input Formats"] = "DT_BF16", "ND"
+    rows["Output Shapes"] = [f"{m},{width // 2}" for m, width in sizes]
+    write_table(tmp_path / "db", "SwiGlu", rows)
+    asked = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072")
+    told = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072", output_shapes="40,1536")
+    assert (asked.duration_us, asked.interval_us) == (told.duration_us, told.interval_us)
+    assert asked.duration_us == pytest.approx(2 + 40 * 3072 / 1e5, rel=0.1)
+
+
 def test_a_collective_is_known_by_its_message(tmp_path: Path) -> None:
     sizes = [2**power for power in range(10, 28)]
     rows = pd.DataFrame(
@@ -146,7 +159,10 @@ def test_a_collective_is_known_by_its_message(tmp_path: Path) -> None:
     # Each of 8 devices sends 7/4 of the message, and each of 2 the message.
     more = database.collective("all_reduce", bytes=2**20, devices=8)
     assert more.how is opatlas.How.EXTRAPOLATED
-    assert more.duration_us == pytest.approx(database.collective("all_reduce", bytes=7 * 2**18, devices=2).duration_us)
+    alike = database.collective("all_reduce", bytes=7 * 2**18, devices=2)
+    assert more.duration_us == pytest.approx(alike.duration_us)
+    # Two doublings of the devices.
+    assert more.interval_us == pytest.approx((alike.interval_us[0] / 3, alike.interval_us[1] * 3))
     assert more.interval_us[0] < more.duration_us / 2 < 2 * more.duration_us < more.interval_us[1]
     with pytest.raises(opatlas.NoAnswer):
         database.collective("all_gather", bytes=2**20, devices=2)
