@@ -247,8 +247,7 @@ def _refuse_with_ray(config: pytest.Config) -> None:
         "--in-process": option.in_process,
         "--pdb": option.usepdb,
         "-n": is_distributed(config),
-        "--tasks": bool(option.tasks),
-        "--suite": bool(option.suite),
+        "--models": bool(option.models),
         **{each.name: changed(option, [each]) for each in NODE_OPTIONS},
     }
     if named := [name for name, is_given in refused.items() if is_given]:

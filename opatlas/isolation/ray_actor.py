@@ -18,10 +18,13 @@ from opatlas.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.devices.discovery import available_devices, driver_version
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
+from opatlas.files import TemporaryFolder
+from opatlas.implementations.contract import content_digest
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.child import print_to_stderr
 from opatlas.isolation.dealer import BATCH_S, DeviceAnswer
 from opatlas.isolation.device_process import DeviceProcess
+from opatlas.isolation.executor import run_job
 from opatlas.isolation.process_end import die_with_parent
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
@@ -115,6 +118,9 @@ class DeviceActor(HostActor):
         self._spec = spec
         self._stopped = False
         self._process: DeviceProcess | None = None
+        #: Digests of the files of jobs that are here as the head has them.
+        self._same_files: set[tuple[str, str]] = set()
+        self._folder: TemporaryFolder | None = None
 
     def look(self) -> HostFacts:
         """Returns the facts of the host, and finds the device. Imports no torch."""
@@ -146,7 +152,7 @@ class DeviceActor(HostActor):
             if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):
                 break
             try:
-                outcome = self._process.run(job)
+                outcome = run_job(self._process, self._with_own_files(job))
             except DeviceGone as error:
                 return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
             outcomes.append((job.id, self._with_printed(outcome)))
@@ -155,6 +161,32 @@ class DeviceActor(HostActor):
     def stop(self) -> None:
         """Lets all calls of `run` return after the running job."""
         self._stopped = True
+
+    def _with_own_files(self, job: Job) -> Job:
+        """Returns a job whose log is on this host. Raises DeviceGone where a file of the job is not as on the head."""
+        files = (job.source.digest if job.source else "", job.task.digest if job.task else "")
+        if files not in self._same_files:
+            if other := other_file(job):
+                raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
+            self._same_files.add(files)
+        if not job.is_of_candidate:
+            return job
+        if self._folder is None:
+            self._folder = TemporaryFolder("actor")
+        return replace(job, log=str(self._folder.path / "candidate"))
+
+
+def other_file(job: Job) -> str:
+    """Returns the kernel or the task of a job that this host lacks, or has with other content; "" mostly."""
+    source, task = job.source, job.task
+    if source is not None and source.digest:
+        try:
+            is_same = content_digest((source.path, *source.helpers)) == source.digest
+        except OSError:
+            is_same = False
+        if not is_same:
+            return source.folder or source.path
+    return str(task.path) if task is not None and not task.is_unchanged else ""
 
 
 def _undo_limits_of_ray() -> None:

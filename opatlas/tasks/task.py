@@ -88,6 +88,14 @@ class Task:
         return kernel_type_of(self.task_set, self.name)
 
     @property
+    def is_unchanged(self) -> bool:
+        """Whether the file is here, and as it was read first, on this host or on another."""
+        try:
+            return bool(self.source)
+        except OpAtlasError:
+            return False
+
+    @property
     def source(self) -> str:
         """The text of the file. Raises OpAtlasError if it cannot be read, or has changed since it was read first."""
         content = _read(self.path)

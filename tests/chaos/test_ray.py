@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
-from sessions import Running, Sessions, row, wait_for
+from operator_kernels import write_kernels
+from sessions import ROOT, Running, Sessions, row, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +97,70 @@ def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Se
         if each.get("name") == "host"
     }
     assert hosts == {os.uname().nodename}
+    assert left(sessions) == []
+
+
+CANDIDATE = """
+import faulthandler
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return {}
+"""
+TASK = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.randn(8, 16)]
+"""
+TRACE = """\
+Operator: aten.add.Tensor
+cnt: 3, ((T([64, 64], f32), T([64, 64], f32)), {})
+Operator: aten.relu.default
+cnt: 5, ((T([64, 64], f32),), {})
+Operator: aten.abs.default
+cnt: 1, ((T([8], f32),), {})
+"""
+
+
+def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Cluster) -> None:
+    cluster.add_node(num_cpus=1)
+    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    (sessions.folder / "tasks").mkdir()
+    (sessions.folder / "tasks" / "relu.py").write_text(TASK)
+    own = sessions.folder / "candidates" / "relu"
+    own.mkdir(parents=True)
+    returns = {"right": "x.clamp(min=0)", "wrong": "x", "crashes": "faulthandler._sigsegv()", "broken": "x.clamp("}
+    for name, code in returns.items():
+        (own / f"{name}.py").write_text(CANDIDATE.format(code))
+    options = ("test_tasks.py", "--tasks=tasks", "--implementation=torch,candidates")
+    finished = start(sessions, cluster, *options).wait()
+    assert finished.ledger() == {"measured": 2, "xfailed": 3}
+    verdicts = {}
+    for path in (sessions.database / "implementations").glob("*/tasks.relu.csv"):
+        with open(path, newline="") as file:
+            (cells,) = csv.DictReader(file)
+        verdicts[path.parent.name.split("-")[1]] = cells["Error Class"].partition("/")[0]
+    assert verdicts == {"right": "pass", "wrong": "mismatch", "crashes": "crash", "broken": "syntax"}
+    assert left(sessions) == []
+
+
+def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Cluster) -> None:
+    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
+    (sessions.folder / "calls.txt").write_text(TRACE)
+    kernels = {"add__Tensor": "def NAME(x, y):\n    return x + y\n", "relu__default": "def NAME(x):\n    return x\n"}
+    folder = write_kernels(sessions.folder / "kit", kernels)
+    options = ("test_suites.py", "--suite=calls.txt", f"--implementation=torch,{folder}")
+    finished = start(sessions, cluster, *options, devices=2).wait()
+    assert finished.ledger() == {"measured": 4, "failed": 1, "unsupported": 1}
     assert left(sessions) == []
 
 

@@ -1,0 +1,52 @@
+"""What the actor of a device asks of its host, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from opatlas.engine.job import Job
+from opatlas.implementations.contract import KernelSource, content_digest
+from opatlas.isolation.ray_actor import other_file
+from opatlas.tasks.task import read_tasks
+
+TASK = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+def get_inputs():
+    return [torch.zeros(1)]
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Of a candidate in a file with a helper, for a task."""
+    for name, text in (("task.py", TASK), ("kernel.py", "import helper\n"), ("helper.py", "")):
+        (tmp_path / name).write_text(text)
+    (task,) = read_tasks(tmp_path / "task.py")
+    path, helper = str(tmp_path / "kernel.py"), str(tmp_path / "helper.py")
+    source = KernelSource("mine", "", path, "f", helpers=(helper,), digest=content_digest([path, helper]))
+    return Job("module", "module.py", "test", task.kernel_type, {}, 1.0, source=source, task=task)
+
+
+def test_a_host_with_the_files_of_the_head_lacks_none(job: Job) -> None:
+    assert other_file(job) == ""
+    assert other_file(replace(job, source=None, task=None)) == ""
+
+
+@pytest.mark.parametrize("name", ["kernel.py", "helper.py", "task.py"])
+@pytest.mark.parametrize(
+    "spoil", [Path.unlink, lambda path: path.write_text("x = 1")], ids=["missing", "other content"]
+)
+def test_a_host_without_a_file_or_with_another_one_names_it(
+    job: Job, tmp_path: Path, name: str, spoil: Callable[[Path], object]
+) -> None:
+    spoil(tmp_path / name)
+    assert other_file(job) == str(tmp_path / ("task.py" if name == "task.py" else "kernel.py"))
