@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -220,9 +221,18 @@ def last_line(text: str) -> str:
     return _lines(text)[-1]
 
 
+#: torch.utils.cpp_extension quotes the compiler's command, of hundreds of characters, before the compiler's errors.
+_BUILD_COMMAND = re.compile(r"(Error building extension '[^']*': ).*?^(?=[^\n]*\berror: )", re.MULTILINE | re.DOTALL)
+
+
+def without_build_command(message: str) -> str:
+    """Returns the message of a failed build of an extension from the compiler's first error on; others unchanged."""
+    return _BUILD_COMMAND.sub(r"\1", message, count=1)
+
+
 def exception_line(error: BaseException) -> str:
     """Returns the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(exception_message(error))}"
+    return f"{type(error).__name__}: {first_line(without_build_command(exception_message(error)))}"
 
 
 def exception_message(error: BaseException) -> str:

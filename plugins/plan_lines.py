@@ -20,7 +20,7 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.pace import replay_pace
 from opatlas.store.update_mode import UpdateMode
-from opatlas.text import format_bytes, pluralize
+from opatlas.text import format_bytes, pluralize, suggest
 
 from .plan import Plan, PreparedDatabase
 from .requested_rows import RequestedRows
@@ -199,6 +199,7 @@ def _to_run(
     if settings.collect_only and settings.prof_path is None:
         yield from _estimate(plan, settings, replayable, requested)
     yield from settings.notes
+    yield from _misspelt(plan, settings, replayable)
     if settings.collect_only and settings.workload.has_starter and plan.is_empty:
         yield "there is no database yet: without --co the session makes a starter of theory rows first"
     yield from (target.note for target in settings.targets if target.note)
@@ -217,6 +218,14 @@ def _to_run(
         yield f"{name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
     yield from (text for table in plan.tables.values() for text in table.misspelt)
     yield from (f"not read: {problem}" for problem in plan.problems)
+
+
+def _misspelt(plan: Plan, settings: Settings, replayable: Collection[str]) -> Iterator[str]:
+    """Yields which files of implementations are named after no kernel type that the session knows."""
+    known = {*replayable, *(table.kernel_type for table in plan.tables.values())}
+    for implementation in () if settings.workload.tasks else [each.implementation for each in settings.targets]:
+        for name in sorted(set(implementation.sources).difference(known)):
+            yield f"{implementation.name}: no kernel type is called {name}{suggest(name, known)}"
 
 
 def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], requested: RequestedRows) -> Iterator[str]:

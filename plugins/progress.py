@@ -314,7 +314,9 @@ class RowLines:
 
     def _name(self, row: CaseRow, worker: str = "") -> str:
         width = terminal_columns() - _figures_width() - _LONGEST_WORD - _PERCENT - 4
-        name = printable_lines(f"{worker}{row.kernel_type} {row_shapes(row.kernel_type, row.cells)}")
+        implementation = row.table.suffix.replace("-", " ", 1)
+        shapes = row_shapes(row.kernel_type, row.cells)
+        name = printable_lines(f"{worker}{row.kernel_type}{implementation} {shapes}")
         return f"{shorten(name, width):{width}}  "
 
 

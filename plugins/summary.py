@@ -23,6 +23,7 @@ from .plan import Plan
 from .plan_lines import continuation, crowded_folders, next_steps, nothing_to_do, plan_lines
 from .requested_rows import RequestedRows
 from .results import SessionResults
+from .rivals import comparison_lines
 from .row_note import DURATION_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
@@ -97,6 +98,10 @@ class SessionSummary:
         if self._tally.figures and not is_quiet:
             terminal.section("durations", sep="=")
             for line in terminal_tables(self._tally.figures.values(), terminal_columns()):
+                terminal.write_line(printable_lines(line))
+        if compared := list(comparison_lines(self._context.settings, plan, self._tally.figures)):
+            terminal.section("comparison", sep="=")
+            for line in compared:
                 terminal.write_line(printable_lines(line))
         terminal.section("OpAtlas", sep="=")
         for line in self._summary(plan):

@@ -14,7 +14,6 @@ from opatlas.combine.provenance import MeasurementOrigin, Provenance
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
-from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.catalog import find_implementations
@@ -30,7 +29,6 @@ from opatlas.model.location import (
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.options import given
 from opatlas.store.database import Database, SessionLock
-from opatlas.text import suggest
 
 from .cluster import cluster_of
 from .model_options import ModelSettings
@@ -145,9 +143,7 @@ def targets_of(
     named = _implementations(option.implementation, devices[0].kind, workload, models)
     usable = [replace(each, counts_missing=workload.counts_missing) for each in named if not each.missing]
     lines = [f"{each.name}: {each.missing}" for each in named if each.missing]
-    lines += dict.fromkeys(
-        note for each in usable for note in (*each.notes, *(() if workload.tasks else _without_replay(each)))
-    )
+    lines += dict.fromkeys(note for each in usable for note in each.notes)
     if not usable:
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
     origin = origin_of(option, devices, workload)
@@ -187,17 +183,6 @@ def _implementations(
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
     return [*found, *written]
-
-
-def _without_replay(implementation: Implementation) -> list[str]:
-    """Returns a line for each kernel type that may be a misspelt one of bench/; others may have a user's replay."""
-    known = replays_of_bench()
-    unknown = sorted(set(implementation.sources).difference(known))
-    return [
-        f"{implementation.name}: no kernel type of bench/ is called {name}{meant}"
-        for name in unknown
-        if (meant := suggest(name, known))
-    ]
 
 
 def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload) -> tuple[Path, str]:

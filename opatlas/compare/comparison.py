@@ -69,6 +69,7 @@ class RivalFigures:
         deployed: the same mean, with 1.0 for a row without a comparable duration of the rival; None without rows.
         fast: by p the share of all rows in which the rival is right and at least p times as fast; None without rows.
         compositions: rows that both measured, and that count in neither mean, since the baseline is a composition.
+        composed: geometric mean of the speed-ups of the comparable ones of these rows; None without rows.
         lost: rows that only the baseline measured.
         new: rows that only the rival measured.
     """
@@ -83,9 +84,9 @@ class RivalFigures:
     deployed: float | None
     fast: Mapping[float, float | None]
     compositions: int
-
-    lost: int = 0
-    new: int = 0
+    composed: float | None
+    lost: int
+    new: int
 
     def of_statuses(self, *statuses: Status | str) -> int:
         """Returns the number of rows with one of these statuses."""
@@ -193,6 +194,7 @@ class DatabaseComparison:
         counted = [row for row in rows if not self._is_left_out(row, rival)]
         of_counted = [row.pairs.get(rival) for row in counted]
         covered = [pair.speed_up for pair in of_counted if pair is not None and pair.is_comparable]
+        left_out = [pair for row in rows if self._is_left_out(row, rival) and (pair := row.pairs.get(rival))]
         ours = self.baseline.name
         has_baseline = sum(row.calls[ours].is_measured for row in counted)
         return RivalFigures(
@@ -205,7 +207,8 @@ class DatabaseComparison:
             has_baseline,
             geometric_mean([*covered, *[1.0] * (has_baseline - len(covered))]),
             {p: sum(ratio >= p for ratio in comparable) / len(rows) if rows else None for p in FAST},
-            sum(rival in row.pairs and self._is_left_out(row, rival) for row in rows),
+            len(left_out),
+            geometric_mean([pair.speed_up for pair in left_out if pair.is_comparable]),
             sum(row.calls[ours].is_measured and not row.calls[rival].is_measured for row in rows),
             sum(row.calls[rival].is_measured and not row.calls[ours].is_measured for row in rows),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from opatlas.compare.calls import MISSING
 from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.step import ModelStep, total_of
-from opatlas.compare.verdict import CallPair, PairVerdict
+from opatlas.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
 from opatlas.model.schema import Status
-from opatlas.report.row_summary import markdown_table, microseconds_text
+from opatlas.report.row_summary import markdown_table, microseconds_text, noise_text
 from opatlas.text import align_numbers, pluralize, shorten, wrap
 
 _COLUMNS = 80
@@ -20,7 +21,7 @@ _COLUMNS = 80
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
 _NAMES_SHOWN = 10
-_PARTIAL, _COMPOSITION, _HOST_BOUND = "*", "c", "h"
+_PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD = "*", "c", "h", "±"
 _VERDICT_WORDS = {
     PairVerdict.SLOW: "SLOW",
     PairVerdict.FAST: "FAST",
@@ -48,7 +49,8 @@ def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
         yield ""
         yield wrap(f"fastest: {_fastest(comparison)}", indent=0)
     used: set[str] = set()
-    for rival in _shown(comparison):
+    measured = [rival for rival in _shown(comparison) if comparison.total(rival.name).measured]
+    for rival in measured:
         yield from ("", f"{rival.label}: speed-up over {comparison.baseline.label}", "")
         yield from align_numbers(_figures_table(comparison, rival), least=8)
         if comparison.step is not None:
@@ -57,23 +59,38 @@ def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
             yield ""
             yield from align_numbers(_step_table(comparison, rival), least=8)
         yield ""
-        yield wrap(_verdicts(comparison, rival), indent=0)
-        for each in _lists(comparison, rival):
-            header = (each.title, "baseline", "rival", "speed-up", "")
-            cells = []
-            for row, pair in each.rows[:_ROWS_SHOWN]:
-                marks = _marks(comparison, rival, row, pair)
-                used.update(marks)
-                cells.append((_cut(row.case_id), *_cells(pair), marks))
-            yield ""
-            yield from align_numbers([header, *cells])
-            if more := len(each.rows) - len(cells):
-                yield f"and {pluralize(more, 'row')} more"
+        yield from rival_lines(comparison, rival, used)
         if reasons := list(_reasons(comparison, rival)):
             yield ""
             yield from (shorten(line, _COLUMNS) for line in reasons)
+    for rival in _shown(comparison):
+        if rival not in measured:
+            yield from ("", f"{rival.label}: no row was measured")
+            yield from (shorten(line, _COLUMNS) for line in _reasons(comparison, rival))
     yield ""
-    yield from (wrap(line, indent=0) for line in _notes(comparison, used))
+    yield from (wrap(line, indent=0) for line in (*_notes(comparison), *mark_lines(used)))
+
+
+def rival_lines(comparison: DatabaseComparison, rival: ComparedDatabase, used: set[str]) -> Iterator[str]:
+    """Yields the numbers of rows by verdict, and rows of each verdict.
+
+    Args:
+        used: gets the marks of the rows, which `mark_lines` explains.
+    """
+    yield wrap(_verdicts(comparison, rival), indent=0)
+    if composed := _compositions(comparison, rival):
+        yield wrap(composed, indent=0)
+    for each in _lists(comparison, rival):
+        header = (each.title, "baseline", "rival", "speed-up", "", "")
+        cells = []
+        for row, pair in each.rows[:_ROWS_SHOWN]:
+            marks = _marks(comparison, rival, row, pair)
+            used.update(marks, _SPREAD)
+            cells.append((_cut(row.case_id), *_cells(pair), marks))
+        yield ""
+        yield from align_numbers([header, *cells])
+        if more := len(each.rows) - len(cells):
+            yield f"and {pluralize(more, 'row')} more"
 
 
 def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
@@ -99,14 +116,16 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
             header, *rows = _step_table(comparison, rival)
             yield from markdown_table(header, _named_rows(rows))
         yield from ("", _escape(_verdicts(comparison, rival)))
+        if composed := _compositions(comparison, rival):
+            yield from ("", _escape(composed))
         for each in _lists(comparison, rival):
             cells = []
             for row, pair in each.rows[:_ROWS_SHOWN]:
                 marks = _marks(comparison, rival, row, pair)
-                used.update(marks)
+                used.update(marks, _SPREAD)
                 cells.append((_code(row.case_id), *_cells(pair), marks.replace(_PARTIAL, f"\\{_PARTIAL}")))
             yield ""
-            yield from markdown_table([each.title, "baseline", "rival", "speed-up", ""], cells)
+            yield from markdown_table([each.title, "baseline", "rival", "speed-up", "", ""], cells)
             if more := len(each.rows) - len(cells):
                 yield from ("", f"and {pluralize(more, 'row')} more")
         if reasons := list(_reasons(comparison, rival)):
@@ -114,7 +133,7 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
             yield from (f"- {_escape(line)}" for line in reasons)
         yield from ("", "</details>")
     yield ""
-    yield from (f"- {_escape(line)}" for line in _notes(comparison, used))
+    yield from (f"- {_escape(line)}" for line in (*_notes(comparison), *mark_lines(used)))
 
 
 def _shown(comparison: DatabaseComparison) -> list[ComparedDatabase]:
@@ -214,16 +233,21 @@ _SHORT = {"measured": "meas.", "unsupported": "uns.", "crashed": "crash"}
 
 
 def _lists(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterator[_List]:
-    """Yields the slower rows, the worst first, and the faster rows, the best first."""
+    """Yields the slower rows, the worst first, and the faster rows, the best first; of few rows the others, too."""
     pairs = [(row, pair) for row in comparison.rows if (pair := row.pairs.get(rival.name))]
-    for title, verdict, sign in (("slower", PairVerdict.SLOW, 1), ("faster", PairVerdict.FAST, -1)):
+    lists = {"slower": (PairVerdict.SLOW, 1), "faster": (PairVerdict.FAST, -1)}
+    if len(pairs) <= _ROWS_SHOWN:
+        lists |= {"ambiguous": (PairVerdict.AMBIGUOUS, 1), "same": (PairVerdict.SAME, 1)}
+    for title, (verdict, sign) in lists.items():
         found = [(row, pair) for row, pair in pairs if pair.verdict is verdict]
         if found:
             yield _List(title, sorted(found, key=lambda each: sign * each[1].speed_up))
 
 
 def _cells(pair: CallPair) -> tuple[str, ...]:
-    return microseconds_text(pair.baseline_us), microseconds_text(pair.rival_us), ratio_text(pair.speed_up)
+    spread = math.expm1(STANDARD_ERRORS * pair.standard_error)
+    speed_up = ratio_text(pair.speed_up)
+    return microseconds_text(pair.baseline_us), microseconds_text(pair.rival_us), speed_up, noise_text(spread)
 
 
 def _marks(comparison: DatabaseComparison, rival: ComparedDatabase, row: RowComparison, pair: CallPair) -> str:
@@ -259,6 +283,17 @@ def _verdicts(comparison: DatabaseComparison, rival: ComparedDatabase) -> str:
     return f"rows that both measured: {', '.join(texts) or 'none'}{unchanged and '; ' + unchanged}"
 
 
+def _compositions(comparison: DatabaseComparison, rival: ComparedDatabase) -> str:
+    """Returns a sentence about the rows that the means leave out; "" for none."""
+    total = comparison.total(rival.name)
+    if not total.compositions:
+        return ""
+    rows = pluralize(total.compositions, "row")
+    return (
+        f"{rows} against a composition of torch operators, which no other mean has: {_mean(total.composed)} in the mean"
+    )
+
+
 def _fastest(comparison: DatabaseComparison) -> str:
     counts = comparison.fastest
     names = [each.name for each in (comparison.baseline, *comparison.rivals) if counts[each.name]]
@@ -266,8 +301,8 @@ def _fastest(comparison: DatabaseComparison) -> str:
     return ", ".join(found + [f"nobody measured {pluralize(counts[''], 'row')}"] * bool(counts[""])) or "no rows"
 
 
-def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
-    """Yields what the figures and the marks mean."""
+def _notes(comparison: DatabaseComparison) -> Iterator[str]:
+    """Yields what the figures mean."""
     if apart := comparison.without_common_rows:
         measured = (f"{each.label} ({pluralize(comparison.total(each.name).measured, 'row')})" for each in apart)
         yield f"no rows in common with {comparison.baseline.label}: {', '.join(measured)}"
@@ -287,9 +322,12 @@ def _notes(comparison: DatabaseComparison, used: set[str]) -> Iterator[str]:
         yield "covered: geometric mean of the speed-ups of rows that both measured"
         yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
         yield f"{_FAST_TITLE}: percent of all rows in which the rival is right and at least so fast"
-    left_out = max((comparison.total(each.name).compositions for each in comparison.rivals), default=0)
-    if left_out:
-        yield f"left out of the means: {pluralize(left_out, 'row')} whose baseline is a composition of operators"
+
+
+def mark_lines(used: set[str]) -> Iterator[str]:
+    """Yields what the marks of rows mean."""
+    if _SPREAD in used:
+        yield f"{_SPREAD}: {STANDARD_ERRORS:g} standard errors of both calls; SLOW and FAST differ by more"
     if _PARTIAL in used:
         yield f"{_PARTIAL}: outputs are missing, or inputs or results were converted outside the measured time"
     if _COMPOSITION in used:

@@ -13,7 +13,7 @@ from opatlas.compare.steps import LEAST_SPREAD
 #: Smaller differences of logarithms count as none.
 LEAST_DIFFERENCE = 0.05
 #: A difference within this many standard errors may be chance.
-_STANDARD_ERRORS = 3.0
+STANDARD_ERRORS = 3.0
 
 
 class PairVerdict(str, Enum):
@@ -55,7 +55,7 @@ class CallPair:
     @property
     def margin(self) -> float:
         """The difference of logarithms from which on one of the two is faster."""
-        return max(LEAST_DIFFERENCE, _STANDARD_ERRORS * self.standard_error)
+        return max(LEAST_DIFFERENCE, STANDARD_ERRORS * self.standard_error)
 
     @property
     def is_comparable(self) -> bool:

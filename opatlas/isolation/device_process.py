@@ -153,7 +153,9 @@ class DeviceProcess(ChildExecutor):
                 continue
             if answer is None:
                 self._kill()
-                return RowOutcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
+                return RowOutcome(
+                    Status.TIMEOUT, f"still running after {job.timeout_s:g} s (--case-timeout); its process was ended"
+                )
             if isinstance(answer, Answer) and answer.job_id < job.id:
                 raise _LateAnswer("an answer to an earlier row came over the connection")
             if not isinstance(answer, Answer) or answer.job_id != job.id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -74,6 +75,8 @@ def test_the_means_leave_compositions_of_the_baseline_out(rows: list[tuple[Compa
     kernels = [(ours, theirs) for ours, theirs in rows if not ours.stand_in]
     without, alone = figures_of(rows), figures_of(kernels)
     assert (without.covered, without.deployed) == (alone.covered, alone.deployed)
+    composed = figures_of([(replace(ours, stand_in=""), theirs) for ours, theirs in rows if ours.stand_in])
+    assert without.composed == composed.covered
 
 
 @given(calls, calls)

@@ -10,6 +10,7 @@ from printed import numbers_in
 from opatlas.cli.main import main
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.text import (
+    exception_line,
     print_problems,
     printable,
     printable_lines,
@@ -82,3 +83,12 @@ def test_a_table_keeps_its_columns_in_lines_that_fit() -> None:
     ]
     assert " ".join(lines).split().count("words") == 9
     assert lines[-1] == "longer  12"
+
+
+def test_a_failed_build_is_told_by_the_first_error_of_the_compiler() -> None:
+    message = (
+        "Error building extension 'norm': [1/2] c++ -MMD -MF main.o.d\nFAILED: main.o\nmain.cpp:2:44: error: no ;\n^"
+    )
+    assert exception_line(RuntimeError(message)) == (
+        "RuntimeError: Error building extension 'norm': main.cpp:2:44: error: no ;"
+    )

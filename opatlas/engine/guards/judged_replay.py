@@ -41,7 +41,7 @@ from opatlas.model.location import public_version
 from opatlas.model.record import Execution
 from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
-from opatlas.text import cut_middle
+from opatlas.text import cut_middle, without_build_command
 
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
@@ -255,7 +255,8 @@ class JudgedReplay(ABC):
             # The process cannot use the device any more.
             status = Status.DEVICE_ERROR
         detail = "".join(traceback.format_exception(error)) if error is not None else ""
-        return RowOutcome(status, f"{judgement.name}: {judgement.text}", detail, judgement=judgement)
+        text = without_build_command(judgement.text)
+        return RowOutcome(status, f"{judgement.name}: {text}", detail, judgement=judgement)
 
     def _failure(self, error: BaseException) -> CandidateFailure:
         frames = traceback.extract_tb(error.__traceback__)

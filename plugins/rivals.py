@@ -1,0 +1,56 @@
+"""How the implementations of a session compare, for its last lines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from opatlas.compare.comparison import compare_databases
+from opatlas.compare.databases import ComparedDatabase
+from opatlas.compare.text import mark_lines, ratio_text, rival_lines
+from opatlas.errors import OpAtlasError
+
+from .plan import Plan
+from .settings import Settings
+
+#: More implementations are left to `opatlas compare`.
+_MOST_RIVALS = 3
+
+
+def comparison_lines(settings: Settings, plan: Plan, measured: Collection[str]) -> Iterator[str]:
+    """Yields the durations of a few implementations beside those of the default one; nothing without both.
+
+    Args:
+        measured: ids of the cases that the session measured.
+    """
+    default = next((each for each in settings.targets if each.implementation.is_default), None)
+    suffixes = {each.implementation.suffix for each in settings.targets}
+    by_suffix = {
+        suffix: {
+            case_id.removesuffix(suffix) for table in tables for case_id in table.cases.values() if case_id in measured
+        }
+        for suffix in suffixes
+        if (tables := [table for table in plan.tables.values() if table.suffix == suffix])
+    }
+    rivals = [each for each in settings.targets if each is not default and by_suffix.get(each.implementation.suffix)]
+    if default is None or not settings.writes or not 0 < len(rivals) <= _MOST_RIVALS:
+        return
+    databases = [
+        ComparedDatabase(each.implementation.name, each.path, each.implementation.version, is_default=each is default)
+        for each in (default, *rivals)
+    ]
+    try:
+        found = compare_databases(databases, kernel_types=sorted({table.kernel_type for table in plan.tables.values()}))
+    except OpAtlasError as error:
+        yield str(error)
+        return
+    used: set[str] = set()
+    for number, rival in enumerate(databases[1:]):
+        ids = by_suffix[rivals[number].implementation.suffix]
+        rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
+        total = rows.total(rival.name)
+        mean = f": {ratio_text(total.covered)} in the geometric mean" if total.covered is not None else ""
+        yield f"{rival.label}, speed-up over {databases[0].label}{mean}"
+        yield from rival_lines(rows, rival, used)
+        yield ""
+    yield from mark_lines(used)
