@@ -15,7 +15,7 @@ from warm_python import warm_python
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 137
+MOST_OPTIONS = 141
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {
     "--format": "of a plot, an export, or a comparison",

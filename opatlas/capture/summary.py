@@ -71,6 +71,45 @@ def ingest_summary(
     return "\n".join(lines)
 
 
+def captures_as_json(done: IngestResult) -> dict[str, object]:
+    """Returns what an ingest did, with all changed durations."""
+    account, outcome = done.account, done.outcome
+    return {
+        "run_id": None if done.manifest is None else done.manifest.run_id,
+        "files": done.files,
+        "already": [{"file": path, "run_id": run_id} for path, run_id in done.already],
+        "same_bytes": done.same_bytes,
+        "rows": account.rows,
+        "ingested": account.ingested,
+        "left_out": {reason.value: count for reason, count in account.left_out.items()},
+        "unknown_dtypes": account.unknown_dtypes,
+        "kernel_types": sorted(outcome.kernel_types),
+        "new": outcome.new,
+        "updated": outcome.updated,
+        "unchanged": outcome.unchanged,
+        "changes": outcome.changes,
+        "two_populations": outcome.mixed,
+        "problems": done.problems,
+    }
+
+
+def records_as_json(records: Records, outcome: FillResult) -> dict[str, object]:
+    """Returns what attention records did."""
+    return {
+        "records": records.count,
+        "malformed_lines": records.malformed_count,
+        "unmatched": sum(at.count for at in records.unmatched.values()),
+        "rows": outcome.rows,
+        "filled": outcome.filled,
+        "added": outcome.added,
+        "unchanged": outcome.unchanged,
+        "without_record": len(outcome.unfilled),
+        "left_out": outcome.left_out,
+        "pruned": outcome.pruned,
+        "problems": outcome.problems,
+    }
+
+
 def _replayable(database: Database, replayed_types: Collection[str]) -> list[str]:
     """Returns lines with the number of rows that have a replay, and the kernel types without one."""
     rows: Counter[str] = Counter()

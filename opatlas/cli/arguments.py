@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ import msgspec
 from opatlas.model.named_databases import named_folder
 from opatlas.options import removed
 from opatlas.store.csv_files import write_text
-from opatlas.text import parse_whole
+from opatlas.text import parse_whole, show
 from opatlas.theory.model_calls import Phase
 
 #: The name of the terminal as a file.
@@ -126,5 +126,16 @@ def write_or_print_json(path: Path | None, content: object) -> bool:
     return False
 
 
+def teller(path: Path | None) -> Callable[[str], None]:
+    """Returns what prints a command's text: nothing where --json has the terminal."""
+    return (lambda text: None) if is_terminal(path) else show
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} has no JSON")
+
+
 def _json_text(content: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(content, enc_hook=_plain)).decode() + "\n"

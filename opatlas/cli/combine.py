@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.combine.apply import COMBINE, all_kernel_types, combine
 from opatlas.combine.pool import pool, without_pooled
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would change, and write nothing (default: TARGET changes)"
     )
+    add_json(parser, "the counts, all conflicts and all pooled rows")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,23 +76,34 @@ def run(arguments: argparse.Namespace) -> int:
             lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
             lock.acquire(0, show)
             try:
-                text, problems = _combine(Database(target), opened, arguments.pool, dry_run=False)
+                done = _combine(Database(target), opened, arguments.pool, dry_run=False)
             finally:
                 lock.release()
         else:
             # The changes are made to a copy, so that the summary is exact.
             copy = copy_for_dry_run(target, scratch / "target")
-            text, problems = _combine(copy, opened, arguments.pool, dry_run=True)
-            text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
-            problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
-    show(text)
-    print_problems(problems)
+            done = _combine(copy, opened, arguments.pool, dry_run=True)
+            done.text = done.text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
+            done.problems = [problem.replace(str(copy.path), str(target)) for problem in done.problems]
+    content = {"target": target, "dry_run": arguments.dry_run, **done.content, "problems": done.problems}
+    if not write_or_print_json(arguments.json, content):
+        show(done.text)
+    print_problems(done.problems)
     print_problems(warnings, word="warning")
-    return 1 if problems else 0
+    return 1 if done.problems else 0
 
 
-def _combine(target: Database, opened: CombineSources, pool_runs: bool, *, dry_run: bool) -> tuple[str, list[str]]:
-    """Combines the opened sources and returns the summary and the problems. Raises OpAtlasError."""
+@dataclass
+class _Combined:
+    """The text and the content for JSON of a combination, and its problems."""
+
+    text: str
+    content: Mapping[str, object]
+    problems: list[str]
+
+
+def _combine(target: Database, opened: CombineSources, pool_runs: bool, *, dry_run: bool) -> _Combined:
+    """Combines the opened sources. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     edited = clear_edited(target, COMBINE)
     with Progress(len(all_kernel_types(opened.sources)), "kernel types", label="combine") as progress:
@@ -113,4 +128,8 @@ def _combine(target: Database, opened: CombineSources, pool_runs: bool, *, dry_r
             problems.append(str(error))
         else:
             reports |= {what: path} if path is not None else {}
-    return summary(target.path, recovered, opened, outcome, pooled, reports, dry_run=dry_run), problems
+    text = summary(target.path, recovered, opened, outcome, pooled, reports, dry_run=dry_run)
+    left_out = {"mapping", "problems"}
+    counts = {each.name: getattr(outcome, each.name) for each in fields(outcome) if each.name not in left_out}
+    sources = {"databases": opened.databases, "journals": opened.journals, "ignored": opened.ignored}
+    return _Combined(text, {**sources, **counts, "pooled": pooled}, problems)

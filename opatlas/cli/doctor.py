@@ -10,12 +10,12 @@ import os
 import platform
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from opatlas.cli.arguments import add_removed
+from opatlas.cli.arguments import add_json, add_removed, teller, write_or_print_json
 from opatlas.devices.device import KINDS
 from opatlas.doctor.ascend import signs_of_ascend
 from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
@@ -24,7 +24,7 @@ from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
 from opatlas.options import add_database_path
 from opatlas.progress import Progress, format_seconds
-from opatlas.text import printable, show
+from opatlas.text import printable
 
 _FORMAT = 2
 #: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce (default: off)",
     )
+    add_json(parser, "all findings with their facts")
     add_removed(parser, {f"--{device.backend}": "--group" for device in KINDS.values()})
 
 
@@ -75,19 +76,22 @@ def run(arguments: argparse.Namespace) -> int:
     signs = signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:
         target = Target(arguments.device, kind, arguments.database_path, arguments.group, files=files)
-        target, results = _examine(target, signs)
+        tell = teller(arguments.json)
+        target, results = _examine(target, signs, tell)
         failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
         what = f"the {target.kind or 'device'} needs"
         verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
         ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
-        show(f"\n{_wrap(ending)}")
+        tell(f"\n{_wrap(ending)}")
+        found = _as_json(target, signs, results)
+        write_or_print_json(arguments.json, found)
         if arguments.report is not None:
-            _write(arguments.report, target, signs, results)
+            tell(_write(arguments.report, target, found))
     return 1 if failing else 0
 
 
-def _examine(target: Target, signs: list[str]) -> tuple[Target, dict[str, ProbeResult]]:
-    """Runs the probes, and prints their findings. Returns the target, with the kind of device that was found, too."""
+def _examine(target: Target, signs: list[str], tell: Callable[[str], None]) -> tuple[Target, dict[str, ProbeResult]]:
+    """Runs the probes, and tells their findings. Returns the target, with the kind of device that was found, too."""
     results: dict[str, ProbeResult] = {}
     device_is_there = True
     # Without a sign of an NPU only this probe is printed, for all probes of NPUs.
@@ -119,7 +123,7 @@ def _examine(target: Target, signs: list[str]) -> tuple[Target, dict[str, ProbeR
             )
         progress.done += 1
         if found.detail != _NO_ASCEND or probe is first_of_ascend:
-            show(_lines(probe, results[probe.name], target))
+            tell(_lines(probe, results[probe.name], target))
     return target, results
 
 
@@ -166,14 +170,14 @@ def _wrap(text: str, first: str = "", others: str = "") -> str:
     )
 
 
-def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, ProbeResult]) -> None:
-    """Writes the report, and prints its contents. Raises OpAtlasError."""
+def _as_json(target: Target, signs: list[str], results: Mapping[str, ProbeResult]) -> dict[str, object]:
+    """Returns all findings, with the variables of the environment that change what devices do."""
     variables = {
         name: "(left out)" if any(word in name.upper() for word in _SECRET) else value
         for name, value in sorted(os.environ.items())
         if name.startswith(_VARIABLES)
     }
-    found = {
+    return {
         "format": _FORMAT,
         "at": time.time(),
         "host": platform.node(),
@@ -188,7 +192,13 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, P
             for name, result in results.items()
         ],
     }
+
+
+def _write(path: Path, target: Target, found: Mapping[str, object]) -> str:
+    """Writes the report, and returns a sentence about its contents. Raises OpAtlasError."""
     assert target.files is not None
+    variables = found["environment"]
+    assert isinstance(variables, dict)
     names, left_out = write_report(path, found, target.files, target.database)
     secrets = [name for name, value in variables.items() if value == "(left out)"]
     of_database = [name for name in names if name.startswith("database/")]
@@ -201,7 +211,7 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, P
         _names_text(f"of {target.database} the last run's manifest and reports, and kept profiles", of_database),
         _names_text("left out, too large or not readable", left_out),
     ]
-    show("\n" + _wrap("; ".join(filter(None, contents)) + ". Look through it before you send it."))
+    return "\n" + _wrap("; ".join(filter(None, contents)) + ". Look through it before you send it.")
 
 
 def _names_text(what: str, names: Sequence[str]) -> str:

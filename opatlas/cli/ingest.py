@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from opatlas.capture.attention import fill_rows, row_keys
+from opatlas.capture.attention import FillResult, fill_rows, row_keys
 from opatlas.capture.attention_records import JoinKey, Records
 from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
-from opatlas.capture.summary import fill_summary, ingest_summary, unmatched_entries, write_unmatched
-from opatlas.cli.arguments import add_removed
+from opatlas.capture.summary import (
+    captures_as_json,
+    fill_summary,
+    ingest_summary,
+    records_as_json,
+    unmatched_entries,
+    write_unmatched,
+)
+from opatlas.cli.arguments import add_json, add_removed, teller, write_or_print_json
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
@@ -33,7 +40,7 @@ from opatlas.text import print_problems, printable, show
 #: The largest number of rows that a captured row becomes: each row costs time in a replay.
 _MAX_ROWS = 100
 #: The options that are not in the manifest of an ingest.
-_RECORD_OPTIONS = frozenset({"attention_records", "max_rows"})
+_RECORD_OPTIONS = frozenset({"attention_records", "max_rows", "json"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="versions of vllm-ascend, torch and CANN that the capture was taken with, or some of them "
         "(default: the installed ones)",
     )
+    add_json(parser, "the counts, and the durations that changed,")
     add_removed(parser, {f"--{each.field}-version": versions_option([each]) for each in (VLLM, TORCH, CANN)})
 
 
@@ -113,15 +121,29 @@ def run(arguments: argparse.Namespace) -> int:
             path = default_path(device, found)
         records_mb = sum(map(size_mb, arguments.attention_records or ()))
     database = Database(path)
-    status = _ingest(database, arguments, device, given) if arguments.profiling_path is not None else 0
+    tell, status = teller(arguments.json), 0
+    content: dict[str, object] = {"database": path}
+    if arguments.profiling_path is not None:
+        done = _ingest(database, arguments, device, given, tell)
+        content["captures"] = captures_as_json(done)
+        status = 1 if done.problems else 0
     if arguments.attention_records:
         files = list(dict.fromkeys(arguments.attention_records))
-        status = _fill(database, files, records_mb, arguments.max_rows) or status
+        records, outcome = _fill(database, files, records_mb, arguments.max_rows, tell)
+        content["attention_records"] = records_as_json(records, outcome)
+        status = 1 if records.malformed or outcome.problems else status
+    write_or_print_json(arguments.json, content)
     print_problems(database.misspelt_columns(), word="warning")
     return status
 
 
-def _ingest(database: Database, arguments: argparse.Namespace, device: str | None, given: CaptureVersions) -> int:
+def _ingest(
+    database: Database,
+    arguments: argparse.Namespace,
+    device: str | None,
+    given: CaptureVersions,
+    tell: Callable[[str], None],
+) -> IngestResult:
     root: Path = arguments.profiling_path
     with usage_errors():
         captures = find_captures(root)
@@ -131,16 +153,17 @@ def _ingest(database: Database, arguments: argparse.Namespace, device: str | Non
         database, captures, IngestRequest(root, arguments.replace, arguments.mixed, device, given, _as_text(options))
     )
     if text := ingest_summary(database, done, not_read, replays_of_bench()):
-        show(text)
+        tell(text)
     done.problems[:0] = not_parsed
-    print_problems(done.problems)
     if done.manifest is None and not done.already:
-        print_problems([_nothing(done)])
-        return 1
-    return 1 if done.problems else 0
+        done.problems.append(_nothing(done))
+    print_problems(done.problems)
+    return done
 
 
-def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int) -> int:
+def _fill(
+    database: Database, files: Sequence[Path], total_mb: float, limit: int, tell: Callable[[str], None]
+) -> tuple[Records, FillResult]:
     with usage_errors():
         expect_folder(database.path, "`opatlas ingest --profiling-path` makes a database")
     # A session writes rows back by their signatures, which change here.
@@ -162,14 +185,14 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
         lock.release()
     for found in recovered:
         if found:
-            show(str(found))
-    show(fill_summary(database.path, len(files), records, outcome, unmatched, limit))
+            tell(str(found))
+    tell(fill_summary(database.path, len(files), records, outcome, unmatched, limit))
     if report is not None:
-        show(f"unmatched records and rows:\n  {report}")
-    problems = [*records.problems, *problems]
+        tell(f"unmatched records and rows:\n  {report}")
+    outcome.problems = [*records.problems, *problems]
     print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
-    print_problems(problems)
-    return 1 if records.malformed or problems else 0
+    print_problems(outcome.problems)
+    return records, outcome
 
 
 def _read(files: Sequence[Path], total_mb: float, wanted: Container[JoinKey], limit: int) -> Records:
