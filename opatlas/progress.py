@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
@@ -134,6 +135,22 @@ class Progress:
                 self._stream.write(line + "\n")
             self._stream.flush()
             self._shown = line
+
+
+@contextmanager
+def hint_after(hint: str, seconds: float = 2.0) -> Iterator[None]:
+    """Prints a hint to stderr if the block takes longer, so that nobody takes it for a hang.
+
+    Args:
+        hint: what takes so long, such as "MatMulV2: fitting its model".
+    """
+    timer = threading.Timer(seconds, lambda: print(hint, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def speed(per_s: float, unit: str) -> str:

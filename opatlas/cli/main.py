@@ -106,7 +106,16 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     command = COMMANDS[name]
     if command.tests:
         return run_session(name, command.tests, command.about, arguments)
-    module, parser = import_module(command.module), parser_of(command.module, f"opatlas {name}")
+    try:
+        module = import_module(command.module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "opatlas"):
+            raise
+        raise OpAtlasError(
+            f"{error.name} is not installed for {sys.executable}: pip install -e . in the checkout of OpAtlas, or "
+            f"run the command `opatlas` of the environment that has it"
+        ) from None
+    parser = parser_of(command.module, f"opatlas {name}")
     if command.for_pytest:
         if arguments and arguments[0].startswith("-") and not {"-h", "--help"}.intersection(arguments):
             # The value of an option of pytest would be taken for the database.

@@ -17,7 +17,7 @@ from opatlas.model.versions import detect
 from opatlas.progress import Progress
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost, PartCost
-from opatlas.text import shorten, show
+from opatlas.text import pluralize, shorten, show
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
@@ -83,7 +83,14 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
     return {
         "model": cost.model,
         "database": str(cost.database),
+        "tp": cost.tp,
+        "ep": cost.ep,
+        "batch": cost.batch,
+        "context": cost.context,
+        "phase": cost.phase,
+        "dtype": cost.dtype,
         "us": cost.us,
+        "tokens_per_s": cost.tokens_per_s,
         "interval_us": cost.interval_us,
         "us_by_how": cost.us_by_how(),
         "layers": cost.layers,
@@ -98,6 +105,8 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
 
 def _lines(cost: ModelCost) -> Iterator[str]:
     yield f"{cost.model} on {cost.database}"
+    sequences = pluralize(cost.batch, "sequence")
+    yield f"  {cost.phase} of {sequences} of {cost.context:,} tokens, {cost.dtype}, tp {cost.tp}, ep {cost.ep}"
     yield ""
     yield _line("part", "kernel", "calls", "us each", "share", "how known", "ran")
     for part in cost.parts:
@@ -110,6 +119,8 @@ def _lines(cost: ModelCost) -> Iterator[str]:
         yield "  " + ", ".join(f"{us / cost.us:.1%} {how}" for how, us in cost.us_by_how().items())
         each, outside = cost.us_in_layers / cost.layers, cost.us - cost.us_in_layers
         yield f"  a layer, as the mean of {cost.layers}: {each:,.0f} us; outside of layers {outside:,.0f} us"
+        yield f"  {cost.tokens_per_s:,.0f} tokens/s, if steps follow each other without gaps"
+    yield "  sum: one kernel after another, no gaps between launches, nothing overlaps"
     yield "  interval: errors of one kernel type add up, those of others are independent"
     for us, mark, what in (
         (cost.composition_us, _MARKS[True], "is that of compositions of torch operators, not of the kernel"),

@@ -22,11 +22,14 @@ from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, QueryResult
+from opatlas.progress import hint_after
 from opatlas.store.csv_files import read_frame, write_rows
 from opatlas.text import parse_whole, pluralize, show, table_lines
 
 #: The rows that the text names.
 _SHOWN = 3
+#: What a first question waits for.
+_FITTING = "fitting models to the rows: some seconds, once (opatlas fit does it ahead)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     database = open_database(arguments.database)
     if arguments.file is not None:
         return _answer_file(database, arguments)
-    answer = _message(database, arguments) if arguments.kernel_type in BY_NAME else _call(database, arguments)
+    with hint_after(_FITTING):
+        answer = _message(database, arguments) if arguments.kernel_type in BY_NAME else _call(database, arguments)
     if not write_or_print_json(arguments.json, _plain(answer)):
         show("\n".join(_lines(answer)))
     return 0
@@ -107,7 +111,7 @@ def _plain(answer: QueryResult) -> dict[str, object]:
 def _lines(answer: QueryResult) -> Iterator[str]:
     low, high = answer.interval_us
     yield f"{answer.kernel_type}  {answer.duration_us:.4g} us   90 %: {low:.4g} to {high:.4g} us   {answer.how}"
-    yield f"  {answer.implementation}" + (f"; {answer.quality}" if answer.quality else "")
+    yield f"  {'; '.join(_origin(answer))}"
     yield from (f"  {sentence}" for sentence in answer.note.split("; ") if sentence)
     measured = answer.how is How.MEASURED
     yield "  " + ("row" if measured else f"from {pluralize(len(answer.rows), 'row')}, the nearest:")
@@ -117,9 +121,20 @@ def _lines(answer: QueryResult) -> Iterator[str]:
         yield f"  {rival.implementation}: {rival.duration_us:.4g} us, {rival.how}"
 
 
+def _origin(answer: QueryResult) -> Iterator[str]:
+    """Yields what ran, where and how it was measured, and how good the samples are."""
+    yield answer.implementation + (f" on {answer.device}" if answer.device else "")
+    if answer.cache:
+        yield f"{answer.cache} cache"
+    yield from filter(None, (answer.instrument, answer.quality))
+    if answer.machines:
+        yield pluralize(answer.machines, "machine")
+
+
 def _answer_file(database: OpenDatabase, arguments: argparse.Namespace) -> int:
     questions = read_frame(arguments.file, arguments.kernel_type)
-    answers = database.query_many(arguments.kernel_type, questions, implementation=arguments.implementation)
+    with hint_after(_FITTING):
+        answers = database.query_many(arguments.kernel_type, questions, implementation=arguments.implementation)
     table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), _text(answers)], axis=1)
     header: Sequence[str] = [str(name) for name in table.columns]
     rows = table.to_numpy().tolist()

@@ -134,6 +134,12 @@ def parse_path(path: Path) -> ParsedPath | None:
     return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
 
 
+def communication_library(path: Path) -> str:
+    """Returns the library and the version that the path of a communication database names; "" for another path."""
+    library, version = path.resolve().parts[-2:]
+    return f"{library} {version}" if library in _COMMUNICATION.values() else ""
+
+
 def _implementation_place(device: str, name: str, version_dir: str) -> ParsedPath | None:
     found = re.fullmatch(_IMPLEMENTATION_DIR.format(name=re.escape(name)), version_dir)
     if found is None:

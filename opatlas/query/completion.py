@@ -13,7 +13,7 @@ from opatlas.model.slots import split_cell
 from opatlas.query.question import Question
 from opatlas.query.result import NoAnswer
 from opatlas.query.stored_rows import StoredRows, normal_words
-from opatlas.text import parse_whole
+from opatlas.text import parse_whole, pluralize
 
 Dims = tuple[tuple[int, ...], ...]
 _FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
@@ -43,8 +43,8 @@ class Completion:
             shapes = self._rows.cells(INPUT_SHAPES)
             usual = Counter(shapes).most_common(1)[0][0] if shapes else ""
             raise NoAnswer(
-                f"{question.kernel_type}: no row of {self._rows.label} has inputs with as many axes and these dtypes: "
-                f"ask as for {usual!r}, or measure such a row"
+                f"{question.kernel_type}: no row of {self._rows.label} has {pluralize(len(asked), 'input')} with so many "
+                f"axes, and these dtypes; usual are {usual!r}: ask for such, or measure the row"
             )
         form = max(fitting, key=lambda each: len(fitting[each]))
         named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}

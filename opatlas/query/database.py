@@ -320,7 +320,7 @@ class OpenDatabase:
         Raises:
             OpAtlasError: there is no such model, or it cannot be divided so.
         """
-        from opatlas.query.model_cost import step_cost
+        from opatlas.query.model_cost import ModelCost, part_costs
         from opatlas.theory.model_calls import model_calls
         from opatlas.theory.sources import resolve_model
 
@@ -329,7 +329,10 @@ class OpenDatabase:
             model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
             for nz in (False, True)
         )
-        return step_cost(self, self._with_compositions, facts.name, zip(*layouts, strict=True), tell)
+        parts = part_costs(self, self._with_compositions, zip(*layouts, strict=True), tell)
+        return ModelCost(
+            facts.name, self.path, parts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype
+        )
 
     @cached_property
     def _with_compositions(self) -> OpenDatabase:

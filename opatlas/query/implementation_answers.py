@@ -13,8 +13,10 @@ import pandas as pd
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.model.communication import is_communication
 from opatlas.model.schema import (
+    CACHE_STATE,
     INPUT_DTYPES,
     INPUT_FORMATS,
+    INSTRUMENT,
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
@@ -115,6 +117,9 @@ class ImplementationAnswers:
             kernel_type,
             rows.label,
             prediction.rows,
+            device=rows.device,
+            cache=rows.words(CACHE_STATE),
+            instrument=rows.words(INSTRUMENT),
             note=note,
             composed=composed,
         )
@@ -131,7 +136,11 @@ class ImplementationAnswers:
             rows.kernel_type,
             rows.label,
             (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
-            rows.quality[position],
+            device=rows.device,
+            cache=rows.words(CACHE_STATE, position),
+            instrument=rows.words(INSTRUMENT, position),
+            machines=rows.machines[position][0],
+            quality=rows.quality[position],
             note="" if rows.composed[position] is not None else NOT_TOLD,
             composed=rows.composed[position],
         )

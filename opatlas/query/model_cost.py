@@ -16,7 +16,7 @@ from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.result import How, NoAnswer
 from opatlas.query.stored_rows import StoredRows
-from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_calls import ModelCall, Phase
 
 if TYPE_CHECKING:
     from opatlas.query.database import OpenDatabase
@@ -71,11 +71,18 @@ class ModelCost:
         model: the model.
         database: the folder of the database.
         parts: the parts in the order of their first call.
+        tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
     """
 
     model: str
     database: Path
     parts: Sequence[PartCost]
+    tp: int
+    ep: int
+    batch: int
+    context: int
+    phase: Phase
+    dtype: str
 
     @property
     def us(self) -> float:
@@ -97,6 +104,15 @@ class ModelCost:
                 below[key] += (part.us_per_call - part.interval_us[0]) * part.calls
                 above[key] += (part.interval_us[1] - part.us_per_call) * part.calls
         return self.us - _root_of_squares(below.values()), self.us + _root_of_squares(above.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The tokens that the --tp devices compute in a second, if steps follow each other without gaps.
+
+        A decode step computes one token of each sequence, a prefill step all of them.
+        """
+        tokens = self.batch * (self.context if self.phase == "prefill" else 1)
+        return tokens / self.us * 1e6 if self.us else 0.0
 
     @property
     def missing(self) -> list[PartCost]:
@@ -133,14 +149,13 @@ class ModelCost:
         return {how.value: sum(part.us or 0.0 for part in self.parts if part.how == how.value) for how in How}
 
 
-def step_cost(
+def part_costs(
     database: OpenDatabase,
     composed: OpenDatabase,
-    model: str,
     calls: Iterable[tuple[ModelCall, ModelCall]],
     tell: Callable[[str], object],
-) -> ModelCost:
-    """Returns what a step costs.
+) -> list[PartCost]:
+    """Returns what the calls of a step cost.
 
     Args:
         composed: the database with compositions, whose rows answer where no others do.
@@ -151,7 +166,7 @@ def step_cost(
     for layouts in calls:
         parts.append(_part_cost(layouts, database, composed))
         tell(layouts[0].kernel_type)
-    return ModelCost(model, database.path, parts)
+    return parts
 
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase, composed: OpenDatabase) -> PartCost:

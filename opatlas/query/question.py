@@ -121,8 +121,6 @@ def _expect_numbers(kernel_type: str, cells: Mapping[str, str]) -> None:
         try:
             parse_slots(cells[column], words, "", (column, column, column))
         except CellError as error:
-            raise OpAtlasError(
-                f"{kernel_type}: {error}: write each tensor as 48,18432 and put ; between tensors"
-            ) from None
+            raise OpAtlasError(f"{kernel_type}: {error}: write the shape of each tensor as 48,18432") from None
     if not any(split_cell(cells[INPUT_SHAPES])):
         raise OpAtlasError(f"{kernel_type}: no shape of an input: write each tensor as 48,18432")

@@ -75,6 +75,10 @@ class QueryResult:
         kernel_type: the kernel type of the question.
         implementation: name and version of what ran ("torch", "flashinfer 0.5.3").
         rows: the stored rows that the answer comes from, the nearest first.
+        device: the device that measured the rows; "" if unknown.
+        cache: the cache state of the rows ("cold", "warm"), several with commas; "" if unknown.
+        instrument: the instrument that measured the rows ("cupti"), several with commas; "" if unknown.
+        machines: the number of machines that measured the row; None unless the row is stored and tells.
         quality: the quality of the row's samples; "" unless the row is stored and its quality is known.
         note: what was assumed, or why the row is not stored; "" if there is nothing to say.
         composed: whether a composition of torch operators ran in place of the one kernel of an NPU; None if the rows do
@@ -88,6 +92,10 @@ class QueryResult:
     kernel_type: str
     implementation: str
     rows: tuple[UsedRow, ...]
+    device: str = ""
+    cache: str = ""
+    instrument: str = ""
+    machines: int | None = None
     quality: str = ""
     note: str = ""
     composed: bool | None = False

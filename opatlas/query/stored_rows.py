@@ -41,6 +41,7 @@ from opatlas.model.slots import dtype_name, known_dtype, split_cell
 from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question
 from opatlas.query.result import Floats, machine_floor
+from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
 from opatlas.text import parse_real, parse_whole
 
@@ -56,6 +57,7 @@ class StoredRows:
     """The rows of a kernel type that can answer.
 
     Attributes:
+        folder: the folder of their database.
         kernel_type: the kernel type.
         label: their implementation, for answers and messages.
         frame: their cells, as text.
@@ -80,7 +82,7 @@ class StoredRows:
         frame = Database(folder).read_or_empty(kernel_type).frame
         rows = [_usable(kernel_type, row, compositions, noisy) for row in _text_rows(kernel_type, frame)]
         kept = [position for position, row in enumerate(rows) if row is not None]
-        self.kernel_type, self.label = kernel_type, label or str(folder)
+        self.folder, self.kernel_type, self.label = folder, kernel_type, label or str(folder)
         self.frame = frame.iloc[kept].reset_index(drop=True)
         self.signatures = signatures(kernel_type, self.frame)
         found = [row for row in rows if row is not None]
@@ -119,6 +121,16 @@ class StoredRows:
             return [""] * len(self)
         cells: list[str] = self.frame[column].tolist()
         return cells
+
+    def words(self, column: str, position: int | None = None) -> str:
+        """Returns the cell of a row, or the different cells of all rows with commas."""
+        cells = self.cells(column)
+        return ", ".join(sorted(set(filter(None, cells)))) if position is None else cells[position]
+
+    @cached_property
+    def device(self) -> str:
+        """The device that measured the rows; "" if unknown."""
+        return database_device(self.folder)
 
     @cached_property
     def is_pooled(self) -> list[bool]:

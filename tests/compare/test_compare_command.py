@@ -207,6 +207,11 @@ def test_the_default_database_of_this_machine(
     assert as_json(capsys)["baseline"]["path"] == str(base)
 
 
+def test_a_device_stands_for_its_default_database(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, Path("NVIDIA_H200"), "--ops", "Sort")
+    assert Path(found["baseline"]["path"]).parts[-3:-1] == ("NVIDIA_H200", "torch")
+
+
 def test_named_databases_have_names_that_tell_them_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"Sort": [measured(1, 2)]}
     one, two = (write_tables(tmp_path / name, rows) for name in ("one", "two"))

@@ -5,10 +5,11 @@ import io
 import pty
 import struct
 import termios
+import time
 
 import pytest
 
-from opatlas.progress import Progress, format_seconds, speed
+from opatlas.progress import Progress, format_seconds, hint_after, speed
 
 
 class Clock:
@@ -140,3 +141,16 @@ def test_a_line_fits_the_terminal(clock):
 @pytest.mark.parametrize(("seconds", "text"), [(42.4, "42 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_durations(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_a_block_that_takes_long_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    with hint_after("fitting", seconds=60):
+        pass
+    assert not capsys.readouterr().err
+    deadline = time.monotonic() + 60
+    shown = ""
+    with hint_after("fitting", seconds=0):
+        while not shown and time.monotonic() < deadline:
+            time.sleep(0.01)
+            shown = capsys.readouterr().err
+    assert shown == "fitting\n"

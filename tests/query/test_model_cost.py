@@ -149,6 +149,8 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out) == found
     assert found["us"] == pytest.approx(sum(part["us"] or 0 for part in found["parts"]))
     assert "attention" in found["missing"]
+    assert [found[name] for name in ("tp", "batch", "context", "phase", "dtype")] == [2, 64, 4096, "decode", "BF16"]
+    assert found["tokens_per_s"] == pytest.approx(64e6 / found["us"])
     for part in found["parts"]:
         assert part["part"][:10] in table
 

@@ -16,7 +16,10 @@ SIZES = [(m, n, 1024) for m in (1, 2, 4, 8, 16, 32, 64, 128) for n in (512, 1024
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_table(tmp_path / "db", "MatMulV2", product_rows(SIZES, [5 + m * n / 1e5 for m, n, _ in SIZES]))
+    rows = product_rows(SIZES, [5 + m * n / 1e5 for m, n, _ in SIZES])
+    pooled = {"Pooled Machines": "3", "Pooled Machine Spread(%)": "1.5", "Pooled Run Durations(us)": f"{RUN}:5"}
+    conditions = {"Cache State": "cold", "Instrument": "cupti"}
+    write_table(tmp_path / "db", "MatMulV2", rows.assign(**conditions, **pooled))
     return tmp_path / "db"
 
 
@@ -30,6 +33,7 @@ def test_a_stored_call_is_printed_and_written_as_json(
     written = json.loads(answer.read_text())
     assert written["duration_us"] == pytest.approx(5 + 16 * 512 / 1e5, abs=1e-4)
     assert (written["how"], written["run_ids"]) == ("measured", [RUN])
+    assert [written[name] for name in ("cache", "instrument", "machines")] == ["cold", "cupti", 3]
     assert main([*call, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == written
 
@@ -59,11 +63,17 @@ def test_a_line_without_an_answer_has_status_1(folder: Path, tmp_path: Path) -> 
 
 def test_a_collective_is_asked_by_bytes_and_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = {"message_bytes": "4096", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
-    write_table(tmp_path, "hcom_allReduce_", pd.DataFrame([{**message, "Duration(us)": "7.5", "Status": "measured"}]))
-    assert main(["query", str(tmp_path), "all_reduce", "4096", "2"]) == 0
-    assert "7.5 us" in capsys.readouterr().out
+    folder = tmp_path / "data" / "NVIDIA_H200" / "nccl" / "2.28.9"
+    write_table(folder, "hcom_allReduce_", pd.DataFrame([{**message, "Duration(us)": "7.5", "Status": "measured"}]))
+    assert main(["query", str(folder), "all_reduce", "4096", "2", "--json", "-"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert [written[name] for name in ("duration_us", "implementation", "device")] == [
+        7.5,
+        "nccl 2.28.9",
+        "NVIDIA_H200",
+    ]
     for wrong in (["4096"], ["4096", "x"], ["4096", "2", "1"], ["4096", "2", "--implementation", "torch"]):
-        assert main(["query", str(tmp_path), "all_reduce", *wrong]) == 2
+        assert main(["query", str(folder), "all_reduce", *wrong]) == 2
 
 
 @pytest.mark.parametrize(
