@@ -43,8 +43,8 @@ class Completion:
             shapes = self._rows.cells(INPUT_SHAPES)
             usual = Counter(shapes).most_common(1)[0][0] if shapes else ""
             raise NoAnswer(
-                f"{question.kernel_type}: no row of {self._rows.label} has {pluralize(len(asked), 'input')} with so many "
-                f"axes, and these dtypes; usual are {usual!r}: ask for such, or measure the row"
+                f"{question.kernel_type}: no row of {self._rows.label} has {pluralize(len(asked), 'input')} with these "
+                f"numbers of axes, and these dtypes; usual are {usual!r}: ask for such, or measure the row"
             )
         form = max(fitting, key=lambda each: len(fitting[each]))
         named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
