@@ -17,12 +17,12 @@ from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.errors import UsageError
 from opatlas.model.communication import BY_NAME
 from opatlas.options import names
+from opatlas.progress import hint_after
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, QueryResult
-from opatlas.progress import hint_after
 from opatlas.store.csv_files import read_frame, write_rows
 from opatlas.text import parse_whole, pluralize, show, table_lines
 
