@@ -139,7 +139,9 @@ def test_pruned_rows_are_combined_once(target: Database, source: Database) -> No
     assert apply(target, source).pruned == 1
     pruned = read(Database(target.pruned_dir))
     assert [row["Input Shapes"] for row in pruned] == ["1,4", "1,4", "2,4"]
+    before = (target.pruned_dir / "Abs.csv").stat()
     assert apply(target, source).pruned == 0
+    assert (target.pruned_dir / "Abs.csv").stat() == before, "the file is written again"
 
 
 def test_collectives_are_left_alone(target: Database, source: Database) -> None:

@@ -85,6 +85,16 @@ def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Databa
     assert after == {shapes: {name: cell for name, cell in row.items() if cell} for shapes, row in before.items()}
 
 
+def test_a_pruned_row_is_not_added_again(database: Database) -> None:
+    first, second, third = read(database)
+    write(database, [first, third])
+    database.pruned_dir.mkdir()
+    write(Database(database.pruned_dir), [second])
+    before = contents(database)
+    assert rebuild(database).added.total() == 0
+    assert contents(database) == before
+
+
 def test_rows_without_history_stay(database: Database) -> None:
     rows = read(database)
     foreign = {**dict.fromkeys(rows[0], ""), **cells(8), "Average Duration(us)": "7.5", "Status": "measured"}
