@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.dealer import Dealer
+from opatlas.isolation.device_pool import ExcludedDevices
+from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import ReplayError
 from opatlas.model.roofline import bound_us, device_peak, row_work
 from opatlas.model.schema import Status
@@ -24,20 +27,26 @@ Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
 
 
 class ClusterRows:
-    """Runs rows by their tests (ItemRows): deals them to all devices of the cluster."""
+    """Runs rows by their tests (ItemRows): deals them to all devices of the cluster.
+
+    Rows of groups run one at a time, when pytest reaches them, and no other row runs meanwhile.
+    """
 
     runs_ahead = True
 
     def __init__(self, context: SessionContext, job_of: JobOf, items: Sequence[pytest.Item], arrived: Arrived) -> None:
-        """Opens the devices, and deals the rows of `items` in their order.
-
+        """
         Args:
+            items: the tests of the session; rows of one device are dealt in their order.
             arrived: keeps an outcome.
         """
         self._context = context
         self._job_of = job_of
         self._arrived = arrived
-        self._items = [item for item in items if isinstance(item, pytest.Function) and will_run(item)]
+        #: Rows of one device.
+        self._items = [
+            item for item in items if isinstance(item, pytest.Function) and will_run(item) and not needs_group(item)
+        ]
         #: The item of each job without an outcome, and the job of each item that was dealt, by node id.
         self._item_of: dict[int, pytest.Function] = {}
         self._dealt: dict[str, int] = {}
@@ -46,18 +55,28 @@ class ClusterRows:
         #: Node ids of failures that pytest has not reached.
         self._failed: set[str] = set()
         self._last: DeviceDescription | None = None
-        devices = cluster_of(context.config, ()).devices(context.settings.measure)
-        self._dealer = Dealer(devices, self._jobs(), len(self._items), self._take, context.tell_once, self._may_deal)
+        self._dealer: Dealer | None = None
+        self._cluster = cluster = cluster_of(context.config, ())
+        self._groups = GroupPool(
+            cluster.group_nodes,
+            context.settings.measure,
+            ExcludedDevices(None),
+            lambda spec, _, measure: cluster.group(spec, measure, context.tell_once),
+        )
 
     def describe(self) -> DeviceDescription:
-        return self._last or self._dealer.describe()
+        if self._last is not None:
+            return self._last
+        return self._opened().describe() if self._items else self._groups.describe()
 
     def prepare(self) -> None:
-        self._dealer.describe()
-        self._dealer.turn()
+        self._opened().describe()
+        self._opened().turn()
 
     def outcome(self, item: pytest.Function) -> RowOutcome:
-        dealer = self._dealer
+        if needs_group(item):
+            return self._of_group(item)
+        dealer = self._opened()
         dealer.turn()
         if item.nodeid not in self._ready:
             job_id = self._dealt.get(item.nodeid)
@@ -77,7 +96,41 @@ class ClusterRows:
 
     def close(self) -> None:
         """Waits for the rows that run, and ends all devices."""
-        self._dealer.finish()
+        if self._dealer is not None:
+            self._dealer.finish()
+        self._groups.close()
+
+    def _of_group(self, item: pytest.Function) -> RowOutcome:
+        """Runs a row of a group, with no other row beside it."""
+        job = self._job_of(item)
+        assert job.group is not None
+        if not self._groups.shortage(job.group):
+            self._free_devices()
+        outcome, device = self._groups.run(job), self._groups.describe()
+        if outcome.status in (Status.SKIPPED, Status.DEVICE_ERROR):
+            # It ran nowhere, and the description is that of an earlier group.
+            device = replace(device, facts={})
+        self._last = device
+        self._arrived(item, outcome, device)
+        return outcome
+
+    def _opened(self) -> Dealer:
+        """Returns the dealer, whose devices no group uses."""
+        if self._dealer is None:
+            self._groups.close()
+            context = self._context
+            devices, count = self._cluster.devices(context.settings.measure), len(self._items) - len(self._dealt)
+            self._dealer = Dealer(devices, self._jobs(), count, self._take, context.tell_once, self._may_deal)
+        return self._dealer
+
+    def _free_devices(self) -> None:
+        """Ends the devices, so that a group can have them; rows that were dealt and have not begun are dealt anew."""
+        if self._dealer is not None:
+            self._dealer.finish()
+            self._dealer = None
+            self._dealt = {nodeid: job for nodeid, job in self._dealt.items() if job not in self._item_of}
+            self._item_of.clear()
+        self._cluster.free()
 
     def _jobs(self) -> Iterator[Job]:
         for item in self._items:
@@ -116,7 +169,8 @@ def host_of(device: DeviceDescription | None) -> str:
 def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
     """Sorts the rows by their expected time, the longest first; equally long ones keep their order.
 
-    The duration that the database has tells it, or else what the peaks of the device allow. Other tests come first.
+    The duration that the database has tells it, or else what the peaks of the device allow. Other tests come first, and
+    rows of groups last, in their order.
     """
     peak = device_peak(device_name)
 
@@ -124,6 +178,8 @@ def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
         row = row_of(item)
         if row is None:
             return -float("inf")
+        if needs_group(item):
+            return float("inf")
         expected_us = _expected_us(row)
         if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
             expected_us = bound_us(work, peak, cold=True)
@@ -135,10 +191,3 @@ def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
 
 def _expected_us(row: CaseRow) -> float | None:
     return row.stored_us or row.captured_us
-
-
-def without_groups(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Removes the rows that need several devices at once, and returns them."""
-    removed = [item for item in items if needs_group(item)]
-    items[:] = [item for item in items if not needs_group(item)]
-    return removed

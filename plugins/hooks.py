@@ -15,7 +15,7 @@ from opatlas.model.signature import case_id_in
 from opatlas.text import pluralize
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
-from .cluster_rows import sort_longest_first, without_groups
+from .cluster_rows import sort_longest_first
 from .collector import needs_group, row_of, sort_exclusive_last
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
@@ -81,24 +81,13 @@ class ProcessHooks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         """Moves rows that need several devices to the end, after other plugins (--ff) have sorted the items."""
         yield
-        if self._context.config.option.ray is not None:
-            self._deal_to_cluster(items)
-        elif any(map(needs_group, items)):
+        if self._context.config.option.ray is not None and any(map(row_of, items)):
+            sort_longest_first(items, self._context.settings.devices[0].name)
+        if any(map(needs_group, items)):
             sort_exclusive_last(items, self._context.settings.workload.options)
         if self._context.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
             self._context.shared.write(_EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))
-
-    def _deal_to_cluster(self, items: list[pytest.Item]) -> None:
-        """Sorts rows as the devices of a cluster get them, and leaves out those that need several devices at once."""
-        if removed := without_groups(items):
-            config, plan = self._context.config, self._context.plan
-            config.hook.pytest_deselected(items=removed)
-            assert plan is not None
-            rows = pluralize(len(removed), "row")
-            plan.notes.append(f"--ray leaves out {rows} for groups of devices: run them without it, with -k or --ops")
-        if any(map(row_of, items)):
-            sort_longest_first(items, self._context.settings.devices[0].name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:

@@ -231,7 +231,7 @@ MEASURING = (
     ),
     declare(
         "--ray",
-        Scope.KERNELS,
+        Scope.RUNNING,
         metavar="ADDRESS",
         help="run the rows on all devices of a Ray cluster: HOST:PORT of its head, auto for that of this node, or "
         "local for one of this machine alone (default: on the devices of this machine, without Ray)",

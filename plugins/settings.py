@@ -156,7 +156,7 @@ def settings_of(config: pytest.Config) -> Settings:
     _refuse_contradictions(config, kind)
     devices = devices_of(config)
     has_msprof = _has_msprof(config, kind, devices)
-    workload = make_workload(kind, option, devices)
+    workload = make_workload(kind, config, devices)
     models = _models(option, devices)
     targets, notes = targets_of(config, devices, workload, models)
     return Settings(
@@ -252,7 +252,7 @@ def _refuse_with_ray(config: pytest.Config) -> None:
     }
     if named := [name for name, is_given in refused.items() if is_given]:
         raise pytest.UsageError(
-            f"--ray runs each row in a process of one device of a host of the cluster: leave out {', '.join(named)}"
+            f"--ray runs rows in processes on the hosts of the cluster, which it finds: leave out {', '.join(named)}"
         )
 
 

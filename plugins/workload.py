@@ -40,6 +40,8 @@ from opatlas.suites.score import baseline_of, read_score
 from opatlas.tasks.task import Task, read_tasks
 from opatlas.text import pluralize
 
+from .cluster import cluster_of
+
 
 @dataclass(frozen=True)
 class Workload(ABC):
@@ -302,15 +304,20 @@ def workload_type(config: pytest.Config) -> type[Workload]:
     return KernelWorkload if config.option.prof_path is None else ProfiledWorkload
 
 
-def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Workload:
+def make_workload(kind: type[Workload], config: pytest.Config, devices: Sequence[DeviceSpec]) -> Workload:
     """Returns what the options ask for. Raises pytest.UsageError for options that contradict each other."""
+    option = config.option
     if kind is TaskWorkload:
         return TaskWorkload(option, tasks=_tasks(option.tasks))
     if kind is SuiteWorkload:
         return SuiteWorkload(option, device_kind=devices[0].kind, name=suite_name(option.suite))
     if kind is not CollectiveWorkload:
         return kind(option)
-    plan = collectives.collective_plan(option, GroupNodes(devices))
+    if option.ray is None:
+        plan = collectives.collective_plan(option, GroupNodes(devices))
+    else:
+        cluster = cluster_of(config, devices)
+        plan = collectives.collective_plan(option, cluster.group_nodes, cluster.nvlink_islands())
     return CollectiveWorkload(plan.options, plan.rows, plan.about)
 
 

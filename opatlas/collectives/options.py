@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from opatlas.collectives.rows import message_group
 from opatlas.collectives.topology import Grid, ImpossibleGroup, default_grid
 from opatlas.devices.device import DeviceSpec
+from opatlas.devices.nvidia import NvlinkIslands
 from opatlas.engine.group_spec import node_options_problem
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.groups.nodes import GroupNodes
@@ -179,15 +180,18 @@ def _names_of(collective: Collective) -> Sequence[tuple[str, Collective]]:
     return [(collective.name, collective), (collective.kernel_type, collective)]
 
 
-def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
+def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | None = None) -> CollectivePlan:
     """Returns the messages that the options name, for groups on some nodes.
+
+    Args:
+        islands: of the GPUs of a node; None: they are looked for on this machine.
 
     Raises:
         pytest.UsageError: options contradict each other, or the grid holds no group, or with --strict not all groups.
     """
     _check_nodes(option)
     collectives = named_collectives(option.ops)
-    guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes)
+    guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes, islands)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
     about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]

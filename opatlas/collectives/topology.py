@@ -12,7 +12,7 @@ from math import prod
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import ranks_share
-from opatlas.devices.nvidia import find_nvlink_islands
+from opatlas.devices.nvidia import NvlinkIslands, find_nvlink_islands
 from opatlas.isolation.groups.nodes import RANKS_PER_CORE
 from opatlas.model.communication import TIERS
 from opatlas.model.location import DEFAULT_NPU_DEVICE
@@ -124,11 +124,17 @@ class DefaultGrid:
         return Grid((nodes, -(-num_devices // others), *inner))
 
 
-def default_grid(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> DefaultGrid:
-    """Returns the default grid of `nnodes` nodes with `per_node` devices each, linked as on this node.
+def default_grid(
+    devices: Sequence[DeviceSpec], per_node: int, nnodes: int, islands: NvlinkIslands | None = None
+) -> DefaultGrid:
+    """Returns the default grid of `nnodes` nodes with `per_node` devices each, linked as on one node.
 
     The name of an NPU tells its grid. The first dimension of other grids are the nodes, the second the devices of a
     node, or its NVLink islands, and then the third the devices of an island.
+
+    Args:
+        devices: of a node.
+        islands: of its GPUs; None: they are looked for on this machine.
     """
     device, everything = devices[0], per_node * nnodes
     if device.kind == "npu":
@@ -138,7 +144,7 @@ def default_grid(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> D
         if name.startswith(_A2):
             return DefaultGrid((128, 8), (everything,), f"that of an {_A2}")
     if device.kind == "cuda":
-        found = find_nvlink_islands(devices)
+        found = islands or find_nvlink_islands(devices)
         size = found.size
         if size is not None and 1 < size < per_node:
             return DefaultGrid((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.devices.discovery import available_devices, driver_version
+from opatlas.devices.nvidia import NvlinkIslands, find_nvlink_islands
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
@@ -43,6 +45,7 @@ class HostFacts:
         host: name of the machine.
         software: versions and the digest of the code, by name; "" for what is not installed.
         driver: version of the device's driver; "" if there is none.
+        cores: number of the host's cores that a process may use.
         spec: the device; None where the host has none that fits.
         problem: why there is no device; "" if there is one.
     """
@@ -50,6 +53,7 @@ class HostFacts:
     host: str
     software: dict[str, str]
     driver: str = ""
+    cores: int = 1
     spec: DeviceSpec | None = None
     problem: str = ""
 
@@ -79,6 +83,8 @@ class HostActor:
         self._device = device
         self._waits = DeviceWaits(print_to_stderr)
         self._host = platform.node()
+        #: Digests of the files of jobs that are here as the head has them.
+        self._same_files: set[tuple[str, str]] = set()
         os.environ[SESSION_VARIABLE] = session
         sys.path[:] = dict.fromkeys((*sys.path, *paths))
         _undo_limits_of_ray()
@@ -91,6 +97,14 @@ class HostActor:
         """Returns for whom a row waits; "" if none does."""
         wait = self._waits.current
         return f"waits for the device, which another session uses: {wait.holder}" if wait is not None else ""
+
+    def _expect_same_files(self, job: Job) -> None:
+        """Raises DeviceGone where a file of a job is not as on the head."""
+        files = (job.source.digest if job.source else "", job.task.digest if job.task else "")
+        if files not in self._same_files:
+            if other := other_file(job):
+                raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
+            self._same_files.add(files)
 
     def _with_printed(self, outcome: RowOutcome) -> RowOutcome:
         """Returns the outcome with what was printed since the last call, unless it is a measurement."""
@@ -118,8 +132,6 @@ class DeviceActor(HostActor):
         self._spec = spec
         self._stopped = False
         self._process: DeviceProcess | None = None
-        #: Digests of the files of jobs that are here as the head has them.
-        self._same_files: set[tuple[str, str]] = set()
         self._folder: TemporaryFolder | None = None
 
     def look(self) -> HostFacts:
@@ -129,7 +141,11 @@ class DeviceActor(HostActor):
             self._spec = self._spec or available_devices(self._device)[0]
         except OpAtlasError as error:
             return HostFacts(self._host, known, problem=str(error))
-        return HostFacts(self._host, known, driver_version(self._spec.kind) or "", self._spec)
+        return HostFacts(self._host, known, driver_version(self._spec.kind) or "", available_cores(), self._spec)
+
+    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> NvlinkIslands:
+        """Returns the islands of GPUs of this host."""
+        return find_nvlink_islands(devices)
 
     def open(self, settings: MeasureSettings) -> DeviceAnswer:
         """Opens the device."""
@@ -163,12 +179,8 @@ class DeviceActor(HostActor):
         self._stopped = True
 
     def _with_own_files(self, job: Job) -> Job:
-        """Returns a job whose log is on this host. Raises DeviceGone where a file of the job is not as on the head."""
-        files = (job.source.digest if job.source else "", job.task.digest if job.task else "")
-        if files not in self._same_files:
-            if other := other_file(job):
-                raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
-            self._same_files.add(files)
+        """Returns a job whose log is on this host. Raises DeviceGone as `_expect_same_files` does."""
+        self._expect_same_files(job)
         if not job.is_of_candidate:
             return job
         if self._folder is None:

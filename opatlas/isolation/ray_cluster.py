@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from opatlas.devices.device import KINDS, DeviceSpec
+from opatlas.devices.nvidia import NvlinkIslands
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.dealer import DeviceAnswer
+from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
 from opatlas.isolation.ray_api import WATCH, beat, future, ray, start_actor
+from opatlas.isolation.ray_group import GroupHost, RayGroup, in_order
 from opatlas.model.location import device_kind
 from opatlas.text import pluralize
 
@@ -38,12 +43,16 @@ class _Place:
 
 
 class RayDevice:
-    """A RemoteDevice (opatlas/isolation/dealer.py) behind an actor."""
+    """A RemoteDevice (opatlas/isolation/dealer.py) behind an actor.
+
+    Attributes:
+        place: where it is.
+    """
 
     def __init__(self, place: _Place, device: str | None) -> None:
         """Starts the actor."""
         self.name = place.node
-        self._place = place
+        self.place = place
         self._device = device
         self._settings = MeasureSettings()
         self._actor: Any = self._start()
@@ -51,6 +60,10 @@ class RayDevice:
     def look(self) -> Future[HostFacts]:
         """Returns the facts of the host."""
         return future(self._actor.look.remote())
+
+    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[NvlinkIslands]:
+        """Returns the islands of GPUs of the same host."""
+        return future(self._actor.nvlink_islands.remote(devices))
 
     def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
         """Takes the name of the device, and how rows are measured."""
@@ -78,7 +91,7 @@ class RayDevice:
             self._actor = None
 
     def _start(self) -> Any:
-        place = self._place
+        place = self.place
         strategies = ray().util.scheduling_strategies
         affinity = strategies.NodeAffinitySchedulingStrategy(place.node_id, soft=False)
         return start_actor(DeviceActor, place.resources, affinity, self._device, place.spec)
@@ -107,6 +120,7 @@ class RayCluster:
         _join(address)
         try:
             self.notes: list[str] = []
+            self._device = device
             places = _places(device, own)
             self._devices = [RayDevice(place, device) for place in places]
             self._used = self._choose(device)
@@ -127,6 +141,39 @@ class RayCluster:
         for device, facts in self._used:
             device.accept(facts, settings)
         return [device for device, _ in self._used]
+
+    def free(self) -> None:
+        """Ends the actors of all devices, so that groups may use the devices."""
+        for device, _ in self._used:
+            device.kill()
+
+    @cached_property
+    def group_hosts(self) -> Sequence[GroupHost]:
+        """The hosts for groups, which are all alike: those with the most devices."""
+        by_node: dict[str, list[tuple[RayDevice, HostFacts]]] = {}
+        for each in self._used:
+            by_node.setdefault(each[0].place.node_id, []).append(each)
+        most = max(map(len, by_node.values()))
+        return [_group_host(used) for used in by_node.values() if len(used) == most]
+
+    @property
+    def group_nodes(self) -> GroupNodes:
+        """What the hosts for groups have in common."""
+        first = self.group_hosts[0]
+        cores = min(facts.cores for _, facts in self._used)
+        return GroupNodes(first.devices, cores, len(self.group_hosts))
+
+    def nvlink_islands(self) -> NvlinkIslands | None:
+        """Returns the NVLink islands of a host for groups; None where its devices are no GPUs."""
+        devices = self.group_hosts[0].devices
+        if devices[0].kind != "cuda":
+            return None
+        islands: NvlinkIslands = self._used[0][0].nvlink_islands(devices).result(_START_S)
+        return islands
+
+    def group(self, spec: GroupSpec, settings: MeasureSettings, tell: Callable[[str], None]) -> RayGroup:
+        """Returns a group on the number of hosts that it names; `tell` shows the user a line."""
+        return RayGroup(spec, self.group_nodes, self.group_hosts, self._device, settings, tell)
 
     def close(self) -> None:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""
@@ -169,6 +216,21 @@ class RayCluster:
         if not used:
             raise OpAtlasError("; ".join(["--ray: the cluster has no device to measure on", *self.notes]))
         return used
+
+
+def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:
+    """Returns a host by the devices that are used of it."""
+    places = [device.place for device, _ in used]
+    resources: Counter[str] = Counter()
+    for place in places:
+        resources.update(place.resources)
+    return GroupHost(
+        places[0].node_id,
+        used[0][1].host,
+        resources,
+        in_order([facts.spec for _, facts in used if facts.spec is not None]),
+        is_given=places[0].spec is not None,
+    )
 
 
 def _difference(facts: HostFacts, here: Mapping[str, str], driver: str) -> str:

@@ -4,82 +4,27 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
 from operator_kernels import write_kernels
-from sessions import ROOT, Running, Sessions, row, wait_for
+from ray_clusters import ancestor, left, start, tree
+from sessions import ROOT, Running, Sessions, row
 
-pytestmark = pytest.mark.slow
-
-pytest.importorskip("ray", reason="the extra ray is not installed")
-
-from ray.cluster_utils import Cluster  # noqa: E402
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_ray")]
 
 #: A row that hangs ends soon.
 _HANGS = "--case-timeout=8"
 _WAITING = (Mood.WAIT_FOR_GO, Mood.WAIT_FOR_GO_TOO)
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, sessions: Sessions) -> None:
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
-        monkeypatch.setenv(name, "0")
-    # A node that says nothing is given up after some seconds instead of a minute.
-    for name, value in (("initial_delay", "1000"), ("period", "500"), ("timeout", "500")):
-        monkeypatch.setenv(f"RAY_health_check_{name}_ms", value)
-    monkeypatch.setenv("RAY_health_check_failure_threshold", "4")
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """A head without resources, to which a test adds nodes."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    yield made
-    made.shutdown()
-
-
-def start(sessions: Sessions, cluster: Cluster, *options: str, devices: int = 1) -> Running:
-    """A session on each node's simulated devices."""
-    return sessions.start(f"--ray={cluster.address}", *options, SIMULATED_DEVICES=str(devices))
-
-
-def of_devices(sessions: Sessions) -> list[bytes]:
-    """Actors, keepers and device processes of a folder's sessions."""
-    words = (b"opatlas.isolation", b"ray::DeviceActor")
-    own = set(sessions.processes())
-    return [
-        command
-        for pid in _all_processes()
-        if any(word in (command := _command(pid)) for word in words) and (pid in own or words[1] in command)
-    ]
-
-
-def _all_processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def left(sessions: Sessions) -> list[bytes]:
-    """The processes of devices that are still there some time after a session has ended."""
-    wait_for(lambda: not of_devices(sessions), seconds=20)
-    return of_devices(sessions)
-
-
-def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Sessions, cluster: Cluster) -> None:
+def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     sizes = [1, 2, 3, Mood.SEGFAULT, 4, Mood.RAISE, Mood.UNSUPPORTED, 5, Mood.WRONG_RESULT, Mood.SLEEP, Mood.POISON, 6]
     sessions.write("Moody", [row(size) for size in sizes])
@@ -131,7 +76,7 @@ cnt: 1, ((T([8], f32),), {})
 """
 
 
-def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Cluster) -> None:
+def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()
@@ -153,7 +98,7 @@ def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Cluste
     assert left(sessions) == []
 
 
-def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Cluster) -> None:
+def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Any) -> None:
     shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
     (sessions.folder / "calls.txt").write_text(TRACE)
     kernels = {"add__Tensor": "def NAME(x, y):\n    return x + y\n", "relu__default": "def NAME(x):\n    return x\n"}
@@ -164,7 +109,7 @@ def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Cluster
     assert left(sessions) == []
 
 
-def test_four_nodes_stop_at_a_failure_and_tell_what_is_left(sessions: Sessions, cluster: Cluster) -> None:
+def test_four_nodes_stop_at_a_failure_and_tell_what_is_left(sessions: Sessions, cluster: Any) -> None:
     for _ in range(3):
         cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 400))])
@@ -176,12 +121,12 @@ def test_four_nodes_stop_at_a_failure_and_tell_what_is_left(sessions: Sessions, 
     assert left(sessions) == []
 
 
-def test_an_actor_that_is_killed_costs_no_row(sessions: Sessions, cluster: Cluster) -> None:
+def test_an_actor_that_is_killed_costs_no_row(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (Mood.WAIT_FOR_GO, *range(200, 260))])
     running = start(sessions, cluster)
     own = body(sessions, running, Mood.WAIT_FOR_GO)
-    os.kill(_ancestor(own, b"ray::DeviceActor"), signal.SIGKILL)
+    os.kill(ancestor(own, b"ray::DeviceActor"), signal.SIGKILL)
     running.wait_until(lambda: own not in sessions.processes())
     sessions.go()
     finished = running.wait()
@@ -197,28 +142,22 @@ def body(sessions: Sessions, running: Running, mood: int) -> int:
     return int(file.read_text())
 
 
-def _ancestor(pid: int, word: bytes) -> int:
-    while word not in _command(pid):
-        pid = int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
-    return pid
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_a_node_that_is_lost_costs_no_row(sessions: Sessions, cluster: Cluster, number: signal.Signals) -> None:
+def test_a_node_that_is_lost_costs_no_row(sessions: Sessions, cluster: Any, number: signal.Signals) -> None:
     cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (Mood.WAIT_FOR_GO, Mood.WAIT_FOR_GO_TOO, *range(200, 230))])
     # One of the two waits on each node.
     running = start(sessions, cluster)
-    raylets = {_ancestor(body(sessions, running, mood), b"raylet/raylet") for mood in _WAITING}
+    raylets = {ancestor(body(sessions, running, mood), b"raylet/raylet") for mood in _WAITING}
     own = cluster.head_node.all_processes["raylet"][0].process.pid
     (raylet,) = raylets - {own}
-    tree = [pid for pid in _all_processes() if _is_below(pid, raylet)]
-    for pid in tree if number == signal.SIGSTOP else [raylet]:
+    all_of_node = tree(raylet)
+    for pid in all_of_node if number == signal.SIGSTOP else [raylet]:
         os.kill(pid, number)
     running.wait_until(lambda: "is lost" in running.output.read_text())
     sessions.go()
     finished = running.wait()
-    for pid in tree:
+    for pid in all_of_node:
         if Path(f"/proc/{pid}").exists():
             os.kill(pid, signal.SIGCONT)
     assert finished.ledger() == {"measured": 32}
@@ -226,16 +165,7 @@ def test_a_node_that_is_lost_costs_no_row(sessions: Sessions, cluster: Cluster, 
     assert left(sessions) == []
 
 
-def _is_below(pid: int, ancestor: int) -> bool:
-    while pid > 1 and pid != ancestor:
-        try:
-            pid = int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
-        except OSError:
-            return False
-    return pid == ancestor
-
-
-def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Cluster) -> None:
+def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (*range(200, 260), Mood.WAIT_FOR_GO)])
     running = start(sessions, cluster)
@@ -250,7 +180,7 @@ def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Cluster
     assert left(sessions) == []
 
 
-def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, cluster: Cluster) -> None:
+def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, cluster: Any) -> None:
     sessions.write("Moody", [row(size) for size in (Mood.BREAK_OWN_DEVICE, *range(200, 230))])
     finished = start(sessions, cluster, devices=2).wait()
     assert finished.ledger() == {"measured": 30, "device-error": 1}

@@ -20,7 +20,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.registry import replays
 from opatlas.model.errors import InvalidRow
 
-GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT = range(10, 21)
+GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT, WAITS = range(10, 22)
 #: The rank that misbehaves.
 ONE = 1
 
@@ -47,6 +47,8 @@ def test_sum(row, replay, group):
         raise InvalidRow("a bad size for every rank")
     if group.rank == ONE:
         misbehave(mood)
+    if mood == WAITS:
+        wait_for_go(group.rank)
     replay(sum_of_shares, *row.inputs(), expected=formulas.add)
     if mood == HOT and group.rank == ONE:
         measurement = replace(replay.outcome.measurement, throttled="too hot")
@@ -75,6 +77,14 @@ def misbehave(mood):
                     end.send(b"123456789")
     if mood == RETURNS_TWICE:
         os.fork()
+
+
+def wait_for_go(rank):
+    """Leaves the number of this process, and waits for the file of Sessions.go."""
+    here = Path(__file__).parent
+    (here / f"rank-{rank}").write_text(str(os.getpid()))
+    while not (here / "go").exists():
+        time.sleep(0.05)
 
 
 def expect_no_device_process():

@@ -52,10 +52,10 @@ class GroupNodes:
         Args:
             working: the devices of this node that the session uses.
         """
-        if spec.ranks % spec.nnodes:
-            return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
         if spec.members is not None:
             return self.placement_problem(spec)
+        if spec.ranks % spec.nnodes:
+            return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
         available = len(self._for_ranks(spec, working))
         if spec.local_ranks <= available:
             return ""

@@ -6,6 +6,7 @@ are ended, and the next row gets a new group.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +37,13 @@ _READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.NOISY, Status.INVALID,
 
 
 class GroupProcess(ChildExecutor):
-    """Runs jobs on all ranks of a group, which is launched on first use. An Executor."""
+    """Runs jobs on all ranks of a group, which is launched on first use. An Executor.
+
+    Attributes:
+        failed_after_s: seconds from the begin of the last job to the first failure of a rank of this node; infinite
+            if none has failed.
+        late_step: the step of the ranks that the others waited for when the last job timed out; 0 if it did not.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,18 @@ class GroupProcess(ChildExecutor):
         self._all_visible = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._running: RunningGroup | None = None
+        self._began = 0.0
+        self.failed_after_s = math.inf
+        self.late_step = 0
+
+    def is_idle(self) -> bool:
+        """Returns whether all ranks of this node have joined, and wait for a job."""
+        try:
+            if self._running is not None:
+                self._running.expect_idle()
+        except (ChannelBroken, EOFError, OSError):
+            return False
+        return self._running is not None
 
     def run(self, job: Job) -> RowOutcome:
         with self._end_if_interrupted, self._waits:
@@ -107,7 +126,8 @@ class GroupProcess(ChildExecutor):
         steps = dict.fromkeys(range(self.spec.local_ranks), StepReport(0, "before its first call"))
         # No rank begins while one of them waits for its device.
         waiting: dict[int, LockWait] = {}
-        deadline = time.monotonic() + job.timeout_s
+        self._began, self.failed_after_s, self.late_step = time.monotonic(), math.inf, 0
+        deadline = self._began + job.timeout_s
         while len(outcomes) < self.spec.local_ranks:
             now = time.monotonic()
             failed = any(outcome.status is not Status.MEASURED for outcome in outcomes.values())
@@ -139,8 +159,12 @@ class GroupProcess(ChildExecutor):
                 else:
                     outcomes[local_rank] = content
                     if content.status is not Status.MEASURED:
+                        self._note_failure()
                         deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)
         return self._combine(running, outcomes)
+
+    def _note_failure(self) -> None:
+        self.failed_after_s = min(self.failed_after_s, time.monotonic() - self._began)
 
     def _combine(self, running: RunningGroup, outcomes: dict[int, RowOutcome]) -> RowOutcome:
         """Combines the outcomes of the ranks, some of which may be missing; ends the group unless all are ready."""
@@ -175,6 +199,7 @@ class GroupProcess(ChildExecutor):
         return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
 
     def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> RowOutcome:
+        self._note_failure()
         # A launcher does not report how its rank ended.
         how = (
             running.describe_ends(local_ranks)
@@ -185,6 +210,7 @@ class GroupProcess(ChildExecutor):
         return RowOutcome(Status.CRASHED, f"{how}; the group was ended")
 
     def _misunderstood(self, running: RunningGroup, message: UnexpectedMessage) -> RowOutcome:
+        self._note_failure()
         self._end(running)
         who = self.spec.rank_name(message.local_rank)
         return RowOutcome(Status.CRASHED, f"{who}: {message.what}; the group was ended")
@@ -193,7 +219,8 @@ class GroupProcess(ChildExecutor):
         self, job: Job, running: RunningGroup, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
     ) -> RowOutcome:
         left = {rank: step for rank, step in sorted(steps.items()) if rank not in outcomes}
-        least = min(step.step for step in left.values())
+        self._note_failure()
+        self.late_step = least = min(step.step for step in left.values())
         late = [rank for rank, step in left.items() if step.step == least]
         who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.rank_names(late)
         others = "; the others wait" if len(late) < self.spec.local_ranks else ""
