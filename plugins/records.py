@@ -39,6 +39,8 @@ class SessionJournal:
         self._context = context
         #: By number of the target.
         self._journals: dict[int, Journal] = {}
+        #: The devices in the manifest that this process has written, by number of the target.
+        self._devices: dict[int, list[DeviceDescription]] = {}
 
     def append(self, record: Mapping[str, Any], device: DeviceDescription | None, target: int) -> str:
         """Writes a record to the journal; writes nothing with --read-only.
@@ -59,6 +61,9 @@ class SessionJournal:
                 database = context.databases[target].database
                 self._journals[target] = Journal(database, context.journal_header, part=context.worker)
                 self._write_manifest(device, target)
+            elif device is not None and self._context.settings.ray is not None:
+                # A session that is killed tells its hosts.
+                self._write_manifest(device, target)
             self._journals[target].append(record)
         except (OSError, OpAtlasError) as error:
             return self._stop(error, target)
@@ -77,9 +82,14 @@ class SessionJournal:
             self._stop(error, 0)
 
     def _write_manifest(self, device: DeviceDescription | None, target: int) -> None:
-        database = self._context.databases[target].database
-        if not Manifest.path(database, self._context.run_id).exists():
-            self._context.manifest([asdict(device)] if device else [], target).write(database)
+        """Writes the manifest, unless another process has; again with each further device of this process."""
+        database, known = self._context.databases[target].database, self._devices.setdefault(target, [])
+        if device is not None and device not in known:
+            known.append(device)
+        elif known:
+            return
+        if len(known) > 1 or not Manifest.path(database, self._context.run_id).exists():
+            self._context.manifest([asdict(each) for each in known], target).write(database)
 
     def _stop(self, error: OSError | OpAtlasError, target: int) -> str:
         """Asks the session to stop; returns the reason."""
@@ -160,10 +170,12 @@ class SessionRecords:
         if device is not None and asdict(device) not in self.devices:
             self.devices.append(asdict(device))
 
-    def add_arrived(self, record: Record, not_saved: str, target: int) -> None:
+    def add_arrived(self, record: Record, not_saved: str, device: DeviceDescription, target: int) -> None:
         """Adds a record that no report brings, unless the journal has it (`not_saved` is "")."""
         if not_saved:
             self._unsaved.append((target, record.to_json()))
+        if asdict(device) not in self.devices:
+            self.devices.append(asdict(device))
 
     def take_worker(self, node: Any) -> None:
         """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""

@@ -52,8 +52,8 @@ _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the comm
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
 #: Seconds that the call of a row waited for its device, by FOR_OTHERS and FOR_OWN.
 _WAITED = pytest.StashKey[dict[str, float]]()
-#: The record of an outcome that arrived ahead of pytest, and why the journal does not have it.
-_ARRIVED = pytest.StashKey[tuple[Record, str] | None]()
+#: The record of an outcome that arrived ahead of pytest, why the journal does not have it, and where it ran.
+_ARRIVED = pytest.StashKey[tuple[Record, str, DeviceDescription] | None]()
 
 
 class ReplaySession:
@@ -281,7 +281,7 @@ class ReplaySession:
         row = row_of(item)
         assert row is not None
         record = self._new_record(row, outcome, host_of(device))
-        item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target)
+        item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
 
     def _new_record(self, row: CaseRow, outcome: RowOutcome, host: str = "") -> Record:
         return Record(

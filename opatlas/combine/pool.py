@@ -8,7 +8,7 @@ same device and version of torch, are pooled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import pandas as pd
@@ -63,12 +63,14 @@ class RunDuration:
         conditions: cache state, instrument, and whether a composition was timed.
         implementation: the implementation that was timed; "" if unknown.
         source: the record of the run, or the cells of a row that was replaced; None if only the median is known.
+        host: the machine of a cluster that ran the row; "" without a cluster, or if unknown.
     """
 
     median_us: float
     conditions: tuple[str, str, bool]
     implementation: str
     source: Record | Mapping[str, str] | None = field(repr=False)
+    host: str = ""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -142,10 +144,10 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
     pooled: list[PooledRow] = []
     with database.lock(), gc_paused():
         manifests = read_manifests(database, problems)
-        durations = _durations(database, problems)
+        durations, machines = _durations(database, problems), _Machines(manifests)
         for kernel_type in database.kernel_types():
             try:
-                pooled += _pool_table(database, kernel_type, durations, manifests)
+                pooled += _pool_table(database, kernel_type, durations, manifests, machines)
             except OpAtlasError as error:
                 problems.append(str(error))
             on_kernel_type()
@@ -202,7 +204,8 @@ def _record_duration(record: Record) -> RunDuration:
     measurement = record.measurement
     assert measurement is not None
     conditions = (measurement.cache_state, measurement.instrument, bool(measurement.stand_in))
-    return RunDuration(measurement.summary.median_us, conditions, measurement.execution.implementation, record)
+    median_us, implementation = measurement.summary.median_us, measurement.execution.implementation
+    return RunDuration(median_us, conditions, implementation, record, record.host)
 
 
 def _row_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]]:
@@ -229,7 +232,11 @@ def run_medians(cell: str) -> dict[str, float]:
 
 
 def _pool_table(
-    database: Database, kernel_type: str, durations: Durations, manifests: Mapping[str, Manifest]
+    database: Database,
+    kernel_type: str,
+    durations: Durations,
+    manifests: Mapping[str, Manifest],
+    machines: _Machines,
 ) -> list[PooledRow]:
     table = database.read(kernel_type)
     rows = TableEdit(table.frame)
@@ -244,9 +251,10 @@ def _pool_table(
         if of_row:
             kept = durations.get(RowName(kernel_type, signature), {})
             own_run = cells.get(RUN_ID, "")
-            row = _pool_row(
-                RowName(kernel_type, signature), cells, own_run, {**of_row, **kept, own_run: of_row[own_run]}, manifests
-            )
+            # No cell has the host.
+            own = replace(of_row[own_run], host=kept[own_run].host if own_run in kept else "")
+            runs = {**of_row, **kept, own_run: own}
+            row = _pool_row(RowName(kernel_type, signature), cells, own_run, runs, manifests, machines)
             pooled.append(row)
             now = pooled_cells(row)
             if row.representative != own_run:
@@ -278,6 +286,7 @@ def _pool_row(
     own_run: str,
     runs: Mapping[str, RunDuration],
     manifests: Mapping[str, Manifest],
+    known_machines: _Machines,
 ) -> PooledRow:
     own, software = runs[own_run], _software(manifests.get(own_run))
     alike = {
@@ -287,9 +296,9 @@ def _pool_row(
         and (run.implementation == own.implementation or not (run.implementation and own.implementation))
         and _software(manifests.get(run_id)) in (software, None)
     }
-    of_machine: dict[tuple[str, ...], list[float]] = {}
+    of_machine: dict[str, list[float]] = {}
     for run_id, run in alike.items():
-        of_machine.setdefault(_machine(manifests.get(run_id)), []).append(run.median_us)
+        of_machine.setdefault(known_machines.of(run_id, run.host), []).append(run.median_us)
     machines = [median(each) for each in of_machine.values()]
     median_us = median(run.median_us for run in alike.values())
     representative = min(
@@ -313,13 +322,33 @@ def _software(manifest: Manifest | None) -> tuple[frozenset[str], str] | None:
     return (manifest.device_names, manifest.torch) if manifest is not None and manifest.device_names else None
 
 
-def _machine(manifest: Manifest | None) -> tuple[str, ...]:
-    """Returns what identifies a machine: the serial numbers of its devices, else its name; () if unknown."""
-    if manifest is None:
-        return ()
-    facts = (device.get("facts") for device in (manifest.device, *manifest.other_devices))
-    serials = sorted(str(each["uuid"]) for each in facts if isinstance(each, Mapping) and each.get("uuid"))
-    return tuple(serials) or (manifest.host,)
+class _Machines:
+    """Tells the machines of runs apart: by the serial numbers of their devices, else by their names."""
+
+    def __init__(self, manifests: Mapping[str, Manifest]) -> None:
+        self._names = {run_id: manifest.host for run_id, manifest in manifests.items()}
+        #: The serial numbers of each host of a run; "" is the host of a run without a cluster.
+        self._serials: dict[str, dict[str, set[str]]] = {}
+        for run_id, manifest in manifests.items():
+            hosts = self._serials[run_id] = {}
+            for device in (manifest.device, *manifest.other_devices):
+                if isinstance(facts := device.get("facts"), Mapping):
+                    own = hosts.setdefault(str(facts.get("host") or ""), set())
+                    own.update({str(facts["uuid"])} if facts.get("uuid") else ())
+        # A run may use some devices of a machine, and another run others.
+        self._machines: list[set[str]] = []
+        for serials in (each for hosts in self._serials.values() for each in hosts.values() if each):
+            same = [each for each in self._machines if each & serials]
+            self._machines = [each for each in self._machines if not each & serials] + [serials.union(*same)]
+
+    def of(self, run_id: str, host: str) -> str:
+        """Returns what identifies the machine of a run, or its host in a cluster; "" if unknown."""
+        hosts = self._serials.get(run_id, {})
+        if not host and len(hosts) > 1:
+            return ""
+        serials = hosts.get(host, set()) if host else next(iter(hosts.values()), set())
+        known = next((each for each in self._machines if each & serials), None)
+        return min(known) if known else host or next(filter(None, hosts), self._names.get(run_id, ""))
 
 
 def pooled_cells(row: PooledRow) -> dict[str, str]:

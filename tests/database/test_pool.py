@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -40,13 +41,22 @@ def database(tmp_path: Path) -> Database:
     return database
 
 
-def run(database: Database, run_id: str, duration_us: float, machine: str, *, torch: str = "2.9.0") -> None:
-    """A session that measured row 1 on a machine."""
-    records = [record(1, duration_us, run=run_id)]
+def run(
+    database: Database, run_id: str, duration_us: float, *devices: str, torch: str = "2.9.0", host: str = ""
+) -> None:
+    """A session that measured row 1 on devices with serial numbers; `host/serial` are those of a cluster's hosts."""
+    records = [replace(record(1, duration_us, run=run_id), host=host)]
     write_back(database, records, UpdateMode.ALL, prune=False)
     history.add(database, JournalHeader(run_id, "all", prune=False), records)
-    device = {"name": "H200", "facts": {"uuid": machine}}
-    manifest = {"started_at": 1.7e9, "host": "vm", "device": device, "packages": {"torch": torch}}
+    parts = [each.rpartition("/") for each in devices]
+    first, *others = [{"name": "H200", "facts": {"host": name, "uuid": serial}} for name, _, serial in parts]
+    manifest = {
+        "started_at": 1.7e9,
+        "host": "vm",
+        "device": first,
+        "other_devices": others,
+        "packages": {"torch": torch},
+    }
     (database.runs_dir / f"{run_id}.json").write_text(json.dumps(manifest))
 
 
@@ -80,6 +90,25 @@ def test_the_median_over_runs_and_the_spread_between_machines(database: Database
 def test_one_machine_has_no_spread(database: Database) -> None:
     run(database, RUNS[0], 10.0, "GPU-1")
     assert pooled(database)[0] == ("10.0000", "1", "1", "")
+
+
+def test_the_hosts_of_a_cluster_are_machines(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "a/GPU-1", "b/GPU-2", host="a")
+    run(database, RUNS[1], 12.0, "a/GPU-1", "b/GPU-2", host="b")
+    assert pooled(database)[0] == ("11.0000", "2", "2", "18.18")
+    # Without a cluster, on the machine that is the host a; on other devices of b; and on a host without serial numbers.
+    run(database, RUNS[2], 11.0, "GPU-1")
+    run(database, RUNS[3], 12.0, "a/GPU-1", "b/GPU-2", "b/GPU-3", host="b")
+    assert pooled(database)[0][1:3] == ("4", "2")
+    run(database, RUNS[4], 11.0, "a/GPU-1", "b/GPU-2", "c/", host="c")
+    assert pooled(database)[0][1:3] == ("5", "3")
+
+
+def test_a_run_of_several_hosts_without_its_history_counts_as_an_unknown_machine(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-2")
+    run(database, RUNS[1], 12.0, "a/GPU-1", "b/GPU-2", host="b")
+    history.file_path(database, RUNS[1]).unlink()
+    assert pooled(database)[0][1:3] == ("2", "2")
 
 
 def test_runs_of_another_torch_are_not_pooled(database: Database) -> None:
