@@ -1,7 +1,7 @@
 """Replays the rows of suites: `pytest bench/ --suite opinfo` (docs/suites.md).
 
 A case is a call of an operator of torch: a sample of torch's OpInfo, or a line of a trace. `row` is a SuiteRow, and
-`replay` a SuiteReplay, which makes the call in the device process.
+`replay` a SuiteReplay or a SuiteCandidate, which makes the call in the device process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from opatlas.model.schema import SAMPLE
 
 
 def _bind(*arguments):
-    from opatlas.suites.case import bind_case
+    from opatlas.suites.suite_replay import bind_case
 
     return bind_case(*arguments)
 

@@ -121,12 +121,12 @@ class OutcomeTally:
         return Counter(self._outcome_of.values())
 
     def verdict_lines(self) -> Iterator[str]:
-        """Yields lines with the error classes of candidates, if the rows are those of tasks."""
+        """Yields lines with the error classes of candidates, if rows were judged."""
         if not self._verdict_of:
             return
         verdicts = Counter(self._verdict_of.values()).most_common()
         counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-        yield from wrap(f"{pluralize(len(self._verdict_of), 'row')} of tasks judged: {counted}", 0).splitlines()
+        yield from wrap(f"{pluralize(len(self._verdict_of), 'row')} judged: {counted}", 0).splitlines()
 
     def causes(self) -> list[Cause]:
         """Returns the causes of rows that were not measured, the most frequent first."""

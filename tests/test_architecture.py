@@ -57,7 +57,8 @@ MODEL_LOADER = "opatlas.theory.architectures"
 WITH_TORCH = (
     *("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas.instruments", "opatlas.collectives"),
     *("opatlas.suites.case", "opatlas.suites.lister", "opatlas.suites.operators", "opatlas.suites.opinfo"),
-    *("opatlas.suites.override", "opatlas.suites.trace_call"),
+    *("opatlas.suites.candidate", "opatlas.suites.override", "opatlas.suites.suite_replay"),
+    "opatlas.suites.trace_call",
 )
 WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder", MODEL_LOADER)
 #: They add options to pytest, or run it.

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from opatlas.candidates.judgement import Judgement
+from opatlas.candidates.judgement import ErrorClass, Judgement
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.stand_in import add_device_kernels
 from opatlas.implementations.contract import KernelSource
@@ -20,7 +20,7 @@ from opatlas.instruments.attribution import (
     whole_call,
 )
 from opatlas.model.record import Measurement
-from opatlas.model.schema import Status
+from opatlas.model.schema import SAMPLE, Status
 from opatlas.tasks.task import Task
 from opatlas.text import detail_text, reason_text
 
@@ -38,7 +38,7 @@ class Job:
         source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
         database: folder of the database that the result belongs to; "": that of the session's first implementation.
         task: the task of the row; None for a row of no task.
-        log: a file for what a candidate of a task prints to stderr, and for the step that it is in; "" without one.
+        log: a file for what a candidate prints to stderr, and for the step that it is in; "" without one.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -63,8 +63,18 @@ class Job:
 
     @property
     def is_of_candidate(self) -> bool:
-        """Whether the job runs code that may do anything to its process, which then runs no further job."""
-        return self.task is not None and self.source is not None and not self.source.module
+        """Whether a kernel in a user's file is judged: for a task, or for an operator of a suite."""
+        is_judged = self.task is not None or SAMPLE in self.cells
+        return is_judged and self.source is not None and not self.source.module
+
+    def ends_process(self, outcome: RowOutcome) -> bool:
+        """Returns whether the process of the job runs no further one.
+
+        A candidate for a task may do anything to its process. The thousands of cases of a suite share a process until
+        a guard objects.
+        """
+        is_hack = outcome.judgement is not None and outcome.judgement.error_class is ErrorClass.HACK
+        return bool(outcome.changed) or (self.is_of_candidate and (self.task is not None or is_hack))
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class RowOutcome:
         changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); such a process runs no
             further row.
         exit_code: the exit code of a process that died, below 0 for a signal; None otherwise.
-        judgement: for a row of a task, the judgement of the candidate; None if the row does not get so far.
+        judgement: the judgement of the candidate of a task or an operator; None if the row does not get so far.
     """
 
     status: Status

@@ -123,7 +123,7 @@ class DeviceProcess(ChildExecutor):
                     # Every later call in this process would fail.
                     channel.close()
                     self._kill(_LAST_WORDS_S)
-                elif outcome.changed or job.is_of_candidate:
+                elif job.ends_process(outcome):
                     # The next row must not be measured in the changed state.
                     self.close()
                 return outcome

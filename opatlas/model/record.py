@@ -156,7 +156,7 @@ class Record:
         run_id: the run; its manifest has device, versions and options.
         finished_at: seconds since the epoch.
         crashes_in_a_row: the number of consecutive sessions, with this one, in which the row crashed or timed out.
-        judged: for a row of a task, the cells of its judgement (columns `JUDGED`).
+        judged: for a row with a candidate, the cells of its judgement (columns `JUDGED`).
         host: the machine of a cluster that ran the row; "" without a cluster.
     """
 

@@ -137,7 +137,7 @@ def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
 
 
 def judged_cells(record: Record) -> dict[str, str]:
-    """Returns the cells of the judgement of a row of a task; empty cells for any other row."""
+    """Returns the cells of the judgement of a candidate; empty cells for any other row."""
     return {name: record.judged.get(name, "") for name in JUDGED}
 
 

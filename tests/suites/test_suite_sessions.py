@@ -99,8 +99,9 @@ def test_each_kernel_gets_its_status(suite: tuple[Sessions, Finished, Path]) -> 
     assert statuses(own) == {**EXPECTED, "abs__default": {"unsupported"}}
     # Random operators are no cases, and torch is right in all others.
     assert set().union(*statuses(sessions.database).values()) == {"measured", "checked"}
-    assert done.ledger() == {"measured": 14, "checked": 2, "failed": 7, "unsupported": 1}
-    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.ledger() == {"measured": 14, "checked": 2, "xfailed": 7, "unsupported": 1}
+    # A wrong kernel is a result of the session, as for tasks.
+    assert done.code == pytest.ExitCode.OK
 
 
 def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions, Finished, Path]) -> None:

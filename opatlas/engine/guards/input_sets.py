@@ -70,25 +70,33 @@ class InputSets:
         make: Callable[[int], Sequence[Any]],
         seeds: Sequence[int],
         weights: Mapping[str, torch.Tensor] | None = None,
+        *,
+        scales: bool = False,
+        margins: bool = True,
     ) -> None:
         """
         Args:
             make: returns the arguments for a seed, on the device.
             seeds: a seed for each set.
             weights: the candidate's parameters by name. They change with the set; the first set has their values.
+            scales: whether a variant changes all elements of a tensor by one factor, which keeps a matrix positive
+                definite and boundaries in their order, in place of some elements.
+            margins: whether tensors lie between margins, and so not at the beginning of their storage.
         """
         self._live_weights = dict(weights or {})
         originals = {name: tensor.detach().clone() for name, tensor in self._live_weights.items()}
+        self._place = _with_margins if margins else _copied
+        self._share = 1.0 if scales else _SHARE
         self._sets = []
         for number, seed in enumerate(seeds):
             leaves, structure = tree_flatten(list(make(seed)))
             own = originals
             if number:
                 own = {
-                    name: _varied(each, seed + place) if _may_vary(each) else each
+                    name: self._varied(each, seed + place) if _may_vary(each, scales) else each
                     for place, (name, each) in enumerate(originals.items())
                 }
-            variable = frozenset(place for place, leaf in enumerate(leaves) if _may_vary(leaf))
+            variable = frozenset(place for place, leaf in enumerate(leaves) if _may_vary(leaf, scales))
             self._sets.append(_Set(leaves, structure, variable, own))
         self._live: list[Any] = []
         self.variant = Variant(0)
@@ -106,9 +114,9 @@ class InputSets:
             if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor) and _alike(live, value):
                 _assign(live, value)
             else:
-                self._live[place] = _with_margins(value)
+                self._live[place] = self._place(value)
             if variant.seed is not None and place in chosen.variable:
-                _vary(self._live[place], variant.seed + place)
+                vary(self._live[place], variant.seed + place, self._share)
         for name, weight in chosen.weights.items():
             _assign(self._live_weights[name], weight)
         self.arguments = tree_unflatten(self._live, chosen.structure)
@@ -117,7 +125,7 @@ class InputSets:
         """Puts the arguments at new addresses, with the values that they have."""
         former = self._live
         # The former tensors live until the new ones exist, so that no address is the same.
-        self._live = [_with_margins(value) for value in self._sets[self.variant.base].leaves]
+        self._live = [self._place(value) for value in self._sets[self.variant.base].leaves]
         self.write(self.variant)
         del former
 
@@ -132,10 +140,15 @@ class InputSets:
         leaves = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in chosen.leaves]
         for place, leaf in enumerate(leaves):
             if variant.seed is not None and place in chosen.variable:
-                _vary(leaf, variant.seed + place)
+                vary(leaf, variant.seed + place, self._share)
         arguments = tree_unflatten(leaves, chosen.structure)
         weights = self._sets[variant.base if weights_of is None else weights_of].weights
         return arguments, {name: weight.clone() for name, weight in weights.items()}
+
+    def _varied(self, tensor: torch.Tensor, seed: int) -> torch.Tensor:
+        copy = tensor.clone()
+        vary(copy, seed, self._share)
+        return copy
 
     @property
     def has_weights(self) -> bool:
@@ -158,7 +171,7 @@ class InputSets:
                 continue
             number += 1
             is_varied = variant.seed is not None and place in chosen.variable
-            written = _varied(value, (variant.seed or 0) + place) if is_varied else value
+            written = self._varied(value, (variant.seed or 0) + place) if is_varied else value
             if not same_bits(own, written):
                 numbers.add(number)
         return numbers
@@ -202,27 +215,26 @@ def _assign(live: torch.Tensor, value: torch.Tensor) -> None:
         live.data.copy_(value)
 
 
-def _varied(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    copy = tensor.clone()
-    _vary(copy, seed)
-    return copy
+def _may_vary(leaf: Any, scales: bool) -> bool:
+    """Returns whether a variant may change a leaf: no integers, which may be indices.
 
-
-def _may_vary(leaf: Any) -> bool:
-    """Returns whether a variant may change a leaf: no integers, which may be indices, and no symmetric matrices."""
+    A change of some elements, in place of all of them, leaves symmetric matrices out.
+    """
     if not isinstance(leaf, torch.Tensor) or not _is_dense(leaf) or not leaf.is_floating_point() or not leaf.numel():
         return False
     if _span(leaf) != leaf.numel():
         return False
-    return not (leaf.dim() == 2 and leaf.shape[0] == leaf.shape[1] > 1 and torch.equal(leaf, leaf.T))
+    return scales or not (leaf.dim() == 2 and leaf.shape[0] == leaf.shape[1] > 1 and torch.equal(leaf, leaf.T))
 
 
-def _vary(tensor: torch.Tensor, seed: int) -> None:
-    """Multiplies one percent of the elements, at random places, by one factor. Does not wait for the device."""
+def vary(tensor: torch.Tensor, seed: int, share: float = 1.0) -> None:
+    """Multiplies a share of the elements, at random places, by one factor from a seed. Does not wait for the device."""
     data = _memory(tensor.data)
-    generator = torch.Generator(device=data.device).manual_seed(seed)
-    count = max(1, int(data.numel() * _SHARE))
-    places = torch.randint(data.numel(), (count,), generator=generator, device=data.device)
+    places: Any = slice(None)
+    if share < 1:
+        generator = torch.Generator(device=data.device).manual_seed(seed)
+        count = max(1, int(data.numel() * share))
+        places = torch.randint(data.numel(), (count,), generator=generator, device=data.device)
     low, high = _FACTORS
     factor = low + (high - low) * (seed * 0x9E3779B1 % 0x10000 / 0x10000)
     # torch has no arithmetic of FP8. A place that occurs twice gets the same value twice.
@@ -231,6 +243,10 @@ def _vary(tensor: torch.Tensor, seed: int) -> None:
         data.view(torch.uint8)[places] = changed.to(data.dtype).view(torch.uint8)
     else:
         data[places] = changed
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _with_margins(value: Any) -> Any:

@@ -5,6 +5,7 @@ The reference is computed after the last call of the candidate, so that its proc
 
 from __future__ import annotations
 
+import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -26,6 +29,7 @@ from opatlas.devices.cpu import bounded_memory
 from opatlas.devices.device import Device
 from opatlas.engine.device_errors import error_text
 from opatlas.engine.group import Group
+from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.process_log import logged, tail
@@ -33,8 +37,10 @@ from opatlas.engine.guards.results import FlatResults
 from opatlas.engine.guards.trial import CandidateTrial, Reference
 from opatlas.engine.guards.verdict import Compared
 from opatlas.engine.job import Job, RowOutcome
+from opatlas.engine.kernel_call import load_kernel
 from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
+from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.model.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.model.location import public_version
@@ -71,7 +77,7 @@ class JudgedReplay(ABC):
         #: The file of what is called.
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
-        self._start = self._set_up_s = 0.0
+        self._start = self._set_up_s = self._warm_until = 0.0
         self._sampling = Sampling(
             job.kernel_type, job.cells, device, instrument, settings, group, is_library=job.source is not None
         )
@@ -128,7 +134,31 @@ class JudgedReplay(ABC):
         if self._job.log:
             Path(self._job.phase_file).write_text(phase.value, encoding="utf-8")
 
-    def _call(
+    def _load(self, torch_function: Callable[..., Any]) -> Callable[..., Any]:
+        """Imports the candidate. Raises what its file raises, and Unsupported."""
+        source = self._job.source
+        assert source is not None
+        if b"cpp_extension" in Path(source.path).read_bytes():
+            # Harnesses that candidates were made for have imported this module, which `import torch` leaves out.
+            import torch.utils.cpp_extension  # noqa: F401
+        try:
+            return load_kernel(source, torch_function)
+        except Unsupported:
+            raise
+        except ReplayError as error:
+            # The cause is the candidate's own error; the others are about files that were changed.
+            raise (error.__cause__ or error) from None
+
+    def _first_call(self, trial: CandidateTrial, guard: ProcessGuard | None) -> FlatResults:
+        """Calls the candidate for the first time, where it compiles. Returns its results."""
+        self._step(Phase.FIRST_CALL)
+        self._warm_until = monotonic() + _WARM_UP_S
+        results = trial.first_call()
+        self._set_up_s = perf_counter() - self._start
+        examine(guard, "its first call")
+        return results
+
+    def _take(
         self,
         trial: CandidateTrial,
         guard: ProcessGuard | None,
@@ -136,20 +166,15 @@ class JudgedReplay(ABC):
         compare: Callable[[FlatResults, FlatResults], Compared],
         model: Reference,
     ) -> Samples:
-        """Calls the candidate: the first time, with all inputs, timed. Then compares its results.
+        """Calls the candidate with all inputs, and takes samples. Then compares its results.
 
         Args:
             reference, compare, model: as in `CandidateTrial.verify`.
         """
-        self._step(Phase.FIRST_CALL)
-        warm_until = monotonic() + _WARM_UP_S
-        trial.first_call()
-        self._set_up_s = perf_counter() - self._start
-        examine(guard, "its first call")
         self._step(Phase.LATER_CALL)
         trial.examine()
         examine(guard, "its calls")
-        self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=warm_until)
+        self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=self._warm_until)
         samples, failed = self._sample(trial)
         examine(guard, "its timed calls")
         if guard is not None:
@@ -216,6 +241,9 @@ class JudgedReplay(ABC):
         notes = [*self._notes, *(guard.notes if guard is not None else ()), *trial.notes, *share_notes(share)]
         if self._device.torch_device.type != "cpu":
             notes += drift_notes(samples.durations_us)
+        loaded = _loaded_module(source) if source is not None else None
+        if loaded is not None and falls_back(loaded, trial.launch):
+            notes.append("falls back to torch without its kernels")
         elements = sum(each.elements for each in self._compared)
         checked = Checked(elements, elements, max((each.error for each in self._compared), default=None))
         outcome = self._sampling.outcome(
@@ -273,6 +301,13 @@ def examine(guard: ProcessGuard | None, step: str) -> None:
     """Examines the process after a step of a candidate; nothing for None."""
     if guard is not None:
         guard.examine(step)
+
+
+def _loaded_module(source: KernelSource) -> ModuleType | None:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == source.path:
+            return module
+    return None
 
 
 def _without_type(text: str) -> str:

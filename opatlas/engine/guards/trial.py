@@ -65,6 +65,8 @@ class CandidateTrial:
         *,
         synchronize: Callable[[], None] = lambda: None,
         threads: ThreadWatch | None = None,
+        bind: Callable[..., object] | None = None,
+        results_of: Callable[[Any], Any] | None = None,
         generator: random.Random | None = None,
     ) -> None:
         """
@@ -74,6 +76,8 @@ class CandidateTrial:
             device: the device of the inputs and of the results.
             synchronize: waits until all launched work has ended.
             threads: the threads of the process before the candidate was imported.
+            bind: called with the arguments before each call of the candidate; this is not timed.
+            results_of: returns the results of a call from what the candidate returned; None: these are the results.
             generator: draws the order of calls; None: one that a candidate cannot foresee.
         """
         self.notes: list[str] = []
@@ -83,6 +87,8 @@ class CandidateTrial:
         self._device = device
         self._synchronize = synchronize
         self._threads = threads
+        self._bind = bind
+        self._results_of = results_of
         # A candidate cannot draw the numbers of the system.
         self._random = generator or random.SystemRandom()
         bases = [Variant(number) for number in range(len(inputs))]
@@ -198,12 +204,18 @@ class CandidateTrial:
         self._set(variant)
         self.launch()
         self._synchronize()
-        return plain_results(self._latest)
+        return self._latest_results()
 
     def _set(self, variant: Variant) -> None:
         self._inputs.write(variant)
         self._arguments = self._inputs.arguments
+        if self._bind is not None:
+            self._bind(*self._arguments)
         torch.manual_seed(CALL_SEED)
+
+    def _latest_results(self) -> FlatResults:
+        latest = self._latest
+        return plain_results(latest if self._results_of is None else self._results_of(latest))
 
     def _call_poisoned(self, variant: Variant) -> None:
         """Calls the candidate while its allocations hold NaN. Raises CandidateRejected if the results are others."""
@@ -236,7 +248,7 @@ class CandidateTrial:
             return
         self._is_pending = False
         variant = self._inputs.variant
-        results = plain_results(self._latest)
+        results = self._latest_results()
         if variant in self._known:
             self._samples.append(same_results(results, self._known[variant]))
         else:
@@ -300,7 +312,7 @@ class CandidateTrial:
         if not others:
             return
         if all(_round_alike(expected[first], expected[other], self._known[first]) for other in others):
-            self.notes.append("the task has the same result for all inputs: a constant passes")
+            self.notes.append("all inputs have the same result: a constant passes")
         elif all(have_equal_bits(self._known[first], self._known[other]) for other in others):
             raise CandidateRejected(
                 ErrorClass.HACK, "constant", "the candidate returns the same result for all inputs: compute it"
@@ -351,9 +363,10 @@ def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> boo
         if first.shape != second.shape:
             return False
         # torch cannot compare FP8.
-        differing = (first.to(result.dtype).to(first.dtype) != second.to(result.dtype).to(second.dtype)).sum()
+        one_rounded, other_rounded = (each.to(result.dtype).to(each.dtype) for each in (first, second))
+        differs = (one_rounded != other_rounded) & ~(one_rounded.isnan() & other_rounded.isnan())
         # A kernel may round an element the other way.
-        if int(differing) > max(0, min(8, result.numel() // 8)):
+        if int(differs.sum()) > max(0, min(8, result.numel() // 8)):
             return False
     return True
 

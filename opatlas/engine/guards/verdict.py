@@ -1,4 +1,4 @@
-"""Compares the results of a candidate with those of the task's Model: both verdicts, and the class of a mismatch."""
+"""Compares the results of a candidate with those of a reference: both verdicts, and the class of a mismatch."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def interface_problem(
 
     Args:
         results: of the candidate.
-        expected: of Model, in the dtypes of the task.
+        expected: of the reference, in the dtypes of the row.
         device: where the results must be.
         checks_dtypes: whether the dtypes must agree.
     """
     if len(results) != len(expected):
-        return "count", f"{len(results)} results, and Model returns {len(expected)}"
+        return "count", f"{len(results)} results, not {len(expected)}"
     for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         what = f"result {number}" if len(results) > 1 else "the result"
         if result is None and wanted is not None:
@@ -84,7 +84,7 @@ def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: floa
 
     Args:
         results: of the candidate.
-        expected: of Model in float64, or in the task's own dtypes.
+        expected: of the reference in float64, or in the dtypes of the row.
         limit: the number of tolerances that an element may be off.
     """
     worst, difference, elements = 0.0, 0.0, 0

@@ -6,7 +6,6 @@ The reference is computed after the last call of the candidate, so that its proc
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from opatlas.candidates.judgement import ErrorClass
 from opatlas.candidates.rejection import CandidateRejected
 from opatlas.devices.device import Device
 from opatlas.engine.group import Group
-from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets, Variant
 from opatlas.engine.guards.judged_replay import JudgedReplay, ReferenceFailed, examine
 from opatlas.engine.guards.process_guard import ProcessGuard
@@ -28,13 +26,11 @@ from opatlas.engine.guards.results import FlatResults
 from opatlas.engine.guards.trial import CandidateTrial
 from opatlas.engine.guards.verdict import Compared, compare_results, interface_problem
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.kernel_call import load_kernel
 from opatlas.engine.tasks.inputs import as_arrays, as_tensors, make_inputs, needed_bytes, set_seeds
 from opatlas.engine.tasks.modules import load_task
 from opatlas.engine.tasks.reference import Reference
-from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.model.errors import MissingPrecondition, ReplayError, Unsupported
+from opatlas.model.errors import MissingPrecondition, Unsupported
 from opatlas.model.schema import TASK_INPUTS
 from opatlas.tasks.task import Task, TaskKind
 from opatlas.text import exception_line
@@ -98,7 +94,7 @@ class TaskReplay(JudgedReplay):
         guard = ProcessGuard(device, own_files) if source is not None else None
         reference = Reference(module, row.task, self._seed, device, self._notes)
         self._step(Phase.IMPORT)
-        function = self._import(source, reference)
+        function = reference.make if source is None else self._load(reference.make if source.wraps else _nothing)
         examine(guard, "its import")
         self._step(Phase.CONSTRUCTION)
         candidate, weights = self._construct(function, reference)
@@ -111,32 +107,15 @@ class TaskReplay(JudgedReplay):
             synchronize=self._device.synchronize,
             threads=guard.threads if guard is not None else None,
         )
-        samples = self._call(trial, guard, reference, self._compare(reference), reference.run_natively)
+        self._first_call(trial, guard)
+        samples = self._take(trial, guard, reference, self._compare(reference), reference.run_natively)
 
         def own_call() -> Callable[[], object] | None:
             model, (arguments, _) = reference.make(), inputs.values(Variant(0))
             return (lambda: model(*arguments)) if isinstance(model, torch.nn.Module) else None
 
         self._expect_possible(samples, inputs, own_call)
-        loaded = _module_of(source) if source is not None else None
-        if loaded is not None and falls_back(loaded, trial.launch):
-            self._notes.append("falls back to torch without its kernels")
         return self._measured(samples, trial, guard)
-
-    def _import(self, source: KernelSource | None, reference: Reference) -> Callable[..., Any]:
-        """Returns the class or function of the candidate, or the task's Model."""
-        if source is None:
-            return reference.make
-        if b"cpp_extension" in Path(source.path).read_bytes():
-            # Harnesses that candidates were made for have imported this module, which `import torch` leaves out.
-            import torch.utils.cpp_extension  # noqa: F401
-        try:
-            return load_kernel(source, reference.make() if source.wraps else _nothing)
-        except Unsupported:
-            raise
-        except ReplayError as error:
-            # The cause is the candidate's own error; the others are about files that were changed.
-            raise (error.__cause__ or error) from None
 
     def _construct(
         self, function: Callable[..., Any], reference: Reference
@@ -220,10 +199,3 @@ def _with_init_inputs(function: Callable[..., Any], reference: Reference) -> Cal
         return function(*arguments, *positional[: max(0, required - len(arguments))])
 
     return call
-
-
-def _module_of(source: KernelSource) -> ModuleType | None:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == source.path:
-            return module
-    return None
