@@ -21,6 +21,7 @@ from opatlas.capture.manifest import manifest_path
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, RUNTIME_PREFIX
+from opatlas.model.signature import column_cells
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.text import count_lines, parse_whole, pluralize, shorten, suggest, unknown_dtype_lines, wrap
@@ -329,7 +330,7 @@ def captured_time_us(frame: pd.DataFrame) -> float | None:
     """
     if PROFILING_AVERAGE not in frame.columns:
         return 0.0
-    counts = frame[PROFILING_SAMPLES] if PROFILING_SAMPLES in frame.columns else [""] * len(frame)
+    counts = column_cells(frame, PROFILING_SAMPLES)
     total = 0.0
     for cell, count in zip(frame[PROFILING_AVERAGE], counts, strict=True):
         average_us = valid_duration(cell)

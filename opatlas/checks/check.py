@@ -35,7 +35,7 @@ from opatlas.model.schema import (
     STAND_IN,
     TOPOLOGY_TIER,
 )
-from opatlas.model.signature import signatures
+from opatlas.model.signature import column_cells, signatures
 from opatlas.model.slots import strip_quotes
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
@@ -115,7 +115,7 @@ class CheckedTable:
 
     def cells(self, column: str) -> list[str]:
         """Returns the cells of a column; empty cells if the file lacks the column."""
-        return self.frame[column].tolist() if column in self.frame.columns else [""] * len(self)
+        return column_cells(self.frame, column)
 
     def numbers(self, column: str) -> Floats:
         """Returns the numbers of a column; NaN for a cell that is not a number, and if the file lacks the column."""

@@ -13,7 +13,6 @@ from opatlas.checks.check import CheckedTable
 from opatlas.combine.provenance import run_origins
 from opatlas.compare.databases import with_implementations
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import COLLECTIVES
 from opatlas.model.location import parse_path, shipped_note
 from opatlas.model.quality import Quality, is_noisy
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT, POOLED_MACHINES, QUALITY, STATUS, Status
@@ -101,8 +100,7 @@ def read_overview(database: Database) -> Overview:
     """Returns the contents of a database; a file that cannot be read becomes a problem."""
     problems: list[str] = []
     tables = []
-    messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
-    for kernel_type in (*database.kernel_types(), *messages):
+    for kernel_type in database.kernel_types_and_messages():
         try:
             path = database.csv_path(kernel_type)
             tables.append(_table_overview(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))

@@ -23,7 +23,7 @@ from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import RowName
 from opatlas.model.schema import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
-from opatlas.model.signature import signatures
+from opatlas.model.signature import column_cells, signatures
 from opatlas.model.slots import unknown_dtypes
 from opatlas.store import history
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
@@ -117,7 +117,7 @@ def save_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.Da
     rows = pd.concat([frame for frame in not_taken if len(frame)] or [pd.DataFrame()], ignore_index=True).fillna("")
     if rows.empty:
         return
-    run_ids = rows[RUN_ID].tolist() if RUN_ID in rows.columns else [""] * len(rows)
+    run_ids = column_cells(rows, RUN_ID)
     lost = [
         position
         for position, signature in enumerate(signatures(kernel_type, rows))

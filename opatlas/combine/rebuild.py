@@ -15,7 +15,7 @@ from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import RUN_ID
-from opatlas.model.signature import signatures
+from opatlas.model.signature import column_cells, signatures
 from opatlas.store import history
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
@@ -87,9 +87,8 @@ class _RebuiltTable:
         self._pruned_signatures = excluded
         self._added: set[int] = set()
         kernel_type, frame = table.kernel_type, table.frame
-        run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
-        own_duration = duration_columns(kernel_type)[0]
-        self._durations = frame[own_duration].tolist() if own_duration in frame.columns else [""] * len(frame)
+        run_ids = column_cells(frame, RUN_ID)
+        self._durations = column_cells(frame, duration_columns(kernel_type)[0])
         known = []
         for position, (run_id, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True)):
             row = RowName(kernel_type, signature)
@@ -157,10 +156,9 @@ def _open_table(
 def _pruned_signatures(database: Database, kernel_type: str) -> frozenset[str]:
     """Returns the signatures of the pruned rows that have a duration. Raises OpAtlasError."""
     path = pruned_path(database, kernel_type)
-    own_duration = duration_columns(kernel_type)[0]
     if not path.exists():
         return frozenset()
     frame = read_frame(path, kernel_type)
-    if own_duration not in frame.columns:
-        return frozenset()
-    return frozenset(signatures(kernel_type, frame[frame[own_duration].map(valid_duration).notna()]))
+    durations = map(valid_duration, column_cells(frame, duration_columns(kernel_type)[0]))
+    pruned = zip(signatures(kernel_type, frame), durations, strict=True)
+    return frozenset(signature for signature, duration in pruned if duration is not None)

@@ -37,7 +37,7 @@ from opatlas.model.schema import (
     STATUS_REASON,
     Status,
 )
-from opatlas.model.signature import signatures
+from opatlas.model.signature import column_cells, signatures
 from opatlas.store.cells import duration_columns, measured_cells
 from opatlas.store.database import Database
 from opatlas.text import parse_real, parse_whole
@@ -193,8 +193,7 @@ _CAPTURE_COLUMNS = (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD, PROFILIN
 
 def _rows(frame: pd.DataFrame, columns: Iterable[str]) -> Iterator[tuple[str, ...]]:
     """Yields the cells of some columns, row by row; "" for a column that is missing."""
-    cells = [frame[name].tolist() if name in frame.columns else [""] * len(frame) for name in columns]
-    yield from zip(*cells, strict=True)
+    yield from zip(*(column_cells(frame, name) for name in columns), strict=True)
 
 
 def _replayed(

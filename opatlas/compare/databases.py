@@ -12,7 +12,6 @@ from opatlas.compare.calls import ComparedCall, read_calls
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import default_name
-from opatlas.model.communication import COLLECTIVES
 from opatlas.model.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.model.versions import version_key
 from opatlas.report.plots.timed_rows import database_device, expect_tables
@@ -37,9 +36,7 @@ class Replays:
 
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that have a CSV."""
-        database = Database(self.path)
-        messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
-        return [*database.kernel_types(), *messages]
+        return Database(self.path).kernel_types_and_messages()
 
     def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
         """Returns the rows of a kernel type by signature. Raises OpAtlasError."""

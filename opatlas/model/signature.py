@@ -63,16 +63,17 @@ def signature(kernel_type: str, row: Mapping[str, str]) -> str:
 
 def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
     """Returns the signature of each row of a table of text cells."""
-
-    def cells(column: str) -> Sequence[str]:
-        return frame[column].tolist() if column in frame.columns else [""] * len(frame)
-
     if is_communication(kernel_type):
-        rows = zip(*map(cells, MESSAGE), strict=True)
+        rows = zip(*(column_cells(frame, name) for name in MESSAGE), strict=True)
         return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
-    slots = [cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
-    extra = [cells(column) for column in _extra_columns(kernel_type, frame.columns)]
-    return [_build(kernel_type, row[:6], row[6:]) for row in zip(*slots, *extra, strict=True)]
+    columns = (*INPUT_SLOTS, *OUTPUT_SLOTS, *_extra_columns(kernel_type, frame.columns))
+    rows = zip(*(column_cells(frame, name) for name in columns), strict=True)
+    return [_build(kernel_type, row[:6], row[6:]) for row in rows]
+
+
+def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
+    """Returns the cells of a column of a table of text cells; empty cells if there is no such column."""
+    return frame[name].tolist() if name in frame.columns else [""] * len(frame)
 
 
 def digest(kernel_type: str, signature: str) -> str:

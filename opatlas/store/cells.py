@@ -49,6 +49,7 @@ from opatlas.model.schema import (
     Status,
     insert_columns,
 )
+from opatlas.model.signature import column_cells
 from opatlas.model.slots import EMPTY_SHAPE
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
@@ -223,8 +224,7 @@ class TableEdit:
         """Returns the cells of a column, to be read or changed in place; empty cells if there is no such column."""
         cells = self._taken.get(name)
         if cells is None:
-            there = name in self._frame.columns
-            cells = self._frame[name].tolist() if there else [""] * len(self._frame)
+            cells = column_cells(self._frame, name)
             cells += [row.get(name, "") for row in self._appended]
             self._taken[name] = cells
         return cells

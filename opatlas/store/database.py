@@ -22,6 +22,7 @@ from opatlas.files import (
     safe_folder,
     safe_lock,
 )
+from opatlas.model.communication import COLLECTIVES
 from opatlas.model.location import IMPLEMENTATIONS
 from opatlas.model.record import SessionHolder
 from opatlas.model.schema import is_file_name
@@ -87,6 +88,11 @@ class Database:
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that have a file, sorted, without collectives (`hcom_*`) and hidden files."""
         return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
+
+    def kernel_types_and_messages(self) -> list[str]:
+        """Returns the kernel types that have a file, then the collectives that have one."""
+        messages = [each.kernel_type for each in COLLECTIVES if self.csv_path(each.kernel_type).is_file()]
+        return [*self.kernel_types(), *messages]
 
     def csv_path(self, kernel_type: str) -> Path:
         """Returns the path of a kernel type's CSV.

@@ -19,11 +19,10 @@ import pandas as pd
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely
-from opatlas.model.communication import COLLECTIVES
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName, is_run_id
 from opatlas.model.schema import POOLED, RUN_ID
-from opatlas.model.signature import signature, signatures
+from opatlas.model.signature import column_cells, signature, signatures
 from opatlas.store import journal
 from opatlas.store.cells import duration_columns, is_measured_column
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame
@@ -301,8 +300,7 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
     lookup = EditedLookup(database)
     if not lookup:
         return found
-    messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
-    for kernel_type in (*database.kernel_types(), *messages):
+    for kernel_type in database.kernel_types_and_messages():
         try:
             table = database.read(kernel_type)
         except TableError:
@@ -332,7 +330,7 @@ def _complete_histories(database: Database) -> set[str]:
 def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str) -> None:
     kernel_type, frame = table.kernel_type, table.frame
     own_duration = duration_columns(kernel_type)[0]
-    durations = frame[own_duration].tolist() if own_duration in frame.columns else [""] * len(frame)
+    durations = column_cells(frame, own_duration)
     held = [position for position in edited if valid_duration(durations[position]) is not None]
     if held:
         save_edited(database, run_id, kernel_type, frame.iloc[held])

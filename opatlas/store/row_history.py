@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import COLLECTIVES
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import (
@@ -89,8 +88,7 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
             run = _run_from_cells(row.kernel_type, cells, "replaced")
             if not any(_is_same(run, other) for other in runs.get(row, ())):
                 runs.setdefault(row, []).append(run)
-    messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
-    for kernel_type in (*database.kernel_types(), *messages):
+    for kernel_type in database.kernel_types_and_messages():
         for row, cells in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
             of_row = runs.setdefault(row, [])
             now = replace(_run_from_cells(kernel_type, cells, "csv"), current=True)

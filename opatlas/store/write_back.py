@@ -21,7 +21,7 @@ from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import RUN_ID, STATUS_REASON
-from opatlas.model.signature import signatures
+from opatlas.model.signature import column_cells, signatures
 from opatlas.store import history, journal
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database, Table
@@ -140,11 +140,8 @@ def _merge_table(
 def _keep_replaced(database: Database, histories: Histories, table: Table, updated: Mapping[int, Record]) -> None:
     """Saves the rows whose durations are replaced and are in no history, by the run that replaces them."""
     frame, kernel_type = table.frame, table.kernel_type
-    own_duration = duration_columns(kernel_type)[0]
-    if own_duration not in frame.columns:
-        return
-    durations = frame[own_duration].tolist()
-    run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
+    durations = column_cells(frame, duration_columns(kernel_type)[0])
+    run_ids = column_cells(frame, RUN_ID)
     lost: dict[str, list[int]] = {}
     for position, record in updated.items():
         is_new = position >= len(frame)

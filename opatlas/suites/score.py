@@ -8,11 +8,9 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
-
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
-from opatlas.model.signature import signatures
+from opatlas.model.signature import column_cells, signatures
 from opatlas.store.database import Database
 from opatlas.suites.overload import is_folder, overload_of
 from opatlas.text import parse_whole, pluralize
@@ -168,7 +166,9 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
         torchs = _durations(name, baseline)
         cases = []
         for row_signature, status, duration, count in zip(
-            signatures(name, frame), *(_column(frame, each) for each in (STATUS, AVERAGE, TRACE_COUNT)), strict=True
+            signatures(name, frame),
+            *(column_cells(frame, each) for each in (STATUS, AVERAGE, TRACE_COUNT)),
+            strict=True,
         ):
             found = Status.from_cell(status)
             statuses[str(found) if found is not None else "not run"] += 1
@@ -192,12 +192,8 @@ def _durations(kernel_type: str, database: Database | None) -> dict[str, float]:
     if database is None or not database.csv_path(kernel_type).exists():
         return {}
     frame = database.read(kernel_type).frame
-    found = zip(signatures(kernel_type, frame), map(valid_duration, _column(frame, AVERAGE)), strict=True)
+    found = zip(signatures(kernel_type, frame), map(valid_duration, column_cells(frame, AVERAGE)), strict=True)
     return {row_signature: duration for row_signature, duration in found if duration is not None}
-
-
-def _column(frame: pd.DataFrame, name: str) -> list[str]:
-    return frame[name].tolist() if name in frame.columns else [""] * len(frame)
 
 
 def _geometric_mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:

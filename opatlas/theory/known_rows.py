@@ -15,6 +15,7 @@ from operator import itemgetter
 from opatlas.errors import TableError
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.model.signature import column_cells
 from opatlas.model.slots import known_dtype, slot_words
 from opatlas.store.database import Table
 from opatlas.text import parse_whole
@@ -131,7 +132,7 @@ def read_rows(table: Table) -> Iterator[KnownRow]:
     """Yields the rows of a table. Raises TableError with the line of a dimension that is not a whole number."""
     frame = table.frame
     names = (*BASE, PROFILING_AVERAGE)
-    columns = [frame[name].tolist() if name in frame.columns else [""] * len(frame) for name in names]
+    columns = [column_cells(frame, name) for name in names]
     for position, (op_state, core, *cells, duration) in enumerate(zip(*columns, strict=True)):
         words = []
         for first, column in ((0, INPUT_SHAPES), (3, OUTPUT_SHAPES)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from opatlas.capture.cases import read_ingests
@@ -24,6 +25,7 @@ from opatlas.model.schema import (
     RUN_ID,
     STAND_IN,
 )
+from opatlas.model.signature import column_cells
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
@@ -186,10 +188,7 @@ def _read_rows(
     """Yields the timed rows of a kernel type. Raises OpAtlasError."""
     table = database.read(kernel_type)
     frame, unread, example = table.frame, 0, ""
-
-    def column(name: str) -> Sequence[str]:
-        return frame[name].tolist() if name in frame.columns else [""] * len(frame)
-
+    column = partial(column_cells, frame)
     slots_and_durations = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE))
     of_replay = zip(*map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, MICROBENCH_STD, STAND_IN)), strict=True)
     for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, (
