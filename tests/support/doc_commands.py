@@ -35,7 +35,9 @@ PAGES = [
 #: How the fence of a block says that its lines are commands; nothing said, its first line tells.
 SHELL = ("sh", "bash", "shell", "console")
 #: Every shell has them; a line may use them beside a program.
-TOOLS = ("cat", "cd", "column", "cp", "cut", "echo", "env", "export", "grep", "head", "ls", "mkdir", "tail", "wc")
+TOOLS = (
+    *("cat", "cd", "column", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "tail", "wc"),
+)
 #: Programs of others, which no test here can say anything of.
 FOREIGN = (
     *(".", "apt-get", "conda", "curl", "docker", "git", "less", "msprof", "mypy", "npu-smi", "nvidia-smi", "rsync"),
@@ -111,6 +113,8 @@ def blocks_of(page: Path) -> list[Block]:
                 (first + i, line.removeprefix("$ ")) for i, line in enumerate(lines) if typed[i] or not any(typed)
             ]
             commands = list(_of_lines(name, numbered))
+        elif language == "groovy":
+            commands = list(_of_lines(name, list(_of_jenkinsfile(first, lines))))
         else:
             continue
         if commands:
@@ -241,7 +245,23 @@ def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
             (first + next(i for i, each in enumerate(shown) if line.strip() in each), line)
             for line in script.splitlines()
         ]
-        yield from _of_lines(page, lines, runner)
+        for command in _of_lines(page, lines, runner):
+            yield replace(command, words=tuple(map(_of_first_runner, command.words)))
+
+
+def _of_first_runner(word: str) -> str:
+    """A word with the values that GitLab gives the variables of `parallel: 4` in the first job."""
+    return word.replace("$CI_NODE_INDEX", "1").replace("$CI_NODE_TOTAL", "4")
+
+
+def _of_jenkinsfile(first: int, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The lines of the scripts between triple quotes, and their numbers."""
+    within = False
+    for number, line in enumerate(lines, start=first):
+        if "'''" in line:
+            within = not within
+        elif within:
+            yield number, line
 
 
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
