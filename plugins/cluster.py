@@ -22,13 +22,15 @@ def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
         own: the devices that a conftest.py gives each host; empty: devices are looked for.
 
     Raises:
-        OpAtlasError: there is no cluster, or it has no device that fits.
+        OpAtlasError: there is no cluster, it has no device that fits, or its devices differ.
     """
     if _CLUSTER not in config.stash:
         # Sessions without a cluster import nothing of it.
         from opatlas.isolation.ray_cluster import RayCluster
 
-        cluster = config.stash[_CLUSTER] = RayCluster(config.option.ray, config.option.device, own)
+        cluster = config.stash[_CLUSTER] = RayCluster(
+            config.option.ray, config.option.device, own, mixed=config.option.mixed
+        )
         config.add_cleanup(cluster.close)
     return config.stash[_CLUSTER]
 

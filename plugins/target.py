@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,7 +145,7 @@ def targets_of(
     lines += dict.fromkeys(note for each in usable for note in each.notes)
     if not usable:
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
-    origin = origin_of(option, devices, workload)
+    origin = origin_of(config, devices, workload)
     base, note = database_of(config, devices, workload)
     base = absolute_path(base)
     targets = []
@@ -212,9 +211,9 @@ def given_versions(versions: Versions) -> Mapping[Component, str]:
     return {component: version for component, version in by_component.items() if version}
 
 
-def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], workload: Workload) -> MeasurementOrigin:
+def origin_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload) -> MeasurementOrigin:
     """Returns what the durations of a session are measured on, with the versions that name a database."""
-    device = devices[0]
+    option, device = config.option, devices[0]
     if option.prof_path is not None:
         # The profiled software is not the software of this machine, and may be unknown.
         return MeasurementOrigin(device.name, device.kind, named_versions(option.versions))
@@ -222,11 +221,12 @@ def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], workloa
     naming = workload.naming(device.kind)
     # The installed software measures, by whatever version of the same release the user calls it.
     versions = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
+    cores = available_cores() if option.ray is None else cluster_of(config, devices).cores
     return MeasurementOrigin(
         device.name,
         device.kind,
         {name: public_version(version) for name, version in versions.items() if version},
-        threads=available_cores() if device.kind == "cpu" and workload.has_threads else None,
+        threads=cores if device.kind == "cpu" and workload.has_threads else None,
         # The hosts of a cluster are told with its devices.
         host=platform.node() if option.ray is None else "",
     )

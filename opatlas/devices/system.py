@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+#: What /proc/cpuinfo says of a model of CPUs, on x86 and on ARM.
+_PROCESSOR = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+
 
 def read_text(path: Path) -> str:
     """Returns the text of a file; "" if the file does not exist or this process may not read it."""
@@ -36,3 +39,10 @@ def _run(executable: str, arguments: Sequence[str], timeout_s: float) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def processor() -> str:
+    """Returns what tells CPUs apart that have one name, such as `cpu family 26, model 2`; "" if unknown."""
+    lines = read_text(Path("/proc/cpuinfo")).split("\n\n")[0].splitlines()
+    values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return ", ".join(f"{name} {values[name]}" for name in _PROCESSOR if name in values)

@@ -18,6 +18,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.devices.discovery import available_devices, driver_version
 from opatlas.devices.nvidia import NvlinkIslands, find_nvlink_islands
+from opatlas.devices.system import processor
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
@@ -46,6 +47,7 @@ class HostFacts:
         software: versions and the digest of the code, by name; "" for what is not installed.
         driver: version of the device's driver; "" if there is none.
         cores: number of the host's cores that a process may use.
+        processor: what tells CPUs apart that have one name, such as `family 26, model 2`; "" if unknown.
         spec: the device; None where the host has none that fits.
         problem: why there is no device; "" if there is one.
     """
@@ -54,6 +56,7 @@ class HostFacts:
     software: dict[str, str]
     driver: str = ""
     cores: int = 1
+    processor: str = ""
     spec: DeviceSpec | None = None
     problem: str = ""
 
@@ -141,7 +144,8 @@ class DeviceActor(HostActor):
             self._spec = self._spec or available_devices(self._device)[0]
         except OpAtlasError as error:
             return HostFacts(self._host, known, problem=str(error))
-        return HostFacts(self._host, known, driver_version(self._spec.kind) or "", available_cores(), self._spec)
+        driver = driver_version(self._spec.kind) or ""
+        return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
 
     def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> NvlinkIslands:
         """Returns the islands of GPUs of this host."""

@@ -105,16 +105,17 @@ class RayCluster:
         notes: hosts and devices that are not used, with the reasons.
     """
 
-    def __init__(self, address: str, device: str | None, own: Sequence[DeviceSpec]) -> None:
+    def __init__(self, address: str, device: str | None, own: Sequence[DeviceSpec], *, mixed: bool) -> None:
         """Joins the cluster, and starts an actor for each device.
 
         Args:
             address: `host:port`, `auto`, or LOCAL for a cluster of this machine that ends with the session.
             device: name or kind of the devices; None: the best kind that the cluster has.
             own: the devices that a conftest.py gives each host; empty: devices are looked for.
+            mixed: whether CPUs may differ.
 
         Raises:
-            OpAtlasError: there is no cluster, or it has no device that fits.
+            OpAtlasError: there is no cluster, it has no device that fits, or its devices differ.
         """
         require_extra("ray", "--ray", "ray")
         _join(address)
@@ -124,6 +125,7 @@ class RayCluster:
             places = _places(device, own)
             self._devices = [RayDevice(place, device) for place in places]
             self._used = self._choose(device)
+            self.notes += differing_cpus([facts for _, facts in self._used], mixed=mixed)
         except BaseException:
             self.close()
             raise
@@ -135,6 +137,12 @@ class RayCluster:
             for index, (_, facts) in enumerate(self._used)
             if facts.spec is not None
         ]
+
+    @property
+    def cores(self) -> int | None:
+        """The number of cores of each host; None where hosts differ."""
+        found = {facts.cores for _, facts in self._used}
+        return found.pop() if len(found) == 1 else None
 
     def devices(self, settings: MeasureSettings) -> list[RayDevice]:
         """Returns the devices that are used."""
@@ -216,6 +224,28 @@ class RayCluster:
         if not used:
             raise OpAtlasError("; ".join(["--ray: the cluster has no device to measure on", *self.notes]))
         return used
+
+
+def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
+    """Returns a note where CPUs that measure rows differ in what their name does not tell: cores, model.
+
+    Raises:
+        OpAtlasError: they differ, and may not be mixed.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for facts in hosts:
+        if facts.spec is not None and facts.spec.kind == "cpu":
+            about = f"{pluralize(facts.cores, 'core')}{f', {facts.processor}' if facts.processor else ''}"
+            found.setdefault(about, {})[facts.host] = None
+    if len(found) < 2:
+        return []
+    told = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
+    if mixed:
+        return [f"--mixed: the CPUs of the cluster differ: {told}"]
+    raise OpAtlasError(
+        f"the CPUs of the cluster differ, so that their durations do not compare: {told}. Leave hosts out of the "
+        f"cluster, or let their durations be mixed (--mixed)"
+    )
 
 
 def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:

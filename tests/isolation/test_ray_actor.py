@@ -1,4 +1,4 @@
-"""What the actor of a device asks of its host, without a cluster."""
+"""What the actor of a device asks of its host, and what the head asks of hosts, without a cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.devices.device import DeviceSpec
+from opatlas.devices.system import processor
 from opatlas.engine.job import Job
+from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource, content_digest
-from opatlas.isolation.ray_actor import other_file
+from opatlas.isolation.ray_actor import HostFacts, other_file
+from opatlas.isolation.ray_cluster import differing_cpus
 from opatlas.tasks.task import read_tasks
 
 TASK = """
@@ -50,3 +54,26 @@ def test_a_host_without_a_file_or_with_another_one_names_it(
 ) -> None:
     spoil(tmp_path / name)
     assert other_file(job) == str(tmp_path / ("task.py" if name == "task.py" else "kernel.py"))
+
+
+def host(name: str, cores: int, model: str, kind: str = "cpu") -> HostFacts:
+    return HostFacts(name, {}, cores=cores, processor=model, spec=DeviceSpec(kind))
+
+
+def test_hosts_with_equal_cpus_measure_together_and_those_of_other_devices_may_differ() -> None:
+    assert differing_cpus([host("a", 8, "model 1"), host("b", 8, "model 1")], mixed=False) == []
+    assert differing_cpus([host("a", 8, "model 1", "cuda"), host("b", 4, "model 2", "cuda")], mixed=False) == []
+
+
+@pytest.mark.parametrize("other", [host("other", 4, "model 1"), host("other", 8, "model 2")], ids=["cores", "model"])
+def test_cpus_that_differ_are_named_and_mixed_only_if_asked(other: HostFacts) -> None:
+    hosts = [host("a", 8, "model 1"), host("b", 8, "model 1"), other]
+    with pytest.raises(OpAtlasError, match=r"a, b with 8 cores.*; other with .*--mixed"):
+        differing_cpus(hosts, mixed=False)
+    (note,) = differing_cpus(hosts, mixed=True)
+    assert "other" in note
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no Linux")
+def test_the_model_of_this_cpu_is_known() -> None:
+    assert any(word in processor() for word in ("model", "CPU part"))
