@@ -21,6 +21,7 @@ from opatlas.files import expect_folder
 from opatlas.model.location import ROOT, list_databases
 from opatlas.model.named_databases import named_folder
 from opatlas.model.quality import NOISE_LIMIT
+from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
 from opatlas.text import align_numbers, pluralize, print_problems, show
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _page(found: Overview) -> Iterable[str]:
     yield found.path
     facts = [
-        ("device", _counts(found.devices, "run") or found.folder or "not known"),
+        ("device", _counts(found.devices, "run") or found.folder or database_device(Path(found.path)) or "not known"),
         ("shipped", found.shipped),
         (
             "runs",

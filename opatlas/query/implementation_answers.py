@@ -13,10 +13,8 @@ import pandas as pd
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.model.communication import is_communication
 from opatlas.model.schema import (
-    CACHE_STATE,
     INPUT_DTYPES,
     INPUT_FORMATS,
-    INSTRUMENT,
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
@@ -107,6 +105,7 @@ class ImplementationAnswers:
         if prediction is None:
             raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
         composed = rows.any_composed
+        cache, instrument = rows.conditions()
         other = "" if is_communication(kernel_type) or rows.has_dtypes(cells) else "no row has these dtypes"
         untold = NOT_TOLD if composed is None else ""
         note = "; ".join(filter(None, (prediction.note, other, note, untold)))
@@ -118,8 +117,8 @@ class ImplementationAnswers:
             rows.label,
             prediction.rows,
             device=rows.device,
-            cache=rows.words(CACHE_STATE),
-            instrument=rows.words(INSTRUMENT),
+            cache=cache,
+            instrument=instrument,
             note=note,
             composed=composed,
         )
@@ -128,6 +127,7 @@ class ImplementationAnswers:
         duration_us = float(rows.duration_us[position])
         one = slice(position, position + 1)
         floors = self._floors(rows)[one]
+        cache, instrument = rows.conditions(position)
         half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], floors)[0])
         return QueryResult(
             duration_us,
@@ -137,8 +137,8 @@ class ImplementationAnswers:
             rows.label,
             (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
             device=rows.device,
-            cache=rows.words(CACHE_STATE, position),
-            instrument=rows.words(INSTRUMENT, position),
+            cache=cache,
+            instrument=instrument,
             machines=rows.machines[position][0],
             quality=rows.quality[position],
             note="" if rows.composed[position] is not None else NOT_TOLD,

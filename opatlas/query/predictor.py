@@ -14,6 +14,7 @@ from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import LEAST_ROWS, Asked, KernelModel
 from opatlas.query.result import How, UsedRow
 from opatlas.query.stored_rows import StoredRows
+from opatlas.text import pluralize
 
 #: The rows that an answer names.
 _NAMED = 8
@@ -165,7 +166,7 @@ class Predictor:
             near = int(np.abs(work - asked).sum(axis=1).argmin())
             us = float(max(duration_us[near] * np.exp((asked - work[near]).max()), duration_us.min()))
             interval = us / _FACTOR_OF_FEW, us * _FACTOR_OF_FEW
-            note = f"from {len(self._features)} rows, which are too few for a model: scaled by bytes and operations"
+            note = f"{pluralize(len(self._features), 'row')}, too few for a model: scaled by bytes and operations"
             found.append(Prediction(us, interval, How.ANALYTIC, self._used([near], [0.0]), note))
         return found
 

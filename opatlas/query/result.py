@@ -77,7 +77,8 @@ class QueryResult:
         rows: the stored rows that the answer comes from, the nearest first.
         device: the device that measured the rows; "" if unknown.
         cache: the cache state of the rows ("cold", "warm"), several with commas; "" if unknown.
-        instrument: the instrument that measured the rows ("cupti"), several with commas; "" if unknown.
+        instrument: the instrument that measured the rows ("cupti"), several with commas; "capture" for a captured
+            duration; "" if unknown.
         machines: the number of machines that measured the row; None unless the row is stored and tells.
         quality: the quality of the row's samples; "" unless the row is stored and its quality is known.
         note: what was assumed, or why the row is not stored; "" if there is nothing to say.

@@ -14,6 +14,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.quality import Quality, is_noisy, valid_duration
 from opatlas.model.row_kind import row_kind
 from opatlas.model.schema import (
+    CACHE_STATE,
     EP_SIZE,
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -47,6 +48,8 @@ from opatlas.text import parse_real, parse_whole
 
 #: Columns besides those of the tensors that belong to the signature of some kernel types.
 EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
+#: The instrument of a captured duration.
+CAPTURED = "capture"
 _UNSEEN = -2
 _NZ = "FRACTAL_NZ"
 #: Samples of other columns describe the duration of these.
@@ -65,6 +68,7 @@ class StoredRows:
         duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
         quality, run_id: the cells of these columns.
         composed: whether the duration is that of a composition of torch operators; None if the row does not tell.
+        captured: whether the duration is that of a capture, and not of a replay.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class StoredRows:
         self.quality = [row[3] for row in found]
         self.run_id = [row[4] for row in found]
         self.composed = [row[5] for row in found]
+        self.captured = [row[6] for row in found]
 
     def __len__(self) -> int:
         return len(self.signatures)
@@ -122,10 +127,14 @@ class StoredRows:
         cells: list[str] = self.frame[column].tolist()
         return cells
 
-    def words(self, column: str, position: int | None = None) -> str:
-        """Returns the cell of a row, or the different cells of all rows with commas."""
-        cells = self.cells(column)
-        return ", ".join(sorted(set(filter(None, cells)))) if position is None else cells[position]
+    def conditions(self, position: int | None = None) -> tuple[str, str]:
+        """Returns cache state and instrument of a row, or those of all rows; of a captured one "" and CAPTURED."""
+        cells = zip(self.captured, self.cells(CACHE_STATE), self.cells(INSTRUMENT), strict=True)
+        found = [("", CAPTURED) if captured else (cache, instrument) for captured, cache, instrument in cells]
+        if position is not None:
+            return found[position]
+        caches, instruments = ({each[which] for each in found} - {""} for which in (0, 1))
+        return ", ".join(sorted(caches)), ", ".join(sorted(instruments))
 
     @cached_property
     def device(self) -> str:
@@ -245,8 +254,8 @@ def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, s
 
 def _usable(
     kernel_type: str, row: Mapping[str, str], compositions: bool, noisy: bool
-) -> tuple[float, float, float, str, str, bool | None] | None:
-    """Returns duration, standard deviation, samples, quality, run and `composed` of a row; None if it cannot answer.
+) -> tuple[float, float, float, str, str, bool | None, bool] | None:
+    """Returns duration, standard deviation, samples, quality, run, `composed` and `captured` of a row that can answer.
 
     The duration of a replay counts unless it was left out; then a captured one does.
     """
@@ -272,5 +281,6 @@ def _usable(
             quality,
             row.get(RUN_ID, "") if replayed else "",
             composed,
+            not replayed,
         )
     return None

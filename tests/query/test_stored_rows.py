@@ -216,3 +216,15 @@ def test_the_folder_of_a_device_stands_for_its_newest_database(tmp_path: Path) -
         write_table(device / "torch" / version, "MatMulV2", product_rows([(16, 512, 1024)], us=[us]))
     assert opatlas.open(device).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
     assert opatlas.open(str(device)).path.name == "torch2.11.0_cuda13.0"
+
+
+def test_a_captured_duration_has_no_instrument_of_a_replay(tmp_path: Path) -> None:
+    rows = product_rows([(16, 512, 1024), (32, 512, 1024)], [5, 0])
+    conditions = {"Cache State": "cold", "Instrument": "cupti"}
+    captured = rows.assign(**conditions, **{"Profiling Average Duration(us)": ["", "9.5"]})
+    captured.loc[1, "Average Duration(us)"] = ""
+    write_table(tmp_path, "MatMulV2", captured)
+    database = opatlas.open(tmp_path)
+    replayed, of_capture = (database.matmul(m=m, n=512, k=1024) for m in (16, 32))
+    assert (replayed.cache, replayed.instrument) == ("cold", "cupti")
+    assert (of_capture.duration_us, of_capture.cache, of_capture.instrument) == (9.5, "", "capture")

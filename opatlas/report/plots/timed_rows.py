@@ -166,6 +166,7 @@ def database_device(folder: Path) -> str:
     # Sessions and combine report manifests that cannot be read.
     manifests = read_manifests(Database(folder), problems=[])
     names = {name for manifest in manifests.values() for name in manifest.device_names}
+    names = names or set(_captured_on(Database(folder)))
     return names.pop() if len(names) == 1 else ""
 
 

@@ -1,0 +1,32 @@
+"""The Python blocks of the pages for modellers, run from top to bottom as one program of each page.
+
+A ```text block right below a Python block is what the block prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+
+import pytest
+from doc_commands import ROOT
+
+PAGES = ("docs/python.md",)
+_BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_print_what_it_says(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = list(_BLOCK.finditer(text))
+    assert blocks
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        line = text.count("\n", 0, block.start()) + 2
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * (line - 1) + block[1], page, "exec"), names)
+        if block[2] is not None:
+            assert printed.getvalue() == block[2], f"{page}:{line}"
