@@ -61,13 +61,23 @@ def print_problems(texts: Sequence[str], *, word: str = "error", total: int | No
 
 
 def wrap_for_stderr(text: str) -> str:
-    """Returns printable text for stderr: wrapped at blanks on a terminal, one line elsewhere, so that grep finds it."""
+    """Returns printable text for stderr, wrapped as `wrap_lines` does."""
+    return wrap_lines(text, shutil.get_terminal_size().columns, on_terminal=sys.stderr.isatty())
+
+
+def wrap_lines(text: str, width: int, *, on_terminal: bool) -> str:
+    """Returns printable text, wrapped at blanks on a terminal and where COLUMNS is set.
+
+    Elsewhere each line stays one line, so that grep finds it. Line breaks and indents of the text stay.
+    """
     text = printable_lines(text)
-    if not sys.stderr.isatty():
+    if not (on_terminal or os.environ.get("COLUMNS")):
         return text
-    width = shutil.get_terminal_size().columns
-    # Line breaks of the text stay.
-    return "\n".join(_break_lines(line, width, "", "  ") for line in text.split("\n"))
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines.append(_break_lines(line.lstrip(" "), width, indent, f"{indent}  ") if len(line) > width else line)
+    return "\n".join(lines)
 
 
 def count_lines(counts: Iterable[tuple[str, int, str]]) -> list[str]:
@@ -141,7 +151,7 @@ def align_numbers(rows: Sequence[Sequence[str]], *, least: int = 16) -> list[str
 
 def _output_width() -> int:
     """Returns the width of the terminal on stdout, or COLUMNS; without both a width larger than any line."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 1 << 20
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 1 << 20
 
 
 def terminal_columns() -> int:

@@ -21,7 +21,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.text import pluralize, printable, printable_lines, shorten, wrap
 
-from .pytest_internals import ReprFileLocation, TerminalRepr, TerminalWriter
+from .pytest_internals import ReprFileLocation, TerminalRepr, TerminalWriter, fitted
 from .run_manifest import present_code
 
 #: The file that pytest is told to collect: this one. `Cases` makes the cases.
@@ -224,6 +224,11 @@ class CheckCase(pytest.Item):
     def runtest(self) -> None:
         self._cases.look(self._check, self._kernel_type)
 
+    @property
+    def location(self) -> tuple[str, int | None, str]:
+        """The check stands for a file in pytest's lines."""
+        return self._check.name, None, f"{self._check.name}: {self.name}"
+
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, f"{self._check.name}: {self.name}"
 
@@ -232,7 +237,7 @@ class CheckCase(pytest.Item):
             return printable_lines(str(excinfo.value))
         if not isinstance(excinfo.value, CaseFindings):
             return super().repr_failure(excinfo, style)
-        return _FindingsRepr([printable_lines(line) for line in self._lines(excinfo.value)])
+        return _FindingsRepr([fitted(self.config, line) for line in self._lines(excinfo.value)])
 
     def _lines(self, found: CaseFindings) -> Iterator[str]:
         findings = found.findings
@@ -266,7 +271,7 @@ class CheckReport:
             device = f" of {database.device}" if database.device else ""
             types = pluralize(len(database.kernel_types), "kernel type")
             terminal.write_line(
-                printable_lines(f"{database.path}: {pluralize(database.rows, 'row')} of {types}{device}")
+                fitted(session.config, f"{database.path}: {pluralize(database.rows, 'row')} of {types}{device}")
             )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -279,7 +284,7 @@ class CheckReport:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("=", "checks")
         for line in self._lines():
-            terminalreporter.write_line(printable_lines(line))
+            terminalreporter.write_line(fitted(terminalreporter.config, line))
 
     def _lines(self) -> Iterator[str]:
         told = [tally for tally in self._cases.tallies.values() if tally.cases or tally.skipped]

@@ -20,6 +20,7 @@ from .collector import needs_group, row_of, sort_exclusive_last
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
+from .pytest_internals import fitted
 from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
 from .xdist import has_replays
@@ -201,7 +202,7 @@ class ControllerHooks:
         if workers <= devices:
             return []
         gain = "rows of one device take turns, and more workers than devices gain nothing"
-        return [f"opatlas: -n {workers} on {pluralize(devices, 'device')}: {gain}"]
+        return [fitted(config, f"opatlas: -n {workers} on {pluralize(devices, 'device')}: {gain}")]
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:

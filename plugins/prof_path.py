@@ -13,10 +13,11 @@ from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import digest, make_case_id
-from opatlas.text import pluralize, printable_lines
+from opatlas.text import pluralize
 
 from .collector import Collector
 from .plan import Plan
+from .pytest_internals import fitted
 from .records import SessionRecords
 from .requested_rows import RequestedRows
 from .row_runner import RowRunner
@@ -60,7 +61,7 @@ class UncollectedSamples:
         """Prints how many samples were used, left out and added."""
         if self._context.runs_rows:
             for line in self._lines():
-                terminal.write_line(printable_lines(line))
+                terminal.write_line(fitted(terminal.config, line))
 
     def _take_rows_without_replay(
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription

@@ -10,6 +10,8 @@ from _pytest._io import TerminalWriter
 from _pytest.junitxml import LogXML, xml_key
 from _pytest.mark.expression import Expression
 
+from opatlas.text import wrap_lines
+
 __all__ = ["Expression", "LogXML", "ReprFileLocation", "TerminalRepr", "TerminalWriter", "xml_key"]
 
 
@@ -24,6 +26,12 @@ def count_in_progress(terminal: pytest.TerminalReporter, report: pytest.TestRepo
     # Since pytest 9.2 pytest's keys are not text.
     reported: set[Any] = terminal._progress_nodeids_reported
     reported.add(getattr(report, "id", report.nodeid))
+
+
+def fitted(config: pytest.Config, text: str) -> str:
+    """Returns printable text as wide as the terminal that pytest writes to; unbroken lines where it is none."""
+    writer = config.get_terminal_writer()
+    return wrap_lines(text, writer.fullwidth, on_terminal=bool(writer._file.isatty()))
 
 
 def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:

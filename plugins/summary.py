@@ -21,6 +21,7 @@ from .interrupts import STOPPED, Interrupts
 from .ledger import GIVEN_UP, XFAILED
 from .plan import Plan
 from .plan_lines import continuation, crowded_folders, next_steps, nothing_to_do, plan_lines
+from .pytest_internals import fitted
 from .requested_rows import RequestedRows
 from .results import SessionResults
 from .rivals import comparison_lines
@@ -67,7 +68,7 @@ class SessionSummary:
             found = disturbances(settings.devices, *self._context.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
             lines += [f"opatlas: {note}" for note in flush_notes(settings)]
-        return list(map(printable_lines, lines))
+        return [fitted(self._context.config, line) for line in lines]
 
     def set_exit_status(self, session: pytest.Session) -> None:
         """Sets the exit status of a session that ran no row, or that could not read a file or merge a journal."""
@@ -102,13 +103,13 @@ class SessionSummary:
         if compared := list(comparison_lines(self._context.settings, plan, self._tally.figures)):
             terminal.section("comparison", sep="=")
             for line in compared:
-                terminal.write_line(printable_lines(line))
+                terminal.write_line(fitted(terminal.config, line))
         terminal.section("OpAtlas", sep="=")
         for line in self._summary(plan):
-            terminal.write_line(printable_lines(line), red=isinstance(line, _Failure))
+            terminal.write_line(fitted(terminal.config, line), red=isinstance(line, _Failure))
         if status == pytest.ExitCode.OK and terminal.isatty and not is_quiet:
             for line in next_steps(self._context.settings, measured=self._tally.outcomes["passed"]):
-                terminal.write_line(printable_lines(line))
+                terminal.write_line(fitted(terminal.config, line))
 
     def _requested_rows(self) -> RequestedRows:
         return RequestedRows(self._context.config, self._collector)
@@ -321,7 +322,7 @@ class StoredComparison:
         plan = self._context.plan
         if plan is not None and not plan.error:
             for line in self._lines():
-                terminal.write_line(line)
+                terminal.write_line(fitted(terminal.config, line))
 
     def _lines(self) -> Iterator[str]:
         unit = self._context.settings.unit

@@ -25,7 +25,7 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.store.pace import Pace, replay_pace
-from opatlas.text import parse_whole, pluralize, printable_lines
+from opatlas.text import parse_whole, pluralize
 from opatlas.theory.report import (
     ENOUGH_SIZES,
     KernelResult,
@@ -35,6 +35,7 @@ from opatlas.theory.report import (
 
 from .options import OPTIONS as REPLAY_OPTIONS
 from .options import outside, refuse
+from .pytest_internals import fitted
 from .replay_session import SESSION
 from .selection import keyword_filter
 from .target import devices_of, refuse_useless_versions
@@ -269,7 +270,7 @@ class Theory:
         rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
         told = [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
         told += [str(self._mapping)] if self._mapping is not None else []
-        return [printable_lines(f"opatlas: {line}") for line in told]
+        return [fitted(self._config, f"opatlas: {line}") for line in told]
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
@@ -361,15 +362,15 @@ class Theory:
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
         for line in summary_lines(self._results, self._pace(), read_only=read_only, sizes=self._enough_sizes):
-            terminalreporter.write_line(printable_lines(line))
+            terminalreporter.write_line(fitted(self._config, line))
         for warning in self.plan.database.misspelt_columns():
-            terminalreporter.write_line(printable_lines(f"warning: {warning}"))
+            terminalreporter.write_line(fitted(self._config, f"warning: {warning}"))
         made = " (a new one)" if self._is_new and not read_only else ""
-        terminalreporter.write_line(printable_lines(f"database: {self.plan.database.path}{made}"))
+        terminalreporter.write_line(fitted(self._config, f"database: {self.plan.database.path}{made}"))
         if self._problem:
-            terminalreporter.write_line(printable_lines(f"error: {self._problem}"))
+            terminalreporter.write_line(fitted(self._config, f"error: {self._problem}"))
         elif not read_only:
-            terminalreporter.write_line(printable_lines(f"coverage: {self._coverage_path}"))
+            terminalreporter.write_line(fitted(self._config, f"coverage: {self._coverage_path}"))
 
 
 def kind_of_database(config: pytest.Config, database: Database) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,10 @@ _TOLD_AFTER_S = 3.0
 #: Seconds between such lines where stderr is no terminal.
 _LOGGED_EVERY_S = 15
 _INDENT = " " * 20
+#: A command to copy, in a remedy.
+_COMMAND = re.compile(r"`[^`]+`")
+#: Stands for a blank of a command while a text is wrapped.
+_NO_BREAK = "\0"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,16 +163,16 @@ def _lines(probe: Probe, result: ProbeResult, target: Target) -> str:
     first = f"{state:5} {probe.name:13} "
     lines = [_wrap(detail, first, _INDENT)]
     if verdict.remedy and verdict.state is not State.PASS:
-        # A remedy is one line, because it may be a command to copy.
-        lines.append(f"{_INDENT}-> {verdict.remedy}")
+        lines.append(_wrap(verdict.remedy, f"{_INDENT}-> ", f"{_INDENT}   "))
     return "\n".join(lines)
 
 
 def _wrap(text: str, first: str = "", others: str = "") -> str:
-    """Returns a text in lines of 80 columns, with paths and options whole."""
+    """Returns a text in lines of 80 columns, with paths, options and quoted commands whole."""
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
     return textwrap.fill(
-        text, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
-    )
+        whole, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    ).replace(_NO_BREAK, " ")
 
 
 def _as_json(target: Target, signs: list[str], results: Mapping[str, ProbeResult]) -> dict[str, object]:

@@ -87,7 +87,7 @@ def test_the_wording_of_sessions(sessions: Sessions, golden: Callable[[str, str]
     told = []
 
     def run(*options: str, **environment: str) -> None:
-        done = sessions.run_in_process("--tb=no", "-rN", *options, COLUMNS="80", **environment)
+        done = sessions.run_in_process("--tb=no", "-rN", *options, COLUMNS="", **environment)
         command = " ".join(("$ pytest", *options))
         told.append(f"{command}\n{own_lines(done.output)}\nexit status {done.code}\n")
 
