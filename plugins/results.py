@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from opatlas.errors import OpAtlasError
+from opatlas.model.location import default_database_of
 from opatlas.report.row_summary import quality_lines
 from opatlas.report.session_files import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.store.csv_files import write_text
+from opatlas.store.database import Database
 
 from .collector import Collector
 from .ledger import Ledger
@@ -56,7 +58,11 @@ class SessionResults:
         # A kernel type without a measured row in this database may have no file in it.
         measured = sorted(merged.updated + merged.added)
         self.gaps, self.problems = find_gaps(database, [name for name in measured if database.csv_path(name).exists()])
-        report = database.new_report_path(_REPORT, self.context.started_at, suffix=".md")
+        # Beside the rows that all implementations of the session have in common.
+        home = default_database_of(database.path)
+        report = (database if home is None else Database(home)).new_report_path(
+            _REPORT, self.context.started_at, suffix=".md"
+        )
         # Both files of a session have the same time and number in their names.
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:

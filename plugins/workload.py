@@ -24,6 +24,7 @@ from opatlas.model.location import (
     NAMED_BY,
     TASKS_NAMED_BY,
     communication_path,
+    default_database_of,
     default_path,
     refuse_former_name,
     suite_path,
@@ -36,7 +37,7 @@ from opatlas.store.row_copy import add_rows
 from opatlas.store.update_mode import UpdateMode
 from opatlas.suites.listing import suite_name, suite_rows
 from opatlas.suites.overload import folder_of
-from opatlas.suites.score import baseline_of, read_score
+from opatlas.suites.score import read_score
 from opatlas.tasks.task import Task, read_tasks
 from opatlas.text import pluralize
 
@@ -236,7 +237,7 @@ class SuiteWorkload(ListedWorkload):
         """Returns the score of each implementation beside torch."""
         lines = []
         for implementation, path in targets:
-            baseline = baseline_of(path)
+            baseline = default_database_of(path)
             if not implementation.is_default and baseline is not None:
                 score = read_score(Database(path), Database(baseline), self.ops(self.options.ops) or None)
                 lines += [f"{implementation.name}: {line}" for line in score.lines()]

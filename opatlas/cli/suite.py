@@ -11,9 +11,10 @@ import argparse
 from opatlas.cli.arguments import add_database, add_json, write_or_print_json
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
+from opatlas.model.location import default_database_of
 from opatlas.options import positive
 from opatlas.store.database import Database
-from opatlas.suites.score import SuiteScore, baseline_of, read_score, speed_up_text, statuses_text
+from opatlas.suites.score import SuiteScore, read_score, speed_up_text, statuses_text
 from opatlas.text import show, table_lines, wrap
 
 _COLUMNS = 80
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Shows the score. Raises OpAtlasError."""
     expect_folder(arguments.database, "name the database of a suite")
-    baseline = baseline_of(arguments.database)
+    baseline = default_database_of(arguments.database)
     score = read_score(Database(arguments.database), Database(baseline) if baseline is not None else None)
     if not score.cases:
         raise OpAtlasError(f"{arguments.database}: has no case of a suite: `pytest bench/ --suite opinfo` adds them")
@@ -77,7 +78,7 @@ def _as_json(score: SuiteScore, threshold: float) -> dict[str, object]:
         "faster_operators": score.faster(threshold),
         "statuses": dict(score.statuses),
         "by_operator": [
-            {"operator": each.operator, "cases": len(each.cases), "right": each.right, "speed_up": each.speed_up}
+            {"operator": each.operator, "cases": len(each.cases), "right_cases": each.right, "speed_up": each.speed_up}
             for each in score.operators
         ],
     }

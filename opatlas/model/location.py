@@ -159,6 +159,11 @@ def parse_implementation(label: str) -> tuple[str, str]:
     return name, version
 
 
+def default_database_of(path: Path) -> Path | None:
+    """Returns the database of a device's default whose `implementations/` holds a database; None if none does."""
+    return path.parents[1] if path.parent.name == IMPLEMENTATIONS else None
+
+
 def implementation_of(path: Path) -> tuple[str, str]:
     """Returns the name and the version of the implementation that the path of a database names.
 

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
@@ -176,11 +175,6 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
             cases.append(CaseScore(found, valid_duration(duration), baseline_us, parse_whole(count) or 1))
         operators.append(OperatorScore(overload_of(name), cases))
     return SuiteScore(operators, statuses)
-
-
-def baseline_of(path: Path) -> Path | None:
-    """Returns the database beside which that of an implementation lies; None if there is none."""
-    return path.parents[1] if path.parent.name == "implementations" else None
 
 
 def statuses_text(statuses: Counter[str]) -> str:

@@ -114,6 +114,9 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert score.faster(0.0) == 3
     assert score.faster(1e9) == 0
     assert done.tells("right", "4 of 12", "3 of 11")
+    # A report of several implementations lies beside the rows that they share.
+    assert len(list((sessions.database / "reports").glob("replay_report_*"))) >= 1
+    assert not (own / "reports").exists()
     add = next(each for each in score.operators if each.operator == "add.Tensor")
     assert sorted(case.count for case in add.cases) == [1, 3]
     # Torch is no rival of itself.
@@ -131,7 +134,7 @@ def test_the_score_is_shown_again(
     assert max(map(len, shown.splitlines())) <= 80
     score = json.loads((tmp_path / "score.json").read_text())
     assert (score["right_cases"], score["cases"], score["faster_operators"]) == (4, 12, 0)
-    assert {"operator": "abs.default", "cases": 1, "right": 0, "speed_up": None} in score["by_operator"]
+    assert {"operator": "abs.default", "cases": 1, "right_cases": 0, "speed_up": None} in score["by_operator"]
     (tmp_path / "empty").mkdir()
     assert main(["suite", str(tmp_path / "empty")]) == 1
     capsys.readouterr()
