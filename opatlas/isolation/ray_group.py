@@ -270,7 +270,7 @@ class RayGroup:
                 # A host whose rank fails ends its ranks. Several hosts launch a group together.
                 alone = self._spec.nnodes == 1
                 self._is_open = self._is_open and (alone or all(answer.leaves_open for answer in answers))
-                return _combined([answer for answer in answers if answer.outcome is not None])
+                return combined([answer for answer in answers if answer.outcome is not None])
             self._tell(f"{lost}; the row runs again")
         return RowOutcome(Status.CRASHED, f"{lost}, as in the try before")
 
@@ -310,7 +310,8 @@ class RayGroup:
         alive = {node["NodeID"] for node in ray().nodes() if node["Alive"]}
         hosts = [host for host in self._hosts if host.node_id in alive][: spec.nnodes]
         if len(hosts) < spec.nnodes:
-            raise DeviceGone(f"the {spec} did not start: {len(hosts)} of its {spec.nnodes} hosts are left")
+            lost = ", ".join(host.name for host in self._hosts if host.node_id not in alive)
+            raise DeviceGone(f"the {spec} did not start: {lost} is lost, and {len(hosts)} of its hosts are left")
         names = ", ".join(dict.fromkeys(host.name for host in hosts))
         self._reservation = ray().util.placement_group(
             # Ray knows nothing of the devices of a conftest.py, and takes no empty bundle.
@@ -392,7 +393,7 @@ def _expect_ranks(answers: Sequence[HostAnswer]) -> None:
         raise GroupTimeout(gone.gone, nodes=gone.lacks_nodes) if gone.is_late else DeviceGone(gone.gone)
 
 
-def _combined(answers: Sequence[HostAnswer]) -> RowOutcome:
+def combined(answers: Sequence[HostAnswer]) -> RowOutcome:
     """Returns the outcome of a job from those of the hosts, in order of the ranks."""
     failed = [answer for answer in answers if not answer.is_good]
     if failed:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
+import time
 from typing import Any
 from xml.etree import ElementTree
 
 import group_replays
 import pytest
-from ray_clusters import ancestor, left, start
+from ray_clusters import ancestor, left, start, tree
 from replaying import cells_of
 from sample_rows_moe import LAYER
-from sessions import QUICKLY, ROOT, Sessions, row
+from sessions import QUICKLY, ROOT, Running, Sessions, row
 
 pytestmark = pytest.mark.slow
 
@@ -102,24 +104,80 @@ def test_experts_are_spread_over_nodes(sessions: Sessions, cluster: Any) -> None
     assert left(sessions) == []
 
 
-@pytest.mark.parametrize(("nodes", "status"), [(2, "device-error"), (3, "measured")])
+@pytest.mark.parametrize(
+    ("nodes", "number", "status"),
+    [(2, signal.SIGKILL, "device-error"), (3, signal.SIGKILL, "measured"), (3, signal.SIGSTOP, "measured")],
+    ids=["killed", "killed and replaced", "silent and replaced"],
+)
 def test_a_node_that_is_lost_costs_a_group_no_row_while_others_can_take_its_place(
-    with_groups: Sessions, cluster: Any, nodes: int, status: str
+    with_groups: Sessions, cluster: Any, nodes: int, number: signal.Signals, status: str
 ) -> None:
     sessions = with_groups
     for _ in range(nodes - 1):
         cluster.add_node(num_cpus=1)
     sessions.write("Sum", [of_group(group_replays.WAITS, 4), of_group(group_replays.GOOD, 2)])
     running = start(sessions, cluster, devices=2)
-    ranks = [sessions.folder / f"rank-{rank}" for rank in range(4)]
-    running.wait_until(lambda: all(path.exists() and path.read_text() for path in ranks))
     own = cluster.head_node.all_processes["raylet"][0].process.pid
-    raylets = {ancestor(int(path.read_text()), b"raylet/raylet") for path in ranks}
+    raylets = {ancestor(pid, b"raylet/raylet") for pid in waiting_ranks(sessions, running)}
     assert len(raylets) == 2
-    os.kill((raylets - {own}).pop(), signal.SIGKILL)
+    raylet = (raylets - {own}).pop()
+    all_of_node = tree(raylet)
+    for pid in all_of_node if number == signal.SIGSTOP else [raylet]:
+        os.kill(pid, number)
     running.wait_until(lambda: "is lost" in running.output.read_text())
     sessions.go()
     done = running.wait()
+    for pid in all_of_node:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     assert sessions.statuses("Sum") == {group_replays.WAITS: status, group_replays.GOOD: "measured"}, done.output
     assert sum(done.ledger().values()) == 2
+    assert left(sessions) == []
+
+
+def waiting_ranks(sessions: Sessions, running: Running) -> list[int]:
+    """The processes of the four ranks that run the row that waits."""
+    files = [sessions.folder / f"rank-{rank}" for rank in range(4)]
+    running.wait_until(lambda: all(path.exists() and path.read_text() for path in files))
+    return [int(path.read_text()) for path in files]
+
+
+#: Undoes the order that OpAtlas gives rows, as a plugin may.
+_MIXES = """
+def pytest_collection_finish(session):
+    session.items.sort(key=lambda item: item.callspec.params["row"].cells["Input Shapes"])
+"""
+
+
+@pytest.mark.usefixtures("quick_ray")
+def test_groups_of_one_machine_take_turns_with_other_rows_in_any_order(with_groups: Sessions) -> None:
+    sessions = with_groups
+    with open(sessions.folder / "conftest.py", "a") as file:
+        file.write(_MIXES)
+    sessions.write("Sum", [of_group(group_replays.GOOD, 2), of_group(group_replays.OTHER_GOOD, 2)])
+    sessions.write("Moody", [row(1), row(165), row(166), row(2)])
+    done = sessions.start("--ray=local", SIMULATED_DEVICES="2").wait()
+    assert (done.code, done.ledger()) == (0, {"measured": 6}), done.output
+    assert not sessions.left_behind()
+
+
+def test_ctrl_c_ends_after_the_row_of_a_group_and_twice_at_once(with_groups: Sessions, cluster: Any) -> None:
+    sessions = with_groups
+    cluster.add_node(num_cpus=1)
+    sessions.write("Sum", [of_group(group_replays.WAITS, 4), of_group(group_replays.GOOD, 4)])
+    running = start(sessions, cluster, devices=2)
+    waiting_ranks(sessions, running)
+    for _ in range(2):
+        running.send(signal.SIGINT)
+        time.sleep(0.5)
+    assert running.wait().code == pytest.ExitCode.INTERRUPTED
+    assert left(sessions) == []
+    for path in sessions.folder.glob("rank-*"):
+        path.unlink()
+    running = start(sessions, cluster, devices=2)
+    waiting_ranks(sessions, running)
+    running.send(signal.SIGINT)
+    time.sleep(0.5)
+    sessions.go()
+    assert running.wait().ledger() == {"measured": 1, "not run": 1}
     assert left(sessions) == []
