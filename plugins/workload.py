@@ -205,6 +205,10 @@ class TaskWorkload(ListedWorkload):
     def default_database(self, device_name: str, versions: Versions) -> Path:
         return tasks_path(device_name, versions)
 
+    def ops(self, named: Sequence[str]) -> frozenset[str]:
+        """Returns the kernel types of tasks, which may be named by set and path (`kernelbench/level1/19_ReLU`)."""
+        return frozenset(name.replace("/", ".") for name in named)
+
 
 @dataclass(frozen=True)
 class SuiteWorkload(ListedWorkload):

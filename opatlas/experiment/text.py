@@ -12,7 +12,7 @@ from opatlas.experiment.outcomes import Experiment
 from opatlas.experiment.proportions import PassRate
 from opatlas.experiment.report import ExperimentReport
 from opatlas.experiment.strategies import CHOICE_LEVEL, Strategy, StrategyResult
-from opatlas.experiment.tables import ErrorShare, ModelFigures, PassDifference, VerdictCounts
+from opatlas.experiment.tables import ErrorShare, LevelRate, ModelFigures, PassDifference, SpeedUps, VerdictCounts
 from opatlas.text import align_numbers, pluralize, shorten, wrap
 
 _COLUMNS = 80
@@ -36,12 +36,15 @@ def text_lines(experiment: Experiment, report: ExperimentReport) -> Iterator[str
         yield from align_numbers([_FIGURE_TITLES, *map(_figure_cells, figures)], least=8)
     yield from _by_complexity(report.complexities)
     yield from _errors(report)
-    yield from _levels(report)
+    has_choice = len(experiment.models) > 1
+    yield from _levels([each for each in report.levels if has_choice or each.model is not None])
     yield from _verdicts(report.verdicts)
-    yield from _speeds(report)
-    yield from _selection(report)
-    yield from _strategies(experiment, report)
-    yield from _differences(report)
+    yield from _speeds([each for each in report.speed_ups if has_choice or each.model is not None])
+    if has_choice:
+        yield from _selection(report)
+        yield from _strategies(experiment, report)
+        yield from _differences(report)
+    yield from _run_differences(report)
 
 
 def _heading(experiment: Experiment, figures: Sequence[ModelFigures]) -> Iterator[str]:
@@ -131,10 +134,10 @@ def _error_cells(share: ErrorShare) -> tuple[str, ...]:
     return share.error, f"{share.attempts:,}", attempts, f"{share.tasks:,}", tasks
 
 
-def _levels(report: ExperimentReport) -> Iterator[str]:
+def _levels(rates: Iterable[LevelRate]) -> Iterator[str]:
     yield from ("", "passed levels: share of attempts, share of tasks", "")
     rows: dict[str, list[str]] = {}
-    for each in report.levels:
+    for each in rates:
         if each.level in _LEVELS:
             cells = rows.setdefault(each.model or _ALL, [])
             cells += [_percent(each.attempts.rate), _percent(each.tasks.rate)]
@@ -153,7 +156,7 @@ def _verdicts(counts: Iterable[VerdictCounts]) -> Iterator[str]:
     yield from align_numbers([("", "both", "passed only", "1e-3 only", "neither", "not compared"), *rows], least=8)
 
 
-def _speeds(report: ExperimentReport) -> Iterator[str]:
+def _speeds(speed_ups: Iterable[SpeedUps]) -> Iterator[str]:
     yield from ("", "speed-up of the passed tasks; percent of all tasks with more than 1x, 1.5x, 2x", "")
     rows = [
         (
@@ -163,14 +166,14 @@ def _speeds(report: ExperimentReport) -> Iterator[str]:
             _NO_DATA if each.geometric_mean is None else ratio_text(each.geometric_mean),
             *(_percent(each.fast[p]) for p in FAST),
         )
-        for each in report.speed_ups
+        for each in speed_ups
     ]
     titles = ("model", "timed", "own kernels", "mean", *(f"{p:g}x" for p in FAST))
     yield from align_numbers([titles, *rows], least=8)
 
 
 def _selection(report: ExperimentReport) -> Iterator[str]:
-    yield from ("", f"model to choose, by the lower bound of the {CHOICE_LEVEL:.0%} interval", "")
+    yield from ("", f"model to choose, by the lower bound of the {_percent(CHOICE_LEVEL)} interval", "")
     rows = [
         (
             f"{'all' if each.complexity is None else each.complexity or 'none'}  {each.model}",
@@ -225,8 +228,11 @@ def _strategy_cells(result: StrategyResult) -> tuple[str, ...]:
     )
 
 
+_DIFFERENCE_TITLES = ("", "only first", "only second", "p")
+
+
 def _differences(report: ExperimentReport) -> Iterator[str]:
-    titles = ("", "only first", "only second", "p")
+    titles = _DIFFERENCE_TITLES
     pairs = [pair for pair in report.strategy_pairs if pair.p is not None]
     if pairs:
         yield from ("", "tasks that only one of two strategies passes", "")
@@ -240,6 +246,9 @@ def _differences(report: ExperimentReport) -> Iterator[str]:
         )
     if any(not pair.paired for pair in report.models):
         yield "-: no common task, so p is of a z-test of two proportions"
+
+
+def _run_differences(report: ExperimentReport) -> Iterator[str]:
     if report.runs:
         yield from ("", "tasks that only one of two runs of a model passes", "")
         rows = [
@@ -252,7 +261,7 @@ def _differences(report: ExperimentReport) -> Iterator[str]:
             )
             for each in report.runs
         ]
-        yield from align_numbers([("", "passed", *titles[1:]), *rows], least=8)
+        yield from align_numbers([("", "passed", *_DIFFERENCE_TITLES[1:]), *rows], least=8)
 
 
 def _difference_cells(pair: PassDifference) -> tuple[str, str, str]:
