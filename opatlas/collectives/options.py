@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from opatlas.collectives.rows import message_group
 from opatlas.collectives.topology import Grid, ImpossibleGroup, default_grid
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import NvlinkIslands
-from opatlas.engine.group_spec import node_options_problem
+from opatlas.engine.group_spec import communication_variables, node_options_problem
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.model.communication import BY_NAME, TIERS, Collective
@@ -54,10 +53,6 @@ DTYPES: Mapping[str, str] = {
 _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
 #: So many rounded sizes are listed.
 _SHOWN = 3
-#: Prefixes of the environment variables of the libraries that communicate.
-_VARIABLE_PREFIXES = ("NCCL_", "HCCL_", "GLOO_")
-#: Set in NVIDIA's containers to tell the installed version; NCCL does not read it.
-_OTHER_VARIABLES = ("NCCL_VERSION",)
 
 
 def _usage_error(message: str) -> Exception:
@@ -195,11 +190,7 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | Non
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
     about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
-    variables = [
-        f"{name}={value}"
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLE_PREFIXES) and name not in _OTHER_VARIABLES
-    ]
+    variables = [f"{name}={value}" for name, value in communication_variables().items()]
     about += [f"environment: {' '.join(variables)}"] if variables else []
     options = argparse.Namespace(**{**vars(option), "grid_shape": list(grid.shape)})
     rows: dict[str, list[Mapping[str, str]]] = {each.kernel_type: [] for each in collectives}

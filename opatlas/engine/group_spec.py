@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,10 @@ JOIN_TIMEOUT_S = 180.0
 NODES_JOIN_TIMEOUT_S = 300.0
 #: Maximum number of ranks that a message names.
 _MOST_NAMED = 3
+#: Prefixes of the environment variables of the libraries that communicate.
+_VARIABLE_PREFIXES = ("NCCL_", "HCCL_", "GLOO_")
+#: Set in NVIDIA's containers to tell the installed version; NCCL does not read it.
+_OTHER_VARIABLES = ("NCCL_VERSION",)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,15 @@ class GroupSpec:
                 "nodes takes equally many of each: measure it on one node, or name another --num-devices"
             )
         return ""
+
+
+def communication_variables() -> dict[str, str]:
+    """Returns the variables of this process that the libraries that communicate read, sorted by name."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLE_PREFIXES) and name not in _OTHER_VARIABLES
+    }
 
 
 _SCOPE = Scope.RUNNING

@@ -7,6 +7,7 @@ The hosts are reserved together by a placement group, and each actor launches it
 from __future__ import annotations
 
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
 from opatlas.devices.discovery import available_devices
-from opatlas.engine.group_spec import GroupSpec
+from opatlas.engine.group_spec import GroupSpec, communication_variables
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
@@ -102,9 +103,21 @@ class HostAnswer:
 class GroupActor(HostActor):
     """Keeps the ranks of one host."""
 
-    def __init__(self, device: str | None, specs: Sequence[DeviceSpec], session: str, paths: Sequence[str]) -> None:
-        """`specs` are the devices of a conftest.py; empty: they are looked for."""
+    def __init__(
+        self,
+        device: str | None,
+        specs: Sequence[DeviceSpec],
+        variables: Mapping[str, str],
+        session: str,
+        paths: Sequence[str],
+    ) -> None:
+        """
+        Args:
+            specs: the devices of a conftest.py; empty: they are looked for.
+            variables: for the libraries that communicate.
+        """
         super().__init__(device, session, paths)
+        os.environ.update(variables)
         self._specs = specs
         self._told = ""
         self._waits = DeviceWaits(self._keep_line)
@@ -174,8 +187,8 @@ class GroupActor(HostActor):
 
 def in_order(devices: Iterable[DeviceSpec]) -> list[DeviceSpec]:
     """Returns devices by their numbers, from which their links follow; Ray lists them in any order."""
-    names = {device: device.pinned[1] if device.pinned else "" for device in devices}
-    return sorted(names, key=lambda device: (len(names[device]), names[device]))
+    numbered = [(device.pinned[1] if device.pinned else "", device) for device in devices]
+    return [device for _, device in sorted(numbered, key=lambda each: (len(each[0]), each[0]))]
 
 
 @dataclass
@@ -328,7 +341,8 @@ class RayGroup:
         strategy = ray().util.scheduling_strategies.PlacementGroupSchedulingStrategy
         for rank, host in enumerate(hosts):
             place = strategy(self._reservation, rank)
-            actor = start_actor(GroupActor, host.resources, place, self._device, host.devices if host.is_given else ())
+            given = host.devices if host.is_given else ()
+            actor = start_actor(GroupActor, host.resources, place, self._device, given, communication_variables())
             ranks = replace(spec, node_rank=rank).rank_names(range(spec.local_ranks))
             self._members.append(_Member(host, actor, ranks))
 

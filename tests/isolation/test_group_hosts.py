@@ -8,7 +8,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import RowOutcome
 from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.isolation.ray_group import HostAnswer, combined
+from opatlas.isolation.ray_group import HostAnswer, combined, in_order
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 
@@ -91,3 +91,11 @@ def test_hosts_give_one_measurement_with_what_all_ranks_have_checked() -> None:
 def test_of_several_failures_the_cause_counts(answers: list[HostAnswer]) -> None:
     assert combined(answers).reason == "cause"
     assert combined(answers[::-1]).reason == "cause"
+
+
+def test_devices_of_a_host_are_in_the_order_of_their_numbers() -> None:
+    variable = "CUDA_VISIBLE_DEVICES"
+    listed = [DeviceSpec("cuda", index, pinned=(variable, name)) for index, name in enumerate(("3", "10", "0"))]
+    assert [device.index for device in in_order(listed)] == [2, 0, 1]
+    same = DeviceSpec("simulated")
+    assert in_order([same, same]) == [same, same]
