@@ -15,7 +15,7 @@ from opatlas.capture.capture_reader import DURATION
 from opatlas.diagnosis.advice import advice
 from opatlas.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel
 from opatlas.diagnosis.kernels import NAME
-from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
+from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit
 from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.report.row_summary import microseconds_text
 from opatlas.text import align_numbers, pluralize, shorten, wrap
@@ -73,7 +73,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
         launches = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
         waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {launches}"
         judged = "host-bound" if verdicts.wait_share > host else "not host-bound"
-        share_text = f"{verdicts.wait_share:.1%} of waits and durations is waiting"
+        share_text = f"{verdicts.wait_share:.1%} of the time is waiting"
         yield _fact("waits", f"{waits}; {share_text} (> {host:.0%}: {judged})")
 
 
@@ -110,19 +110,13 @@ def _verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if len(rows) == 1:
         yield "no rule holds of any kernel"
         return
-    for (name, *_), line in zip(rows, align_numbers(rows, least=24), strict=True):
-        rule = verdict_rules()[KernelVerdict(name)] if name != "verdict" else None
-        yield shorten(f"{line}  {_limits(rule)}".rstrip(), _COLUMNS) if rule is not None else line
+    yield from align_numbers(rows, least=24)
     hits = diagnosis.verdicts.l2_hit_rate
     if np.isfinite(hits).any():
         low, seed = (limit(KernelVerdict.L2_MISSES, name) for name in ("ratio", "seed_ratio"))
         by_tool = f"{int((hits < low).sum()):,} below {low:.0%} (npu-mfu-analyzer)"
         by_seed = f"{int((hits < seed).sum()):,} below {seed:.0%} (seed)"
         yield wrap(f"L2 hit rate: {by_tool}, {by_seed}; neither decides", indent=0)
-
-
-def _limits(rule: VerdictRule) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in rule.limits.items() if not name.startswith("seed"))
 
 
 def _untested_lines(diagnosis: Diagnosis, untested: Mapping[VerdictRule, Sequence[str]]) -> Iterator[str]:
