@@ -89,7 +89,7 @@ def make_plan(
         asked = ",".join(unknown)
         place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
         if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
-            meant = f"; `pytest shapes/ --ops {asked}` adds theory rows"
+            meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
     suffix = implementation.suffix if implementation is not None else ""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
@@ -15,6 +16,7 @@ import pytest
 from doc_commands import blocks_of
 
 ROOT = Path(__file__).parents[1]
+OWN_KERNELS = ROOT / "docs" / "own-kernels.md"
 SHIPPED = ("opatlas", "bench", "plugins", "shapes")
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
 #: Whoever imports one of these imports the wrong thing.
@@ -129,20 +131,52 @@ def test_theory_rows_go_to_the_database_in_the_users_data_folder(installed: Inst
     assert found.is_relative_to(installed.user / "home" / ".local" / "share" / "opatlas" / "database")
 
 
-def test_the_page_on_own_kernels_works_in_a_project_without_a_checkout(installed: Installed) -> None:
-    page = ROOT / "docs" / "own-kernels.md"
-    project = installed.user / "project"
-    for name, block in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(block)
-    (command,) = (command for block in blocks_of(page) for command in block.commands)
-    assert command.words[:3] == ("pytest", "-p", "opatlas.plugins")
-    # pytest.ini of the page names the plugin, too.
-    script = f"import os; os.chdir({str(project)!r}); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    done = installed.run_script(script, *command.words[1:], "--repeat-count=2", "--cache=warm")
+@pytest.fixture(scope="module")
+def project(installed: Installed) -> Path:
+    """The files of the page on own kernels."""
+    folder = installed.user / "project"
+    text = OWN_KERNELS.read_text("utf-8")
+    for name, block in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(block)
+    return folder
+
+
+def run_in(project: Path, installed: Installed, words: Sequence[str]) -> str:
+    """Runs a command of the page with few samples; returns what it prints."""
+    programs = {
+        "pytest": "import pytest; sys.exit(pytest.main())",
+        "opatlas": "from opatlas.cli.main import main; sys.exit(main())",
+    }
+    quickly = "--repeat-count=3 --cache=warm"
+    script = f"import os; os.chdir({str(project)!r}); os.environ['PYTEST_ADDOPTS'] = {quickly!r}; {programs[words[0]]}"
+    done = installed.run_script(script, *words[1:])
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = (project / "rows" / "MyGelu.csv").read_text()
-    assert rows.count(",measured,") == 2, rows
+    return done.stdout
+
+
+COMMANDS = [command.words for block in blocks_of(OWN_KERNELS) for command in block.commands]
+
+
+def test_a_kernel_and_its_rival_are_compared_in_a_project_without_a_checkout(
+    project: Path, installed: Installed
+) -> None:
+    (command,) = (words for words in COMMANDS if words[-1] == "torch,rivals")
+    printed = run_in(project, installed, command)
+    assert [line.partition("-")[0] for line in printed.splitlines() if "-" in line].count("AddGelu") == 2
+    (rival,) = project.glob("rows/implementations/rivals-*/AddGelu.csv")
+    for path in (project / "rows" / "AddGelu.csv", rival):
+        assert path.read_text().count(",measured,") == 2
+
+
+@pytest.mark.slow
+def test_the_other_commands_of_the_page_on_own_kernels_work_there(project: Path, installed: Installed) -> None:
+    for words in COMMANDS:
+        run_in(project, installed, words)
+    (known,) = project.glob("known/implementations/mine-*/AddRmsNorm.csv")
+    (judged,) = project.glob("judged/implementations/candidates-*/*.csv")
+    assert ",measured," in known.read_text()
+    assert ",measured," in judged.read_text()
 
 
 @pytest.mark.parametrize("command", ["bench", "collectives", "shapes", "check"])

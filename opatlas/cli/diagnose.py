@@ -163,7 +163,7 @@ def _ask(arguments: argparse.Namespace, diagnosis: Diagnosis, ranked: RankedKern
                 endpoint, name, prompt, folder, ranked.kernel_type, source, max_tokens=model.max_tokens
             )
             lines.append(f"candidate  {path}")
-        measure = f"pytest bench/ --implementation {folder} --ops {ranked.kernel_type}"
+        measure = f"opatlas bench --implementation {folder} --ops {ranked.kernel_type}"
         none = f"{ranked.kernel_type} has no replay: add one (docs/adding-a-kernel.md)"
         lines.append(f"measure    {measure if interface else none}")
     return lines

@@ -155,9 +155,9 @@ def _write_templates(arguments: argparse.Namespace) -> int:
     ops = f" --ops {','.join(of_torch)}" if not suite else ""
     if of_torch:
         chosen = shlex.quote(suite or "opinfo")
-        show(f"pytest bench/ --suite {chosen} --implementation torch,{folder}{ops} measures them beside torch")
+        show(f"opatlas bench --suite {chosen} --implementation torch,{folder}{ops} measures them beside torch")
     if kernel_types:
-        show(f"pytest bench/ --implementation {folder} --ops {','.join(kernel_types)} measures them")
+        show(f"opatlas bench --implementation torch,{folder} --ops {','.join(kernel_types)} measures them beside torch")
     return 0
 
 

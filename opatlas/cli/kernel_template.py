@@ -72,7 +72,9 @@ def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[s
     if without := [name for name in kernel_types if name not in found]:
         where = database or "no default database"
         has = "has no row" if database is not None else "has a row"
+        missing = ",".join(without)
         raise OpAtlasError(
-            f"{where} {has} of {', '.join(without)}, from which the arguments would be read: name a --database-path"
+            f"{where} {has} of {', '.join(without)}, from which the arguments would be read: "
+            f"`opatlas shapes --ops {missing} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
         )
     return found

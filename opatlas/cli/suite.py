@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     baseline = default_database_of(arguments.database)
     score = read_score(Database(arguments.database), Database(baseline) if baseline is not None else None)
     if not score.cases:
-        raise OpAtlasError(f"{arguments.database}: has no case of a suite: `pytest bench/ --suite opinfo` adds them")
+        raise OpAtlasError(f"{arguments.database}: has no case of a suite: `opatlas bench --suite opinfo` adds them")
     if not write_or_print_json(arguments.json, _as_json(score, arguments.threshold)):
         show(_as_text(score, arguments.threshold))
     return 0

@@ -89,7 +89,7 @@ def implementations_of(base: Path) -> list[ComparedDatabase]:
     if len(found) == 1:
         raise OpAtlasError(
             f"{base}: no other implementation was measured on its rows: measure one "
-            f"(pytest bench/ --implementation NAME), or name several databases"
+            f"(opatlas bench --implementation torch,NAME), or name several databases"
         )
     return found
 

@@ -14,7 +14,7 @@ from opatlas.text import suggest
 _TEMPLATE = '''\
 """{overload}: a kernel of your own.
 
-`pytest bench/ --suite opinfo --implementation torch,{folder} --ops {overload}` checks it, and measures it beside torch.
+`opatlas bench --suite opinfo --implementation torch,{folder} --ops {overload}` checks it, and measures it beside torch.
 """
 
 import torch

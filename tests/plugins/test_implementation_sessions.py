@@ -98,7 +98,7 @@ def test_a_kernel_type_without_rows_is_refused_with_the_database_that_lacks_it(t
     done = toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT, AddRmsNorm=RIGHT)}", "--ops=AddRmsNorm")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert f"in {toys.database};" in done.output
-    assert "pytest shapes/ --ops AddRmsNorm" in done.output
+    assert "opatlas shapes --ops AddRmsNorm" in done.output
 
 
 def test_rivals_of_a_row_are_measured_one_after_the_other(toys: Sessions) -> None:

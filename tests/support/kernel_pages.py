@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE, IMPLEMENTATIONS = "docs/kernels.md", "docs/implementations.md"
 
 _PAGE = """\
-# Kernels
+# Kernel types, on an Ascend NPU and on a GPU
 
 Which kernel types are replayed, and what is known of their calls on an NPU. Written by
 `python -m tests.support.kernel_pages`; the proofs come from `pytest tests/npu --write-npu-proofs`.
