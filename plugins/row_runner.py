@@ -131,8 +131,9 @@ class RowRunner:
             return rows.outcome(item)
         except pytest.fail.Exception as error:
             # Another plugin, such as pytest-timeout, ended the wait. Of rows that run ahead the late one is unknown,
-            # and a row that still waits for its device is not late.
-            if context.settings.in_process or rows.runs_ahead or context.waits.interrupted:
+            # and a row that still waits for its device is not late. Groups of a cluster do not run ahead.
+            is_ahead = rows.runs_ahead and not (context.settings.ray is not None and needs_group(item))
+            if context.settings.in_process or is_ahead or context.waits.interrupted:
                 raise
             return RowOutcome(
                 Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {exception_line(error)}"

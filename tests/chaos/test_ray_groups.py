@@ -92,15 +92,16 @@ def test_groups_run_after_the_other_rows_and_a_bad_rank_costs_its_row(with_group
     assert left(sessions) == []
 
 
-def test_experts_are_spread_over_nodes(sessions: Sessions, cluster: Any) -> None:
-    cluster.add_node(num_cpus=1)
+def test_experts_are_spread_over_four_nodes(sessions: Sessions, cluster: Any) -> None:
+    for _ in range(3):
+        cluster.add_node(num_cpus=1)
     module = (ROOT / "bench" / NAME).read_text()
     module = module.replace("from . import", "from opatlas.bench import").replace("from .", "from opatlas.bench.")
     (sessions.folder / NAME).write_text(module)
     layer = cells_of(f"5,40;3,40,48;3,24,40;5,3;3,48;3,40;5,3 | {LAYER} -> 5,40;3 | DT_BF16;INT32")
-    sessions.write("DispatchFFNCombine", [{**layer, "EP Size": size} for size in ("4", "6")])
+    sessions.write("DispatchFFNCombine", [{**layer, "EP Size": size} for size in ("2", "8", "10")])
     done = start(sessions, cluster, NAME, "--device=cpu", devices=0).wait()
-    assert (done.code, done.ledger()) == (0, {"measured": 1, "skipped": 1}), done.output
+    assert (done.code, done.ledger()) == (0, {"measured": 2, "skipped": 1}), done.output
     assert left(sessions) == []
 
 
@@ -159,6 +160,15 @@ def test_groups_of_one_machine_take_turns_with_other_rows_in_any_order(with_grou
     done = sessions.start("--ray=local", SIMULATED_DEVICES="2").wait()
     assert (done.code, done.ledger()) == (0, {"measured": 6}), done.output
     assert not sessions.left_behind()
+
+
+def test_a_plugin_that_limits_the_time_of_a_test_ends_a_group(with_groups: Sessions, cluster: Any) -> None:
+    pytest.importorskip("pytest_timeout")
+    sessions = with_groups
+    sessions.write("Sum", [of_group(group_replays.WAITS, 2)])
+    done = start(sessions, cluster, "--timeout=25", devices=2).wait()
+    assert done.ledger() == {"timeout": 1}, done.output
+    assert left(sessions) == []
 
 
 def test_ctrl_c_ends_after_the_row_of_a_group_and_twice_at_once(with_groups: Sessions, cluster: Any) -> None:
