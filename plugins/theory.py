@@ -17,6 +17,7 @@ from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
+from opatlas.installation import PACKAGE, code_folder
 from opatlas.model.location import UNNAMED_NPU, default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, names, positive, removed
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
     from opatlas.theory.plan import Request
 
-_SHAPES = Path(__file__).parents[1] / "shapes"
+_SHAPES = code_folder("shapes")
 _DEFAULT_ROWS = 1000
 _DEFAULT_HBM_GB = 32.0
 #: Under this name the fixture of shapes/ finds the session.
@@ -334,7 +335,7 @@ class Theory:
                 "keyword": option.keyword,
                 "ops": ",".join(option.ops),
             },
-            code=code_digest([_SHAPES, _SHAPES.with_name("database")]),
+            code=code_digest([_SHAPES, PACKAGE / "theory"]),
             statuses={"added": added},
         )
 

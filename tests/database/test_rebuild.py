@@ -69,6 +69,13 @@ def test_a_duration_below_the_status_of_a_later_run_is_made_again(database: Data
     assert contents(database) == before
 
 
+def test_cells_of_a_duration_that_no_record_has_are_cleared(database: Database) -> None:
+    before = contents(database)
+    edit(database, 3, **{"Cache State": "warm", "MicroBench Samples": "7"})
+    assert rebuild(database).changed == {"Abs": 1}
+    assert contents(database) == before
+
+
 def test_a_duration_that_stays_is_not_kept_as_replaced(database: Database) -> None:
     before = contents(database)
     edit(database, 1, **{"Cache State": "warm"})

@@ -13,6 +13,8 @@ import hypothesis
 import pytest
 from warm_python import warm_python
 
+from opatlas.store.manifest import code_digest
+
 REPOSITORY = Path(__file__).parents[2]
 FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Grouped or PagedCacheLoad")
 
@@ -58,6 +60,7 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert written["options"]["target_models"] == ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B"]
     assert written["packages"]["hypothesis"] == hypothesis.__version__
     assert written["statuses"] == {"added": 360}
+    assert written["code"] == code_digest([REPOSITORY / "shapes", REPOSITORY / "opatlas" / "theory"])
     (report,) = (tmp_path / "reports").glob("coverage_*.md")
     assert "| MatMulV2 | deepseek-ai/DeepSeek-V3 | " in report.read_text()
     second = run(tmp_path, *options)
