@@ -6,6 +6,7 @@ Where nobody watches a terminal, a line a minute tells how far the tests are.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import warm_python
 from sessions import Sessions
 from stand_in_npus import StandInNpus
 
@@ -80,6 +82,14 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
     running = Sessions(tmp_path)
     yield running
     running.end()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[None]:
+    """Processes of this Python that the code under test starts are forks of one that has imported torch."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(subprocess, "Popen", warm_python.Popen)
+        yield
 
 
 @pytest.fixture

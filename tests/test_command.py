@@ -141,7 +141,8 @@ def test_a_command_whose_extra_is_not_installed_names_the_extra(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("--version",), ("bench", "--help"), ("ingest", "--help"), ("combine", "--help")]
+    "arguments",
+    [("--help",), ("--version",), *((name, "--help") for name in ("bench", "ingest", "combine", "doctor"))],
 )
 def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
     script = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 from declared_options import command_parsers, count, pytest_parser, shown
 from doc_commands import ROOT
 from opatlas.plugins import options, theory
-from warm_python import warm_python
 
 from opatlas.options import Scope, given
 
@@ -78,14 +79,9 @@ def test_each_kind_of_session_has_options_without_an_effect(scope: Scope, withou
 
 def collect(folder: Path, *arguments: str, added: str = "") -> tuple[int, str]:
     """Returns the exit code and the output of pytest in the checkout, which collects for a database in `folder`."""
-    output = folder / "output.txt"
-    code = warm_python(torch=False).pytest(
-        ["--collect-only", "-q", f"--database-path={folder}", *arguments],
-        folder=ROOT,
-        environment={**os.environ, "PYTEST_ADDOPTS": added},
-        output=output,
-    )
-    return code, output.read_text()
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", f"--database-path={folder}", *arguments]
+    done = warm_python.run(words, cwd=ROOT, env={**os.environ, "PYTEST_ADDOPTS": added})
+    return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize(

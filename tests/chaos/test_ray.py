@@ -190,7 +190,7 @@ def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, c
 
 def test_ctrl_c_once_ends_after_the_running_rows_and_a_local_cluster_ends_with_its_session(sessions: Sessions) -> None:
     sessions.write("Moody", [row(size) for size in (Mood.WAIT_FOR_GO, *range(200, 230))])
-    running = sessions.start("--ray=local", SIMULATED_DEVICES="1")
+    running = sessions.start("--ray=local", alone=True, SIMULATED_DEVICES="1")
     running.wait_for_body(Mood.WAIT_FOR_GO)
     running.send(signal.SIGINT)
     time.sleep(0.5)
@@ -202,7 +202,7 @@ def test_ctrl_c_once_ends_after_the_running_rows_and_a_local_cluster_ends_with_i
 
 def test_a_local_cluster_ends_with_its_killed_session(sessions: Sessions) -> None:
     sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
-    running = sessions.start("--ray=local", SIMULATED_DEVICES="1")
+    running = sessions.start("--ray=local", alone=True, SIMULATED_DEVICES="1")
     running.wait_for_body(Mood.WAIT_FOR_GO)
     running.send(signal.SIGKILL)
     running.process.wait()

@@ -157,7 +157,7 @@ def test_groups_of_one_machine_take_turns_with_other_rows_in_any_order(with_grou
         file.write(_MIXES)
     sessions.write("Sum", [of_group(group_replays.GOOD, 2), of_group(group_replays.OTHER_GOOD, 2)])
     sessions.write("Moody", [row(1), row(165), row(166), row(2)])
-    done = sessions.start("--ray=local", SIMULATED_DEVICES="2").wait()
+    done = sessions.start("--ray=local", alone=True, SIMULATED_DEVICES="2").wait()
     assert (done.code, done.ledger()) == (0, {"measured": 6}), done.output
     assert not sessions.left_behind()
 

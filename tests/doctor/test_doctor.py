@@ -23,6 +23,7 @@ from opatlas.doctor.probes import PROBES
 from opatlas.doctor.sample_rows import ROWS
 from opatlas.store.database import Database, SessionLock
 
+pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
 #: What a library may do to the process that touches it.
 _BAD_PROBES = """
@@ -407,12 +408,6 @@ def test_a_folder_for_temporary_files_that_is_not_used(tmp_path, monkeypatch):
     verdict = run_probe(PROBES["temporary"], Target()).verdict
     assert verdict.state is State.PASS
     assert f"TMPDIR={tmp_path / 'none'} cannot be written" in verdict.detail
-
-
-def test_the_doctor_itself_needs_no_torch():
-    """It is there to tell why torch does not come up."""
-    script = "import sys, opatlas.cli.main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0
 
 
 def test_a_database_whose_folder_cannot_be_named(monkeypatch):

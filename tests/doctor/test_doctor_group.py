@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 
 import pytest
 import stand_in_msprof
@@ -16,6 +15,7 @@ from opatlas.devices.discovery import VISIBLE, pin_devices
 from opatlas.doctor import replays
 from opatlas.doctor.probe import State, Target, Verdict
 
+pytestmark = pytest.mark.usefixtures("forks")
 _CPU = Target("cpu", "cpu", with_group=True)
 
 
@@ -36,9 +36,7 @@ def test_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def npus(tmp_path, monkeypatch):
     """Two stand-ins for NPUs, whose ranks meet over gloo, and for msprof; takes how that breaks."""
-    msprof = tmp_path / "msprof"
-    msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in_msprof.__file__} "$@"\n')
-    msprof.chmod(0o755)
+    stand_in_msprof.write_program(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0", "1"])
     monkeypatch.setattr(replays, "available_devices", lambda name: specs)

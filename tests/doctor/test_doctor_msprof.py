@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,15 +26,14 @@ from opatlas.doctor.sample_rows import ROWS, SAMPLES
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.pending import read_output
 
+pytestmark = pytest.mark.usefixtures("forks")
 #: A mark for each row, and two for each sample of a row.
 MARKS = len(ROWS) * (1 + 2 * SAMPLES)
 
 
 def stand_ins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceSpec:
     """Puts a stand-in for msprof on PATH; returns a stand-in NPU."""
-    msprof = folder / "msprof"
-    msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in_msprof.__file__} "$@"\n')
-    msprof.chmod(0o755)
+    stand_in_msprof.write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
     (spec,) = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0"])
     return spec

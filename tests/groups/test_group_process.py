@@ -40,7 +40,10 @@ from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.quality import Quality
 from opatlas.model.schema import Status
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),
+    pytest.mark.usefixtures("forks"),
+]
 SETTINGS = MeasureSettings(repeat_count=3, cache="warm", threads=1)
 MARK = "OPATLAS_TEST_GROUP"
 TWO = GroupSpec(2)
@@ -84,7 +87,7 @@ def listening_ports(mark: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[GroupProcess]:
+def group(forks: None) -> Iterator[GroupProcess]:
     """One group for the whole module, launched anew whenever a row has cost it its ranks."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(MARK, str(os.getpid()))
@@ -380,7 +383,7 @@ def test_whom_a_group_waits_for_is_told_and_not_for_ever(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
-    for name, value in (("TOLD_AFTER_S", 0.2), ("TOLD_EVERY_S", 0.2), ("time", clock)):
+    for name, value in (("TOLD_AFTER_S", 0.0), ("TOLD_EVERY_S", 0.2), ("time", clock)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setenv(MARK, "waiting")
     spec = GroupSpec(2, nnodes=nodes, master_port=port if nodes > 1 else None)

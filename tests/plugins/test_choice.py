@@ -99,7 +99,7 @@ def test_rows_without_a_replay_fail_a_session_that_has_no_others(sessions: Sessi
 @pytest.mark.parametrize("how", [("--in-process",), pytest.param(("-n1", "test_toys.py"), marks=pytest.mark.slow)])
 def test_a_malformed_keyword_is_all_that_is_told(sessions: Sessions, how: tuple[str, ...]) -> None:
     sessions.write("Toy", [row(1)])
-    done = sessions.run_without_device("-k", "1,1024", *how)
+    done = sessions.run("-k", "1,1024", *how)
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "-k '1,1024'" in done
     assert "not run" not in done

@@ -103,7 +103,7 @@ def test_a_kernel_type_without_rows_is_refused_with_the_database_that_lacks_it(t
 
 def test_rivals_of_a_row_are_measured_one_after_the_other(toys: Sessions) -> None:
     folder = kernels(toys, Toy=RIGHT)
-    listed = toys.run_without_device(f"--implementation=torch,{folder}", "--collect-only", "-q")
+    listed = toys.run(f"--implementation=torch,{folder}", "--collect-only", "-q")
     ids = [line for line in listed.output.splitlines() if "::" in line]
     assert len(ids) == 2 * len(SIZES)
     for default, own in zip(ids[::2], ids[1::2], strict=True):
@@ -286,14 +286,14 @@ def test_ctrl_c_twice_names_the_journals_of_all_implementations(toys: Sessions) 
     [("flashinfr", "flashinfer"), ("no/such/folder", "no/such/folder"), ("torch_npu", "torch_npu")],
 )
 def test_an_unknown_implementation_is_named(toys: Sessions, name: str, told: str) -> None:
-    done = toys.run_without_device(f"--implementation={name}", "--collect-only")
+    done = toys.run(f"--implementation={name}", "--collect-only")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert told in done
 
 
 def test_a_folder_without_a_kernel_is_refused(toys: Sessions) -> None:
     folder = kernels(toys, Toy="x = 1\n")
-    done = toys.run_without_device(f"--implementation={folder}", "--collect-only")
+    done = toys.run(f"--implementation={folder}", "--collect-only")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "Toy.py" in done
 

@@ -49,7 +49,7 @@ def test_a_device_that_cannot_be_opened_ends_the_session_and_marks_no_row(
     torch = sessions.folder / "broken" / "torch.py"
     torch.parent.mkdir()
     torch.write_text('raise ImportError("no such library")\n')
-    done = sessions.run(*options, PYTHONPATH=os.pathsep.join((str(torch.parent), str(ROOT))))
+    done = sessions.start(*options, alone=True, PYTHONPATH=os.pathsep.join((str(torch.parent), str(ROOT)))).wait()
     assert done.code != 0
     assert "no such library" in done
     assert "INTERNALERROR" not in done

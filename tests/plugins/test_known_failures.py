@@ -16,7 +16,7 @@ CACHE = ("-p", "cacheprovider")
 @pytest.mark.parametrize("how", [("--in-process",), pytest.param(("-n1",), marks=pytest.mark.slow)])
 def test_with_strict_a_known_failure_fails_again(sessions: Sessions, how: tuple[str, ...]) -> None:
     sessions.write("Moody", [{**row(Mood.RAISE), "Status": "failed"}, {**row(101), "Status": ""}])
-    strict = sessions.run_without_device("--strict", *how)
+    strict = sessions.run("--strict", *how)
     assert strict.code == pytest.ExitCode.TESTS_FAILED
     assert strict.outcomes()["failed"] == 1
     assert strict.ledger() == {"failed": 1, "measured": 1}
@@ -49,7 +49,7 @@ def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: S
 
 def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> None:
     sessions.write("Moody", [{**row(Mood.RAISE), "Status": "failed"}])
-    done = sessions.run_without_device("--pdb")
+    done = sessions.run("--pdb")
     assert "bad mood" in done
     assert "PDB post_mortem" in done
 

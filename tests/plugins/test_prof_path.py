@@ -11,9 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import warm_python
 from captures import cells, launched, summary_text, table, write_summary
 from sessions import ROOT, Finished
-from warm_python import warm_python
 
 from opatlas.model.location import DEFAULT_NPU_DEVICE
 
@@ -71,11 +71,9 @@ class Bench:
         arguments = ["bench/", "-p", "no:cacheprovider", f"--prof-path={profiles or self.profiles}"]
         if database:
             arguments.append(f"--database-path={self.database}")
-        output = self.folder / "output.txt"
-        code = warm_python().pytest(
-            [*arguments, *options], folder=ROOT, environment={"PATH": "/usr/bin:/bin"}, output=output
-        )
-        return Finished(code, output.read_text())
+        words = [sys.executable, "-m", "pytest", *arguments, *options]
+        done = warm_python.run(words, cwd=ROOT, env={"PATH": "/usr/bin:/bin"})
+        return Finished(done.returncode, done.stdout)
 
     def run_watched(self, *options: str) -> Finished:
         """In a Python of its own, with the witness."""

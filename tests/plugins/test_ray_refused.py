@@ -15,7 +15,7 @@ from sessions import Sessions, row
 )
 def test_options_that_no_host_of_a_cluster_follows(sessions: Sessions, options: tuple[str, ...]) -> None:
     sessions.write("Toy", [row(2)])
-    refused = sessions.run_without_device("--ray=local", *options)
+    refused = sessions.run("--ray=local", *options)
     assert refused.code == pytest.ExitCode.USAGE_ERROR
     assert refused.tells("--ray", "leave out", options[0].partition("=")[0].rstrip("2"))
     assert sessions.statuses("Toy") == {2: ""}
@@ -23,7 +23,7 @@ def test_options_that_no_host_of_a_cluster_follows(sessions: Sessions, options: 
 
 def test_a_cluster_that_cannot_be_joined_is_told_with_a_remedy(sessions: Sessions) -> None:
     sessions.write("Toy", [row(2)])
-    refused = sessions.run_without_device("--ray=ray://head:10001")
+    refused = sessions.run("--ray=ray://head:10001")
     assert refused.code == pytest.ExitCode.USAGE_ERROR
     installed = importlib.util.find_spec("ray") is not None
     assert refused.tells("HOST:PORT" if installed else "opatlas[ray]")

@@ -47,10 +47,10 @@ def test_a_part_without_rows_is_done_and_one_that_selects_nothing_is_not(
     sessions.write("Toy", [row(7)])
     plan = make_plan(Database(sessions.database), Choice(shard=Shard(1, 2)))
     empty = 1 + bool(plan.tables["Toy"].cases)
-    done = sessions.run_without_device(f"--shard={empty}/2", *how)
+    done = sessions.run(f"--shard={empty}/2", *how)
     assert done.code == 0, done.output
     assert "nothing to do: 1 row" in done
-    wrong = sessions.run_without_device(f"--shard={empty}/2", "-k", "nothing_of_this_name", *how)
+    wrong = sessions.run(f"--shard={empty}/2", "-k", "nothing_of_this_name", *how)
     assert wrong.code == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "in this one" not in wrong
 

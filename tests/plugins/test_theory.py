@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import tempfile
-from dataclasses import dataclass
+import subprocess
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
-from warm_python import warm_python
+import warm_python
 
 from opatlas.store.manifest import code_digest
 
@@ -19,21 +18,11 @@ REPOSITORY = Path(__file__).parents[2]
 FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Grouped or PagedCacheLoad")
 
 
-@dataclass(frozen=True)
-class Session:
-    """A session that has ended: its exit code, and what it printed to stdout and stderr."""
-
-    returncode: int
-    stdout: str
-
-
-def run(database: Path | None, *options: str) -> Session:
+def run(database: Path | None, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs `pytest shapes/`; on the default database where `database` is None."""
-    arguments = ["shapes/", "-p", "no:cacheprovider", *([f"--database-path={database}"] if database else []), *options]
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder, "output")
-        code = warm_python().pytest(arguments, folder=REPOSITORY, environment=dict(os.environ), output=output)
-        return Session(code, output.read_text())
+    named = [f"--database-path={database}"] if database else []
+    words = [sys.executable, "-m", "pytest", "shapes/", "-p", "no:cacheprovider", *named, *options]
+    return warm_python.run(words, cwd=REPOSITORY)
 
 
 def contents(database: Path) -> dict[str, bytes]:

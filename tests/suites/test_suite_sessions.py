@@ -165,14 +165,14 @@ def test_a_second_session_goes_on_as_with_any_rows(suite: tuple[Sessions, Finish
     # A row that failed is xfail; a case without elements has no duration.
     assert again.outcomes() == {"xfailed": 1, "passed": 1, "skipped": 1}
     assert statuses(own)["relu__default"] == {"failed"}
-    unknown = sessions.run_without_device(*options, "--ops=no.such")
+    unknown = sessions.run(*options, "--ops=no.such")
     assert unknown.code == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.parametrize("options", [("--suite=opinf",), ("--suite=opinfo", "--tasks=.")])
 def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], options: tuple[str, ...]) -> None:
     sessions, *_ = suite
-    done = sessions.run_without_device(*options, "test_suites.py")
+    done = sessions.run(*options, "test_suites.py")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert done.tells("--suite")
 

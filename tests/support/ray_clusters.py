@@ -11,7 +11,7 @@ from sessions import Running, Sessions, wait_for
 
 def start(sessions: Sessions, cluster: Any, *options: str, devices: int = 1) -> Running:
     """A session on each node's simulated devices; on the CPU without any."""
-    return sessions.start(f"--ray={cluster.address}", *options, SIMULATED_DEVICES=str(devices))
+    return sessions.start(f"--ray={cluster.address}", *options, alone=True, SIMULATED_DEVICES=str(devices))
 
 
 def left(sessions: Sessions) -> list[bytes]:

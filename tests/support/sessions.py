@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from warm_python import Fork, warm_python
+import warm_python
 
 ROOT = Path(__file__).parents[2]
 #: Marks the processes of a test's sessions.
@@ -147,7 +148,6 @@ class Sessions:
             shutil.copy(Path(__file__).with_name(name), folder)
         (folder / "test_toys.py").write_text(TOY_REPLAYS)
         self._started = 0
-        self._forks: list[Fork] = []
 
     def write(self, kernel_type: str, rows: list[dict[str, str]]) -> Path:
         return write_table(self.database / f"{kernel_type}.csv", rows)
@@ -168,58 +168,54 @@ class Sessions:
         Args:
             file_limit: bytes beyond which the system lets no file grow.
         """
-        return self._fork(options, measure, environment, torch=False, file_limit=file_limit).wait()
+        return self._start(warm_python.Popen, options, measure, environment, file_limit=file_limit).wait()
 
     def run_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
-        """The same with `--in-process`, and several times faster, for what the device process has no part in."""
+        """The same with `--in-process`, for what the device process has no part in."""
         return self.start_in_process(*options, measure=measure, **environment).wait()
-
-    def run_without_device(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
-        """The same without `--in-process`, for a session that starts no device process and no group."""
-        return self._fork(options, measure, environment, torch=True).wait()
 
     def start_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Running:
         """The same as `run_in_process`, left to run."""
-        return self._fork(("--in-process", *options), measure, environment, torch=True)
+        return self._start(warm_python.Popen, ("--in-process", *options), measure, environment)
 
     def start(
         self,
         *options: str,
         measure: Sequence[str] = QUICKLY,
         terminal: int | None = None,
+        alone: bool = False,
         **environment: str,
     ) -> Running:
-        """The same as `run`, left to run, in a Python of its own; `terminal` is a descriptor that takes its output."""
-        output = self._new_output()
-        with open(output, "w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *self._arguments(measure), *options],
-                cwd=self.folder,
-                env=self._environment(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=file if terminal is None else terminal,
-                stderr=subprocess.STDOUT,
-            )
-        return Running(self, process, output)
+        """The same as `run`, left to run.
 
-    def _fork(
+        Args:
+            terminal: a descriptor that takes its output.
+            alone: each process is a new Python, as a user's are, and no fork.
+        """
+        popen = subprocess.Popen if alone else warm_python.Popen
+        return self._start(popen, options, measure, environment, stdout=terminal)
+
+    def _start(
         self,
+        popen: Callable[..., subprocess.Popen[bytes]],
         options: Sequence[str],
         measure: Sequence[str],
         environment: Mapping[str, str],
         *,
-        torch: bool,
-        file_limit: int | None = None,
+        stdout: int | None = None,
+        **more: Any,
     ) -> Running:
         output = self._new_output()
-        process = warm_python(torch=torch).start(
-            [*self._arguments(measure), *options],
-            folder=self.folder,
-            environment=self._environment(environment),
-            output=output,
-            file_limit=file_limit,
-        )
-        self._forks.append(process)
+        with open(output, "w") as file:
+            process = popen(
+                [sys.executable, "-m", "pytest", *self._arguments(measure), *options],
+                cwd=self.folder,
+                env=self._environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=file if stdout is None else stdout,
+                stderr=subprocess.STDOUT,
+                **more,
+            )
         return Running(self, process, output)
 
     def _arguments(self, measure: Sequence[str]) -> list[str]:
@@ -262,8 +258,6 @@ class Sessions:
 
     def end(self) -> None:
         """Kills whatever a failed test has left running, and removes temporary files."""
-        for fork in self._forks:
-            fork.kill()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -278,7 +272,7 @@ class Sessions:
 class Running:
     """A session that was started."""
 
-    def __init__(self, sessions: Sessions, process: subprocess.Popen[bytes] | Fork, output: Path) -> None:
+    def __init__(self, sessions: Sessions, process: subprocess.Popen[bytes], output: Path) -> None:
         self._sessions = sessions
         self.process = process
         self.output = output

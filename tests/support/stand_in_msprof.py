@@ -67,6 +67,15 @@ def main(words: list[str]) -> int:
     return 1 if fault in ("exit-1", "exit-1-with-summary", "no-export") else code
 
 
+def write_program(folder: Path) -> Path:
+    """Writes the program `msprof` into a folder, so that PATH may name it."""
+    path = folder / "msprof"
+    script = Path(__file__).resolve()
+    path.write_text(f"#!{sys.executable}\nimport runpy\n\nrunpy.run_path({str(script)!r}, run_name='__main__')\n")
+    path.chmod(0o755)
+    return path
+
+
 def fault_of(output: Path) -> str:
     """The fault of what is written there: below the folder of a session, perhaps in one for each rank."""
     faults = json.loads(os.environ.get(FAULTS, "{}"))

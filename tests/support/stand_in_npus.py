@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from sessions import Finished, Running, Sessions
-from stand_in_msprof import FAULTS
+from stand_in_msprof import FAULTS, write_program
 
 SAMPLES = 4
 MEASURE = (f"--repeat-count={SAMPLES}", "--cache=cold")
@@ -24,9 +23,7 @@ class StandInNpus:
         self._sessions = sessions
         self._bin = sessions.folder / "bin"
         self._bin.mkdir()
-        msprof = self._bin / "msprof"
-        msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {sessions.folder / "stand_in_msprof.py"} "$@"\n')
-        msprof.chmod(0o755)
+        write_program(self._bin)
         #: With which msprof is found.
         self.environment = {"PATH": f"{self._bin}:/usr/bin:/bin"}
 

@@ -1,154 +1,335 @@
-"""Pythons that have imported what a session takes seconds to import; each session is forked off one of them.
+"""Pythons that are forked off one that has imported torch, which takes a session and its device process a second each.
 
-Nothing of this project is imported ahead, and no operator of torch is called: its threads would not be there in the
-fork.
+`Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python. The fork is a child of the process
+that asks, as a new process would be, what it starts in its turn is forked likewise, and /proc shows its command line
+and its environment.
+
+Nothing of this project is imported ahead, and the first process has one thread: others would not be there in the fork.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
 import gc
 import importlib
+import inspect
 import json
 import os
+import platform
 import resource
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import types
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
+from typing import Any
 
-#: What pytest's process imports in a session. Not plugins of pytest, which it could not rewrite any more.
-MODULES = ("pandas", "pyarrow.csv", "pytest")
+#: What sessions import. Not plugins of pytest, which it could not rewrite any more.
+MODULES = ("execnet", "filelock", "msgspec", "pandas", "pyarrow.csv", "pytest", "torch", "yaml")
+#: Linux's number of the call `clone`, and its flag for a child of the caller's parent.
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
+_CLONE_PARENT = 0x8000
 _LONGEST_MESSAGE = 1 << 17
+_MOST_DESCRIPTORS = 250
+#: Descriptors that a fork was sent are kept above those that its program may have.
+_ABOVE = 512
+#: Modules whose processes start no others, or do so by `os.posix_spawn` alone.
+_WITHOUT_SERVER = ("keeper", "rank_keeper", "device_main", "rank_main")
+#: Bytes for the command lines and the environments that /proc shows of forks.
+_ROOM = 1 << 15
+_REAL_POPEN = subprocess.Popen
+_REAL_SPAWN = os.posix_spawn
+
+_server: _Server | None = None
 
 
-class Fork:
-    """A session that was forked off a warm Python, with the methods of `subprocess.Popen`."""
+class Popen(_REAL_POPEN):  # type: ignore[type-arg]
+    """Starts a command; one of this Python as a fork.
+
+    Args:
+        file_limit: bytes beyond which the system lets a fork, and all that it starts, write no file.
+    """
+
+    def __init__(self, *arguments: Any, file_limit: int | None = None, **keywords: Any) -> None:
+        self._file_limit = file_limit
+        super().__init__(*arguments, **keywords)
+
+    def _execute_child(self, *arguments: Any, **keywords: Any) -> None:
+        real = super()._execute_child  # type: ignore[misc]
+        given = inspect.signature(real).bind(*arguments, **keywords).arguments
+        words = given["args"] if isinstance(given["args"], (list, tuple)) else [given["args"]]
+        words = list(map(os.fsdecode, words))
+        is_forked = _program(words) is not None and given["preexec_fn"] is None
+        server = _server_of_this_process() if is_forked else None
+        if server is None:
+            real(*arguments, **keywords)
+            return
+        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        kept = given["pass_fds"] if given["close_fds"] else _inheritable()
+        environment = given["env"] if given["env"] is not None else os.environ
+        self.pid = server.fork(
+            {
+                "words": words,
+                "folder": os.fspath(given["cwd"] or os.getcwd()),
+                "environment": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
+                "new_session": given["start_new_session"],
+                "file_limit": self._file_limit,
+                "descriptors": [0, 1, 2, *kept],
+            },
+            [own if stream == -1 else stream for own, stream in enumerate(streams)] + list(kept),
+        )
+        self._child_created = True
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            *(given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        )
+
+
+def run(
+    words: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; its stdout has stderr in it."""
+    process = Popen(
+        [os.fspath(word) for word in words],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            output, _ = process.communicate(timeout=300)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, output)
+
+
+class _Server:
+    """The other end of a process that forks."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self.pid = os.getpid()
         self._connection = connection
-        self.pid = int(connection.recv(_LONGEST_MESSAGE))
-        self.returncode: int | None = None
+        self._lock = threading.Lock()
 
-    def poll(self) -> int | None:
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            self._connection.settimeout(timeout)
-            try:
-                self.returncode = int(self._connection.recv(_LONGEST_MESSAGE))
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired("pytest", timeout or 0) from None
-            self._connection.close()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    def fork(self, request: dict[str, object], descriptors: Sequence[int]) -> int:
+        """Returns the pid of a new child of this process. Raises OSError."""
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+            answer = int(self._connection.recv(_LONGEST_MESSAGE))
+        if answer < 0:
+            raise OSError(-answer, os.strerror(-answer))
+        return answer
 
 
-class WarmPython:
-    """A process that waits for requests, and ends with the process that has started it."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [sys.executable, __file__, str(theirs.fileno()), *modules]
-            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-
-    def pytest(self, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], output: Path) -> int:
-        """Returns the exit code of `python -m pytest`, whose stdout and stderr go to a file."""
-        return self.start(arguments, folder=folder, environment=environment, output=output).wait(300)
-
-    def start(
-        self,
-        arguments: Sequence[str],
-        *,
-        folder: Path,
-        environment: Mapping[str, str],
-        output: Path,
-        file_limit: int | None = None,
-    ) -> Fork:
-        """Starts the same; the system lets no file grow beyond `file_limit` bytes."""
-        request = {
-            "arguments": arguments,
-            "folder": str(folder),
-            "environment": dict(environment),
-            "output": str(output),
-            "file_limit": file_limit,
-        }
+def _server_of_this_process() -> _Server | None:
+    """The one that serves this process; a process of tests starts its own, and any other has been forked with one."""
+    global _server
+    if _CLONE is None:
+        return None
+    if _server is None and not hasattr(sys, "_opatlas_warm"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self._connection, [json.dumps(request).encode()], [theirs.fileno()])
-        return Fork(ours)
+            words = [sys.executable, __file__, str(theirs.fileno()), *MODULES, "-" * _ROOM]
+            # Nobody waits for its end, which is that of the connection.
+            # OpenBLAS makes threads when it is loaded.
+            alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "ROOM": "-" * _ROOM}
+            process = _REAL_POPEN(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=alone)
+            process.returncode = 0
+        _server = _Server(ours)
+    return _server if _server is not None and _server.pid == os.getpid() else None
 
 
-@cache
-def warm_python(*, torch: bool = True) -> WarmPython:
-    """Returns the one of this process of tests: with torch for sessions that run rows in pytest's process."""
-    return WarmPython((*MODULES, "torch") if torch else MODULES)
+def _program(words: Sequence[str]) -> list[str] | None:
+    """The arguments of this Python in a command that runs it; None for other commands, and other options of Python."""
+    if words[0] != sys.executable:
+        try:
+            with open(words[0], "rb") as file:
+                is_script = file.readline(_LONGEST_MESSAGE).rstrip() == f"#!{sys.executable}".encode()
+        except OSError:
+            return None
+        return list(words) if is_script else None
+    program = list(words[1:])
+    if program[:1] == ["-u"]:
+        program.pop(0)
+    return program if len(program) > 0 and (program[0] in ("-c", "-m") or not program[0].startswith("-")) else None
 
 
-def serve(fd: int, modules: Sequence[str]) -> None:
-    """Returns when the other end of the connection is closed; forks a watcher and a session for each request."""
-    for name in modules:
-        importlib.import_module(name)
-    gc.freeze()
-    # The system reaps the watchers.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(fileno=fd) as connection:
-        while True:
-            request, fds, _, _ = socket.recv_fds(connection, _LONGEST_MESSAGE, 1)
-            if not request:
-                return
-            if os.fork() == 0:
-                connection.close()
-                watch(json.loads(request), *fds)
-            os.close(fds[0])
+def _inheritable() -> list[int]:
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
 
 
-def watch(request: Mapping[str, object], fd: int) -> None:
-    """Forks a session, and tells its pid and its exit code; returns in the session alone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
+def serve(connection: socket.socket, path: Sequence[str]) -> None:
+    """Forks for each request; ends the process when the other end of the connection is closed.
+
+    Returns in the forks alone, once their program has ended.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, _LONGEST_MESSAGE, _MOST_DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        pid = _fork_sibling()
+        if pid == 0:
+            # Above all others, so that none of them is in the way of another.
+            moved = [fcntl.fcntl(number, fcntl.F_DUPFD, _ABOVE) for number in descriptors]
+            connection.detach()
+            return _become(moved, path, **json.loads(message))
+        for number in descriptors:
+            os.close(number)
+        connection.send(str(pid).encode())
+
+
+def _fork_sibling() -> int:
+    """Forks a child of this process's parent; returns 0 in the child, and minus an error number if there is none."""
+    python = ctypes.pythonapi
+    # Keeps the GIL.
+    call = ctypes.PyDLL(None, use_errno=True).syscall
+    python.PyOS_BeforeFork()
+    pid = int(call(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
     if pid == 0:
-        os.close(fd)
-        become(**request)
-    os.write(fd, str(pid).encode())
-    _, status = os.waitpid(pid, 0)
-    os.write(fd, str(os.waitstatus_to_exitcode(status)).encode())
-    os._exit(0)
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    return pid if pid > 0 else -ctypes.get_errno()
 
 
-def become(arguments: list[str], folder: str, environment: dict[str, str], output: str, file_limit: int | None) -> None:
-    """As `python -m pytest` would have begun."""
-    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), 1)
-    os.dup2(1, 2)
+def _become(
+    moved: Sequence[int],
+    path: Sequence[str],
+    words: list[str],
+    folder: str,
+    environment: dict[str, str],
+    new_session: bool,
+    file_limit: int | None,
+    descriptors: Sequence[int],
+) -> None:
+    """Runs a program as a new process would."""
+    if new_session:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.closerange(0, _ABOVE)
+    for number, wanted in zip(moved, descriptors, strict=True):
+        os.dup2(number, wanted)
+        os.close(number)
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    if environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    here = str(Path(__file__).parent)
-    named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = dict.fromkeys((folder, *named, *(path for path in sys.path if path != here)))
+    _run(words, path)
+
+
+def _run(words: list[str], path: Sequence[str]) -> None:
+    """Runs a command of this Python."""
+    _show(words)
+    program = _program(words)
+    assert program is not None
+    _start_server(path, program)
     # What was looked up before the fork.
     tempfile.tempdir = None
-    sys.argv = ["pytest", *arguments]
-    import pytest
+    kind = program[0] if program[0] in ("-c", "-m") else ""
+    first = os.getcwd() if kind == "-m" else "" if kind else str(Path(program[0]).resolve().parent)
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = dict.fromkeys((first, *named, *path))
+    sys.argv = program[1:] if kind == "-m" else program if not kind else ["-c", *program[2:]]
+    if kind == "-m":
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(program[1], "<string>", "exec"), module.__dict__)
+    else:
+        runpy.run_path(program[0], run_name="__main__")
 
-    raise SystemExit(pytest.main(arguments))
+
+def _show(words: Sequence[str]) -> None:
+    """Puts a command, and the environment, where /proc finds those of this process."""
+    # Fields 48 to 51; the second one, in parentheses, may have spaces.
+    places = list(map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]))
+    environment = [f"{name}={value}" for name, value in os.environ.items()]
+    for (start, end), strings in zip((places[:2], places[2:]), (words, environment), strict=True):
+        text = b"".join(os.fsencode(each) + b"\0" for each in strings)
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _start_server(path: Sequence[str], program: Sequence[str]) -> None:
+    """Forks the server of this process before the program imports anything, unless the program starts no processes."""
+    global _server
+    _server = None
+    if any(word.rpartition(".")[2] in _WITHOUT_SERVER for word in program[:2]):
+        return
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        own = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        _show(["server"])
+        with open(os.devnull, "r+b") as null:
+            for number in range(3):
+                os.dup2(null.fileno(), number)
+        os.closerange(3, _ABOVE)
+        ours.detach()
+        theirs.detach()
+        serve(socket.socket(fileno=own), path)
+        raise SystemExit
+    theirs.close()
+    _server = _Server(ours)
+
+
+def _spawn(path: Sequence[str], command: str, words: Sequence[str], environment: Any, **more: Any) -> int:
+    """`os.posix_spawn` as keepers call it."""
+    if _program(words) is None or more != {"setsigmask": ()}:
+        return _REAL_SPAWN(command, words, environment, **more)
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    inherited = {0, 1, 2, *_inheritable()}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in inherited:
+            with contextlib.suppress(OSError):
+                os.close(number)
+    try:
+        _run(list(words), path)
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        raise SystemExit(1) from None
+    raise SystemExit
+
+
+def main(descriptor: int, modules: Sequence[str]) -> None:
+    here = str(Path(__file__).parent)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [entry for entry in sys.path if entry not in (here, *named)]
+    subprocess.Popen = Popen  # type: ignore[misc]
+    os.posix_spawn = lambda command, words, environment, **more: _spawn(path, command, words, environment, **more)
+    sys._opatlas_warm = True  # type: ignore[attr-defined]
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()
+    # Whoever looks for processes by what their environment holds means none of these.
+    os.environ.clear()
+    _show(["server"])
+    serve(socket.socket(fileno=descriptor), path)
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:-1])
