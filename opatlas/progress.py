@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
@@ -17,6 +17,8 @@ from opatlas.text import shorten
 _REWRITE_EVERY_S = 0.2
 #: Seconds between two lines where lines stay (a log, CI).
 _PLAIN_LINE_EVERY_S = 15.0
+#: A unit that runs longer is named on a terminal, once a second.
+_NAMED_AFTER_S, _NAMED_EVERY_S = 3.0, 1.0
 #: The width of a log, and of a terminal that does not report its width.
 _COLUMNS = 80
 #: A name is not shown in fewer columns.
@@ -86,6 +88,25 @@ class Progress:
         """Shows the line with the name of the running unit, and how long that unit has run."""
         self._show(self.line(self._note, name, how_long))
 
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Names the unit that runs, and tells how long it has run, if that is more than a few seconds."""
+        ended, started = threading.Event(), self._clock()
+
+        def tell() -> None:
+            wait_s = _NAMED_AFTER_S if self.on_terminal else _PLAIN_LINE_EVERY_S
+            while not ended.wait(wait_s):
+                self.show(name, format_seconds(self._clock() - started))
+                wait_s = _NAMED_EVERY_S if self.on_terminal else _PLAIN_LINE_EVERY_S
+
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     def line(self, note: str = "", name: str = "", how_long: str = "") -> str:
         """Returns the line. The rate is that of the last advance, so that a running unit does not lower it."""
         elapsed_s = self._last_advance - self._started - self.left_out_s
@@ -135,6 +156,15 @@ class Progress:
                 self._stream.write(line + "\n")
             self._stream.flush()
             self._shown = line
+
+
+def progress_over(names: Sequence[str], unit: str, *, label: str) -> Iterator[str]:
+    """Yields names, such as those of kernel types, and shows how many are done, and which one takes long."""
+    with Progress(len(names), unit, label=label) as progress:
+        for name in names:
+            with progress.running(name):
+                yield name
+            progress.advance()
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
 MOST_OPTIONS = 141
+#: `pytest bench/`, with those of collectives; and any other command.
+MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 36, 9
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {
     "--format": "of a plot, an export, or a comparison",
@@ -33,6 +35,11 @@ def entry_points() -> list[argparse.ArgumentParser]:
 
 def test_options_stay_few() -> None:
     assert count() <= MOST_OPTIONS
+    of_shapes = {name for each in theory.OPTIONS for name in each.names}
+    of_replays = [action for action in shown(pytest_parser()) if not of_shapes.intersection(action.option_strings)]
+    assert len(of_replays) <= MOST_OF_REPLAYS
+    for parser in command_parsers().values():
+        assert len(shown(parser)) <= MOST_OF_A_COMMAND, parser.prog
 
 
 @pytest.mark.parametrize("parser", entry_points(), ids=lambda parser: parser.prog)

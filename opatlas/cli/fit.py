@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from opatlas.cli.arguments import add_json, write_or_print_json
-from opatlas.progress import Progress
 from opatlas.query.database import open as open_database
 from opatlas.query.fits import Fit, fit_models
 from opatlas.query.kernel_model import Asked
@@ -32,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fits, and returns the exit status that the help explains. Raises OpAtlasError."""
     database = open_database(arguments.database)
-    total = len(database.kernel_types()) * len(database.implementations)
-    fits: list[Fit] = []
-    with Progress(total, "models", label="fit") as progress:
-        for fit in fit_models(database):
-            fits.append(fit)
-            progress.advance(1, fit.kernel_type)
+    fits = list(fit_models(database))
     content = {"database": database.path, "folder": folder(), "models": [_as_json(fit) for fit in fits]}
     if not write_or_print_json(arguments.json, content):
         show("\n".join(table_lines(list(_table(fits)))))

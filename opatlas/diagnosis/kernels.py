@@ -40,7 +40,7 @@ from opatlas.model.schema import (
     STAND_IN,
 )
 from opatlas.model.slots import strip_quotes
-from opatlas.progress import Progress
+from opatlas.progress import Progress, progress_over
 from opatlas.query.stored_rows import StoredRows
 from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.database import Database
@@ -197,15 +197,13 @@ def read_database_kernels(folder: Path) -> KernelTable:
     frames: list[pd.DataFrame] = []
     problems: list[str] = []
     names = database.kernel_types()
-    with Progress(len(names), "kernel types", label="diagnose") as progress:
-        for kernel_type in names:
-            try:
-                frame = row_frame(StoredRows(folder, kernel_type, compositions=True, noisy=True))
-            except OpAtlasError as error:
-                problems.append(str(error))
-            else:
-                frames += [frame] if len(frame) else []
-            progress.advance()
+    for kernel_type in progress_over(names, "kernel types", label="diagnose"):
+        try:
+            frame = row_frame(StoredRows(folder, kernel_type, compositions=True, noisy=True))
+        except OpAtlasError as error:
+            problems.append(str(error))
+        else:
+            frames += [frame] if len(frame) else []
     if not frames:
         none = "no row of a kernel has a duration" if names else "holds collectives only, which get no verdict"
         raise OpAtlasError("\n".join([*problems, f"{folder}: {none}: measure some, or ingest a capture"]))

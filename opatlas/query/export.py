@@ -32,6 +32,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.slots import dtype_name, known_dtype
+from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import typed_rows
 from opatlas.report.plots.timed_rows import database_device
@@ -83,7 +84,7 @@ def long_table(database: OpenDatabase, kernel_types: Sequence[str] = (), *, impl
 
 def _sources(database: OpenDatabase, kernel_types: Sequence[str]) -> Iterator[tuple[OpenDatabase, str]]:
     messages = database.messages
-    for kernel_type in kernel_types or database.kernel_types():
+    for kernel_type in progress_over(kernel_types or database.kernel_types(), "kernel types", label="export"):
         beside = is_communication(kernel_type) and messages is not None
         source = messages if beside and messages is not None else database
         if kernel_type not in source.kernel_types():

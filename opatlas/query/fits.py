@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.errors import OpAtlasError
+from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
 from opatlas.query.kernel_model import Asked
 from opatlas.query.predictor import FitSource
@@ -44,7 +45,7 @@ class Fit:
 
 def fit_models(database: OpenDatabase) -> Iterator[Fit]:
     """Fits the model of each kernel type and implementation that has rows, unless the cache has it. Yields each."""
-    for kernel_type in database.kernel_types():
+    for kernel_type in progress_over(database.kernel_types(), "kernel types", label="fit"):
         for name in database.implementations:
             started = time.perf_counter()
             nothing = np.zeros((0, 2))

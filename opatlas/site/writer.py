@@ -17,6 +17,7 @@ from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.states import compared_states
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
+from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.diagnosis import diagnosis_page
@@ -81,9 +82,8 @@ def write_site(
     types: list[dict[str, Any]] = []
     tables: list[pd.DataFrame] = []
     for source in sources:
-        for kernel_type in source.kernel_types():
-            if kernel_types and kernel_type not in kernel_types:
-                continue
+        shown = [name for name in source.kernel_types() if not kernel_types or name in kernel_types]
+        for kernel_type in progress_over(shown, "kernel types", label="report"):
             try:
                 table = row_table(source, kernel_type)
             except OpAtlasError as error:

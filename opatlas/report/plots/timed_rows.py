@@ -27,6 +27,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import column_cells
 from opatlas.model.slots import Slot, parse_slots
+from opatlas.progress import progress_over
 from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
 from opatlas.store.manifest import read_manifests
@@ -105,7 +106,7 @@ def read_timed_rows(folder: Path | str, kernel_types: Collection[str] = ()) -> T
         run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in read_manifests(database, []).items()
     }
     with gc_paused():
-        for kernel_type in sorted(kernel_types) or there:
+        for kernel_type in progress_over(sorted(kernel_types) or there, "kernel types", label="read"):
             try:
                 rows += _read_rows(database, kernel_type, devices, problems)
             except OpAtlasError as error:
