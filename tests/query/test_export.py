@@ -83,6 +83,20 @@ def test_products_are_a_table_in_milliseconds(folder: Path) -> None:
     assert rows[["framework", "version", "device"]].iloc[0].tolist() == ["torch", "2.11.0", "NVIDIA H200"]
 
 
+def test_rows_of_an_implementation_name_it(folder: Path) -> None:
+    place = folder.parents[1] / "liger" / "liger0.8.5_torch2.11.0_cuda13.0"
+    write_table(place, "MatMulV2", product_rows(SIZES, [1.0, 1.0]))
+    tables = [each.rows for each in perf_tables(opatlas.open(folder)) if each.path.stem == "gemm_perf"]
+    named = {(table["framework"][0], table["version"][0], table["latency"].min()) for table in tables}
+    assert named == {("torch", "2.11.0", 0.0125), ("liger", "0.8.5", 0.001)}
+
+
+def test_messages_of_other_dtypes_are_left_out(folder: Path) -> None:
+    path = folder.parents[1] / "nccl" / "2.28.9" / "hcom_allReduce_.csv"
+    path.write_text(path.read_text().replace("DT_BF16", "FLOAT"))
+    assert set(rows_of(folder, "nccl_perf")["op_name"]) == {"all_gather"}
+
+
 def test_messages_count_elements_of_all_chunks(folder: Path) -> None:
     rows = rows_of(folder, "nccl_perf").set_index("op_name")
     assert rows.loc["all_reduce", "message_size"] == 4096 // 2

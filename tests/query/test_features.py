@@ -59,6 +59,7 @@ def test_rows_of_experts_have_typed_columns(tmp_path: Path) -> None:
     write_table(tmp_path, "GroupedMatmul", pd.DataFrame([row]))
     (line,) = opatlas.open(tmp_path).frame("GroupedMatmul").to_dict("records")
     assert (line["groups"], line["m"], line["n"], line["k"]) == (64, 2, 512, 1024)
+    assert line["tflops"] == pytest.approx(2 * 2 * 512 * 1024 / 5e6)
 
 
 def test_a_size_at_which_durations_jump_is_found(tmp_path: Path) -> None:
