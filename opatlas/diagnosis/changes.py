@@ -148,9 +148,8 @@ def kernel_change_lines(change: KernelChange) -> Iterator[str]:
     """Yields all counters of one kernel, side by side."""
     yield f"{change.rank} {change.kernel_type}"
     yield from (wrap(change.shapes, indent=2), f"  {verdict_change(change)}", "")
-    rows = [("", "old", "new", "new / old"), ("Duration(us)", f"{change.old_us:.4g}", f"{change.new_us:.4g}", "")]
-    rows[1] = (*rows[1][:3], f"{change.new_us / change.old_us:.2f}")
-    for name, (before, after) in change.counters.items():
+    rows = [("", "old", "new", "new / old")]
+    for name, (before, after) in {"Duration(us)": (change.old_us, change.new_us), **change.counters}.items():
         rows.append((name, f"{before:.4g}", f"{after:.4g}", f"{after / before:.2f}" if before else ""))
     yield from align_numbers(rows, least=30)
 

@@ -108,7 +108,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class EndpointLimits:
-    """EndpointLimits of one question.
+    """The limits of one question.
 
     Attributes:
         attempts: the most requests, the first one included.

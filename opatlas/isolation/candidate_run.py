@@ -1,4 +1,4 @@
-"""Runs the candidates of tasks: judges their source before, and the end of their process after it."""
+"""Runs candidates: judges their source before, and the end of their process after it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from signal import Signals
 
 from opatlas.candidates.error_class import CandidateFailure, Phase, classify
-from opatlas.candidates.judgement import Judgement, Level
+from opatlas.candidates.judgement import Judgement
 from opatlas.candidates.static_rules import static_check, static_notes
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.model.schema import Status
@@ -20,7 +21,7 @@ _LONGEST = 64 << 10
 
 
 def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = "") -> RowOutcome:
-    """Runs the candidate of a task, unless its source breaks a rule. Raises what `run` raises.
+    """Runs a candidate, unless its source breaks a rule. Raises what `run` raises.
 
     Args:
         run: runs the job.
@@ -32,20 +33,28 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
-    helpers = [name for helper in job.source.helpers if (name := Path(helper).stem)]
-    judgement = static_check(text, path, helpers=helpers, language=language)
+    helpers = tuple(name for helper in job.source.helpers if (name := Path(helper).stem))
+    judgement, notes = _judge_source(text, path, helpers, language)
     if judgement is not None:
         return _outcome(judgement)
     outcome = run(job)
     if outcome.judgement is None and outcome.status.crash:
         outcome = _judged_end(outcome, job)
     _remove_logs(job)
-    if outcome.judgement is None or not (notes := static_notes(text, path)):
+    if outcome.judgement is None or not notes:
         return outcome
     judged = replace(outcome.judgement, notes=(*notes, *outcome.judgement.notes))
     if not judged.passed:
         return replace(outcome, judgement=judged)
     return replace(outcome, judgement=judged, reason="; ".join(filter(None, (outcome.reason, *notes))))
+
+
+@lru_cache(maxsize=16)
+def _judge_source(
+    text: str, path: Path, helpers: tuple[str, ...], language: str
+) -> tuple[Judgement | None, tuple[str, ...]]:
+    """Returns the judgement of a source that breaks a rule, else None, and its notes. A suite has many cases of one."""
+    return static_check(text, path, helpers=helpers, language=language), static_notes(text, path)
 
 
 def _outcome(judgement: Judgement) -> RowOutcome:
@@ -65,13 +74,9 @@ def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
         exit_code=code if code is not None and code >= 0 else None,
         timed_out=outcome.status is Status.TIMEOUT,
     )
-    judgement = replace(classify(failure), level=_passed(failure.phase))
+    judgement = classify(failure)
     said = f"{judgement.name}: {judgement.text} ({outcome.reason})"
     return replace(outcome, reason=said, judgement=judgement)
-
-
-def _passed(phase: Phase) -> Level:
-    return Level.COMPILE if phase in (Phase.LATER_CALL, Phase.CHECK) else Level.STATIC
 
 
 def _read(name: str) -> str:

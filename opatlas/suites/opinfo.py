@@ -282,17 +282,12 @@ def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator
     for sample in samples:
         yield _case(operator, "", dtype, sample, sample.call, sample.results)
     overload = find_overload(operator)
-    if overload is None or sample_writes(samples):
+    if overload is None or any(sample.call.written() for sample in samples):
         return
     variants = variants_of(overload)
     for variant in filter(None, (variants.in_place, variants.out)):
         made = (_variant(variant, operator, dtype, sample) for sample in samples)
         yield from itertools.islice(filter(None, made), _MOST_VARIANTS)
-
-
-def sample_writes(samples: Sequence[_Sample]) -> bool:
-    """Returns whether the operator of samples writes into its arguments."""
-    return any(sample.call.written() for sample in samples)
 
 
 def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> SampleCase | None:

@@ -16,7 +16,7 @@ from opatlas.implementations.contract import KernelSource, Prepared
 from opatlas.implementations.directory import read_directory
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.errors import ReplayError, Unsupported
-from opatlas.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, variants_of
+from opatlas.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, name_of, variants_of
 from opatlas.suites.overload import is_folder, overload_of
 
 #: Dispatch keys of torch by the kind of device.
@@ -139,7 +139,7 @@ def _kernels(implementation: Implementation) -> Iterator[tuple[str, Callable[...
         yield name, kernel
         variants = variants_of(overload)
         for variant in filter(None, (variants.in_place, variants.out)):
-            derived[variant._schema.name.partition("::")[2] + "." + variant._overloadname] = derive(variant, kernel)
+            derived[name_of(variant)] = derive(variant, kernel)
     yield from ((name, kernel) for name, kernel in derived.items() if name not in sources)
 
 

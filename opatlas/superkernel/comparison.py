@@ -12,7 +12,7 @@ import numpy as np
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import standard_deviation
-from opatlas.superkernel.advice import LEAST_RUNS, Steadiness
+from opatlas.superkernel.advice import LEAST_RUNS, MOST_RUNS, Steadiness
 from opatlas.superkernel.gains import GATE
 from opatlas.superkernel.kernel_types import StepPhase
 from opatlas.superkernel.scopes import StepSource, find_structure, phase_of
@@ -138,7 +138,7 @@ def compare_captures(
     notes = [problem for own in timelines for each in own for problem in each.problems]
     for word, times in (("old", before), ("new", after)):
         if len(times.runs) < LEAST_RUNS:
-            notes.append(f"{word}: {pluralize(len(times.runs), 'run')}; the guide asks for {LEAST_RUNS} to 5")
+            notes.append(f"{word}: {pluralize(len(times.runs), 'run')}; the guide asks for {LEAST_RUNS} to {MOST_RUNS}")
     if not in_steps:
         notes.append("a capture does not tell its steps: each counts as one step, so all must hold equally many")
     return SuperKernelComparison(before, after, checks, tuple(notes))
