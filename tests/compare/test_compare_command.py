@@ -272,7 +272,12 @@ def test_a_wrong_name_is_refused_with_the_right_one(
 
 def test_wrong_databases_are_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = write_tables(tmp_path / "alone", {"Sort": [measured(1, 2)]})
-    for folders, named in (([alone], "--implementation"), ([base, base], str(base)), ([tmp_path / "none"], "none")):
+    for folders, named in (
+        ([alone], "--implementation"),
+        ([base, base], str(base)),
+        ([tmp_path / "none"], "none"),
+        ([base, tmp_path / "none"], "none"),
+    ):
         status, out, err = run(capsys, *folders)
         assert (status, out) == (2, ""), folders
         assert named in err
