@@ -25,8 +25,8 @@ def test_random_numbers_are_those_of_the_dtype_in_their_range(name):
     assert drawn.dtype is DTYPES[name.removeprefix("DT_")]
     numbers = drawn.float()
     assert float(numbers.abs().max()) <= 16.0
-    # Several binades, both signs, and about the deviation of uniform numbers.
-    assert len(numbers.unique()) > 64
+    # Many of the numbers of several binades, both signs, and about the deviation of uniform numbers.
+    assert len(numbers.unique()) > 40
     assert 8.5 < float(numbers.std()) < 10.0
     assert torch.equal(input_row("64,96", name).tensor(0, -16.0, 16.0).float(), numbers)
 
