@@ -20,7 +20,8 @@ from opatlas.isolation.dealer import DeviceAnswer
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
 from opatlas.isolation.ray_api import WATCH, beat, future, ray, start_actor
-from opatlas.isolation.ray_group import GroupHost, RayGroup, in_order
+from opatlas.isolation.ray_group import GroupHost, RayGroup
+from opatlas.isolation.ray_group_actor import in_order
 from opatlas.model.location import device_kind
 from opatlas.text import pluralize
 

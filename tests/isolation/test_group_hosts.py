@@ -8,7 +8,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import RowOutcome
 from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.isolation.ray_group import HostAnswer, combined, in_order
+from opatlas.isolation.ray_group import combined
+from opatlas.isolation.ray_group_actor import HostAnswer, in_order
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 
