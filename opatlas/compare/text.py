@@ -247,7 +247,12 @@ def _lists(comparison: DatabaseComparison, rival: ComparedDatabase) -> Iterator[
 def _cells(pair: CallPair) -> tuple[str, ...]:
     spread = math.expm1(STANDARD_ERRORS * pair.standard_error)
     speed_up = ratio_text(pair.speed_up)
-    return microseconds_text(pair.baseline_us), microseconds_text(pair.rival_us), speed_up, noise_text(spread)
+    return (
+        microseconds_text(pair.baseline_us),
+        microseconds_text(pair.rival_us),
+        speed_up,
+        noise_text(spread) if spread < 1 else ">100 %",
+    )
 
 
 def _marks(comparison: DatabaseComparison, rival: ComparedDatabase, row: RowComparison, pair: CallPair) -> str:
