@@ -11,6 +11,7 @@ import pytest
 from captures import launch, write_capture
 from doc_commands import ROOT
 
+pytestmark = pytest.mark.usefixtures("forks")
 PAGE, CHINESE = (ROOT / "docs" / "tutorials" / name for name in ("op-mapping.md", "op-mapping.zh-CN.md"))
 NPU_FOLDER = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
 

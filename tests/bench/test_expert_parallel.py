@@ -29,6 +29,7 @@ from opatlas.engine.inputs.experts import (
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 
+pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
 LAYER_OUT = "11,40;6 | DT_BF16;INT32"
 

@@ -17,6 +17,7 @@ from opatlas.checks import CHECKS
 from opatlas.checks.known_findings import KNOWN_FINDINGS
 from opatlas.cli.main import main, parser_of
 
+pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = """
 - checks: [spikes, monotone]

@@ -19,6 +19,7 @@ from stand_in_npus import StandInNpus
 
 from .loader import Loader
 
+pytestmark = pytest.mark.usefixtures("forks")
 VERSIONS = "vllm0.18.0_torch2.9.0_cann8.5"
 BF16 = "bfloat16"
 ABSENT = "DT_UNDEFINED"

@@ -12,6 +12,7 @@ import pytest
 from fake_npu_smi import A3, fake_npu_smi
 from sessions import ROOT, Sessions, row
 
+pytestmark = pytest.mark.usefixtures("forks")
 CONFTEST = """
 from opatlas.devices.device import DeviceSpec
 

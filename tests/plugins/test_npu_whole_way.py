@@ -18,6 +18,7 @@ from stand_in_npus import StandInNpus, is_mean_us
 from opatlas.store.database import Database
 from opatlas.store.manifest import manifest_paths
 
+pytestmark = pytest.mark.usefixtures("forks")
 SAMPLES = 3
 LAUNCHES = (
     launch(type="MatMulV2", shapes="16,32;64,32", out="16,64"),

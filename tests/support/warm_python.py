@@ -229,9 +229,13 @@ def _become(
         os.close(number)
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    # Those of the first process know whether they can seek.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    buffering = 1 if os.isatty(1) else -1
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering, sys.stdout.encoding, sys.stdout.errors, closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, sys.stderr.encoding, sys.stderr.errors, closefd=False)
     if environment.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

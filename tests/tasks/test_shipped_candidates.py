@@ -23,6 +23,7 @@ from opatlas.isolation.task_rows import TaskRows, task_rows
 from opatlas.model.schema import ERROR_CLASS, LEVEL, MAX_ERROR, STATUS, WITHIN_1E3, Status
 from opatlas.tasks.task import Task, read_tasks
 
+pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
 CANDIDATES = ROOT / "candidates"
 FILES = sorted(CANDIDATES.rglob("*.py"))
