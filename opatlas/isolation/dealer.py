@@ -29,6 +29,8 @@ _MOST_JOBS = 64
 _DEPTH = 2
 #: How often a device is asked for a sign of life, and after how long a silence it is lost, in seconds.
 BEAT_S, SILENCE_S = 10.0, 60.0
+#: How long a device that is open waits for its head, in seconds. Then it ends: the network between them is cut.
+LONELY_S = 120.0
 #: The same for a device whose process starts, in seconds: a cold disk, and a cluster that is busy.
 _START_S = 300.0
 #: A device that is lost so often, without an outcome in between, is left out.
@@ -300,10 +302,10 @@ class Dealer:
         self._tell(f"left out for the rest of the session: {slot.gone}")
 
     def _look_after(self) -> None:
-        """Asks the devices that work for a sign of life, and gives up those that were silent for too long."""
+        """Asks the devices for a sign of life, and gives up those that work and were silent for too long."""
         self._looked = now = time.monotonic()
         for slot in self._slots:
-            if slot.gone or not (slot.opens or slot.calls):
+            if slot.gone:
                 continue
             if slot.beat is not None and slot.beat.done() and slot.beat.exception() is None:
                 slot.since, text = now, slot.beat.result()
@@ -311,7 +313,7 @@ class Dealer:
                 if text:
                     self._tell(f"{slot.device.name}: {text}")
             # A process that opens its device gives signs of life; the first one takes until it has started.
-            if now - slot.since > (_START_S if slot.opens else SILENCE_S):
+            if (slot.opens or slot.calls) and now - slot.since > (_START_S if slot.opens else SILENCE_S):
                 self._lose(slot, f"no sign of life for {now - slot.since:.0f} s")
             elif slot.beat is None or slot.beat.done():
                 slot.beat = slot.device.beat()

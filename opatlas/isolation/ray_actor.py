@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from opatlas.files import TemporaryFolder
 from opatlas.implementations.contract import content_digest
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.child import print_to_stderr
-from opatlas.isolation.dealer import BATCH_S, DeviceAnswer
+from opatlas.isolation.dealer import BATCH_S, BEAT_S, DeviceAnswer
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.executor import run_job
 from opatlas.isolation.process_end import die_with_parent
@@ -88,6 +89,8 @@ class HostActor:
         self._host = platform.node()
         #: Digests of the files of jobs that are here as the head has them.
         self._same_files: set[tuple[str, str]] = set()
+        #: When the head last called.
+        self._heard = time.monotonic()
         os.environ[SESSION_VARIABLE] = session
         sys.path[:] = dict.fromkeys((*sys.path, *paths))
         _undo_limits_of_ray()
@@ -98,6 +101,7 @@ class HostActor:
 
     def beat(self) -> str:
         """Returns for whom a row waits; "" if none does."""
+        self._heard = time.monotonic()
         wait = self._waits.current
         return f"waits for the device, which another session uses: {wait.holder}" if wait is not None else ""
 
@@ -108,6 +112,12 @@ class HostActor:
             if other := other_file(job):
                 raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
             self._same_files.add(files)
+
+    def _end_without_head(self, patience_s: float) -> None:
+        """Ends this process, and so the device process, when the head is silent. Ray itself may not notice a cut."""
+        while (silent_s := time.monotonic() - self._heard) < patience_s:
+            time.sleep(min(patience_s - silent_s, BEAT_S))
+        os._exit(1)
 
     def _with_printed(self, outcome: RowOutcome) -> RowOutcome:
         """Returns the outcome with what was printed since the last call, unless it is a measurement."""
@@ -151,8 +161,10 @@ class DeviceActor(HostActor):
         """Returns the islands of GPUs of this host."""
         return find_nvlink_islands(devices)
 
-    def open(self, settings: MeasureSettings) -> DeviceAnswer:
-        """Opens the device."""
+    def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:
+        """Opens the device, and ends this process when the head has not called for some seconds."""
+        self._heard = time.monotonic()
+        threading.Thread(target=self._end_without_head, args=(patience_s,), daemon=True).start()
         if self._spec is None and (problem := self.look().problem):
             return DeviceAnswer(gone=problem)
         assert self._spec is not None
@@ -166,7 +178,7 @@ class DeviceActor(HostActor):
     def run(self, jobs: Sequence[Job]) -> DeviceAnswer:
         """Runs jobs until `BATCH_S` is over; the others have not begun."""
         assert self._process is not None
-        began = time.monotonic()
+        began = self._heard = time.monotonic()
         outcomes: list[tuple[int, RowOutcome]] = []
         for job in jobs:
             if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):

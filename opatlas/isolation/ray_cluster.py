@@ -16,6 +16,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation import dealer
 from opatlas.isolation.dealer import DeviceAnswer
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
@@ -74,7 +75,7 @@ class RayDevice:
     def open(self) -> Future[DeviceAnswer]:
         if self._actor is None:
             self._actor = self._start()
-        return future(self._actor.open.remote(self._settings))
+        return future(self._actor.open.remote(self._settings, dealer.LONELY_S))
 
     def run(self, jobs: Sequence[Any]) -> Future[DeviceAnswer]:
         return future(self._actor.run.remote(jobs))

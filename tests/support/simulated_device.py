@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ class SimulatedDevice(CpuDevice):
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             simulated.expect_well()
+            time.sleep(float(os.environ.get("SIMULATED_SECONDS", "0")))
             return impl(*arguments, **keywords)
 
         return call
