@@ -48,6 +48,8 @@ def comparison_lines(settings: Settings, plan: Plan, measured: Collection[str]) 
     for number, rival in enumerate(databases[1:]):
         ids = by_suffix[rivals[number].implementation.suffix]
         rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
+        if not any(rival.name in row.pairs for row in rows.rows):
+            continue
         total = rows.total(rival.name)
         mean = f": {ratio_text(total.covered)} in the geometric mean" if total.covered is not None else ""
         yield f"{rival.label}, speed-up over {databases[0].label}{mean}"
