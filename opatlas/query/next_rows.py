@@ -156,7 +156,7 @@ def next_rows(
 ) -> NextRows:
     """Returns the rows whose measurement tells the most of some steps, at most `n`.
 
-    All steps count alike, whatever they take, and of the implementations only the default one.
+    All steps count alike, whatever they take. A row that some implementation has measured is measured.
 
     Args:
         steps: the calls of each step.
@@ -235,17 +235,18 @@ class _Calls:
         measured = np.zeros(len(cells), dtype=bool)
         listed: set[str] = set()
         if self.kernel_type in database.kernel_types():
-            default = next(iter(database.implementations))
-            rows = database.answers.stored_rows(self.kernel_type, default)
             listed = set(signatures(self.kernel_type, Database(database.path).read_or_empty(self.kernel_type).frame))
-            measured = np.array([name in rows.by_signature for name in names])
-            stored = [rows.by_signature.get(name, 0) for name in names]
-            predictions = database.answers.predictor(self.kernel_type, default).predict(cells)
-            for i, prediction in enumerate(predictions):
-                if measured[i]:
-                    us[i] = low[i] = high[i] = rows.duration_us[stored[i]]
-                elif prediction is not None:
-                    us[i], (low[i], high[i]) = prediction.duration_us, prediction.interval_us
+            for name in database.implementations:
+                stored = database.answers.stored_rows(self.kernel_type, name).duration_by_signature
+                for i, known_us in enumerate(map(stored.get, names)):
+                    if known_us is not None and not us[i] <= known_us:
+                        us[i] = low[i] = high[i] = known_us
+            measured = ~np.isnan(us)
+            for name in database.implementations:
+                predictions = database.answers.predictor(self.kernel_type, name).predict(cells)
+                for i, prediction in enumerate(predictions):
+                    if prediction is not None and np.isnan(us[i]):
+                        us[i], (low[i], high[i]) = prediction.duration_us, prediction.interval_us
         for i in np.flatnonzero(np.isnan(us)).tolist():
             us[i] = _guess_us(row_features(self.kernel_type, cells[i], 1))
             low[i], high[i] = us[i] / _FACTOR, us[i] * _FACTOR

@@ -71,6 +71,17 @@ def test_a_measured_row_is_not_planned_and_a_waiting_one_counts_as_measured(fold
     assert (after.waiting, waiting < now < before.error[0]) == (1, True)
 
 
+def test_a_row_that_another_implementation_measured_is_not_planned(tmp_path: Path) -> None:
+    device = tmp_path / "data" / "NVIDIA_H200"
+    torch = device / "torch" / "torch2.11.0_cuda13.0"
+    write_table(torch, "Sort", product_rows([(1, 1, 1)], [5]))
+    before = next(row for row in planned(torch).rows if row.kernel_type == "SwiGlu")
+    row = {**before.cells, "Average Duration(us)": "5.0", "Status": "measured", "Quality": "quiet"}
+    beside = device / "flashinfer" / "flashinfer0.5.3_torch2.11.0_cuda13.0"
+    write_table(beside, "SwiGlu", pd.DataFrame([row]))
+    assert before.signature not in {row.signature for row in planned(torch).rows if row.kernel_type == "SwiGlu"}
+
+
 def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
