@@ -105,7 +105,7 @@ def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Any) ->
     folder = write_kernels(sessions.folder / "kit", kernels)
     options = ("test_suites.py", "--suite=calls.txt", f"--implementation=torch,{folder}")
     finished = start(sessions, cluster, *options, devices=2).wait()
-    assert finished.ledger() == {"measured": 4, "failed": 1, "unsupported": 1}
+    assert finished.ledger() == {"measured": 4, "xfailed": 1, "unsupported": 1}
     assert left(sessions) == []
 
 
