@@ -10,6 +10,8 @@ from doc_commands import DOCS, PAGES, ROOT
 
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+#: Anchors of a heading besides its own: those of a Chinese page are the English ones.
+IDENTIFIERS = re.compile(r'<a id="([\w-]+)"></a>')
 #: A file of the checkout, as sentences name it: `opatlas/engine/inputs/replay_row.py`, `tests/support/`.
 _FILE = re.compile(r"`((?:opatlas|bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
 
@@ -19,10 +21,14 @@ def text_of(page: Path) -> str:
     return _FENCED.sub("", page.read_text(encoding="utf-8"))
 
 
+def anchors_in_order(page: Path) -> list[str]:
+    """What GitHub makes of a page's headings, the title first."""
+    headings = re.findall(r"^#+ (.+)$", IDENTIFIERS.sub("", text_of(page)), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+
+
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings."""
-    headings = re.findall(r"^#+ (.+)$", text_of(page), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {*anchors_in_order(page), *IDENTIFIERS.findall(text_of(page))}
 
 
 def dead_links(page: Path) -> list[str]:

@@ -12,7 +12,7 @@ from captures import launch, write_capture
 from doc_commands import ROOT
 
 pytestmark = pytest.mark.usefixtures("forks")
-PAGE, CHINESE = (ROOT / "docs" / "tutorials" / name for name in ("op-mapping.md", "op-mapping.zh-CN.md"))
+PAGE = ROOT / "docs" / "tutorials" / "op-mapping.md"
 NPU_FOLDER = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
 
 
@@ -52,10 +52,3 @@ def test_the_commands_print_what_the_page_shows(database: Path) -> None:
     path.write_text(without + line)
     assert run(check, database).returncode == 0
     assert "Gelu" not in run(look, database).stdout
-
-
-def test_the_chinese_page_has_the_same_blocks() -> None:
-    for language in ("sh", "text"):
-        assert blocks(PAGE, language) == blocks(CHINESE, language)
-    without_comments = [[re.sub(r"\s+#.*", "", block) for block in blocks(page, "yaml")] for page in (PAGE, CHINESE)]
-    assert without_comments[0] == without_comments[1]

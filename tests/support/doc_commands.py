@@ -103,7 +103,7 @@ def blocks_of(page: Path) -> list[Block]:
     name = _name(page)
     if page.suffix == ".yml":
         return [Block(name, 1, tuple(_of_workflow(name, 1, page.read_text(encoding="utf-8"))))]
-    for first, language, lines in _fenced(page.read_text(encoding="utf-8")):
+    for first, language, lines in fenced_blocks(page.read_text(encoding="utf-8")):
         if language in ("yaml", "yml"):
             commands = list(_of_workflow(name, first, "\n".join(lines)))
         elif language in SHELL or (not language and _is_shell(name, first, lines)):
@@ -125,7 +125,7 @@ def blocks_of(page: Path) -> list[Block]:
 def inline_commands(page: Path) -> list[Command]:
     """The commands that stand in the text of a page, whole ones only."""
     text = page.read_text(encoding="utf-8")
-    for first, _, lines in _fenced(text):
+    for first, _, lines in fenced_blocks(text):
         # As many empty lines, so that the others keep their numbers.
         text = _blank(text, first, len(lines))
     found = []
@@ -155,7 +155,7 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
 
 
-def _fenced(text: str) -> Iterator[tuple[int, str, list[str]]]:
+def fenced_blocks(text: str) -> Iterator[tuple[int, str, list[str]]]:
     """Number of the first line, language and lines of each fenced code block."""
     fence, indent, language, first, lines = "", "", "", 0, list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
