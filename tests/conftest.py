@@ -29,10 +29,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("unhurried")
-#: Each process of a session would compile the library anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 #: Their files take up to minutes each, the others seconds.
-LONG = ("chaos", "groups", "collectives", "plugins")
+LONG = ("chaos", "groups", "collectives", "plugins", "suites", "tasks")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
