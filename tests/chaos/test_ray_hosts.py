@@ -43,7 +43,7 @@ def start(sessions: Sessions, network: Hosts, *options: str, size: int = 32, **e
     """A session on the head and its hosts, whose first two rows wait."""
     sessions.write("Moody", [row(size) for size in (*_WAITING, *range(200, 198 + size))])
     return sessions.start(
-        f"--ray={network.address}", "--junitxml=out.xml", *options, SIMULATED_DEVICES="1", **environment
+        f"--ray={network.address}", "--junitxml=out.xml", *options, alone=True, SIMULATED_DEVICES="1", **environment
     )
 
 
