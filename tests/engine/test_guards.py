@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -330,6 +331,39 @@ def test_a_result_that_is_wrong_in_few_timed_calls_is_unstable(share: float) -> 
     with pytest.raises(CandidateRejected) as caught:
         trial.verify(reference, _compare)
     assert caught.value.error_class is (ErrorClass.HACK if share == 1 else ErrorClass.UNSTABLE)
+
+
+class _StopsInTime:
+    """A candidate that computes in the first two timed calls, and returns its last result from then on."""
+
+    def __init__(self) -> None:
+        self.timed_calls = 0
+        self.latest = torch.empty(0)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.timed_calls < 3:
+            self.latest = torch.relu(x)
+        return self.latest
+
+
+def test_a_result_of_earlier_inputs_is_stale_in_few_timed_calls_too() -> None:
+    """Of few calls a third may be wrong by chance alone."""
+    found: Counter[str] = Counter()
+    for seed in range(40):
+        candidate = _StopsInTime()
+        trial, reference = _relu_trial(candidate, seed)
+        trial.first_call()
+        trial.examine()
+        for number in range(1, 7):
+            candidate.timed_calls = number
+            trial.prepare()
+            trial.launch()
+        try:
+            trial.verify(reference, _compare)
+        except CandidateRejected as error:
+            found[error.sub_class or error.error_class.value] += 1
+    assert found["stale-result"] >= 38
+    assert not found["unstable"]
 
 
 @pytest.mark.parametrize("model_changes", [True, False])

@@ -179,6 +179,9 @@ class CandidateTrial:
             CandidateRejected: a guard objects.
             ReplayError: raised by `compare`, for results of calls that were not timed.
         """
+        last = None
+        if self._is_pending and self._latest is not None:
+            last = _Kept(self._inputs.variant, self._latest_results())
         self._record()
         self._latest = None
         self._synchronize()
@@ -195,7 +198,7 @@ class CandidateTrial:
         self._expect_different(expected)
         for variant in self._variants:
             self._expect_no_repeat(self._known[variant], variant, expected)
-        self._expect_samples(reference, compare, expected)
+        self._expect_samples(reference, compare, expected, last)
         return compared
 
     def _call(self, variant: Variant) -> FlatResults:
@@ -277,6 +280,13 @@ class CandidateTrial:
                 "result from the inputs of its call",
             )
 
+    def _expect_not_equal(self, wrong: _Kept) -> None:
+        """Raises CandidateRejected if a wrong result equals that of a call on other inputs."""
+        others = [results for variant, results in self._known.items() if variant != wrong.variant]
+        others += [each.results for each in self._fresh if each.variant != wrong.variant]
+        if any(have_equal_bits(wrong.results, other) for other in others):
+            raise _stale("inputs")
+
     def _expect_not_stale(
         self, variant: Variant, reference: Reference, compare: Callable[[FlatResults, FlatResults], object]
     ) -> None:
@@ -323,8 +333,13 @@ class CandidateTrial:
         reference: Reference,
         compare: Callable[[FlatResults, FlatResults], object],
         expected: dict[Variant, FlatResults],
+        last: _Kept | None,
     ) -> None:
-        """Raises CandidateRejected if timed calls gave wrong results, though the calls before were right."""
+        """Raises CandidateRejected if timed calls gave wrong results, though the calls before were right.
+
+        Args:
+            last: the result of the last timed call; None if none was timed.
+        """
         wrong = [not bool(same) for same in self._samples]
         for each in self._fresh:
             should_be = self._expected(each.variant, reference)
@@ -332,11 +347,17 @@ class CandidateTrial:
             try:
                 compare(each.results, should_be)
             except ReplayError:
+                self._expect_not_equal(each)
                 wrong.append(True)
             else:
                 wrong.append(False)
         if not any(wrong):
             return
+        if last is not None:
+            try:
+                compare(last.results, self._expected(last.variant, reference))
+            except ReplayError:
+                self._expect_not_equal(last)
         is_hack = sum(wrong) > _WRONG_SHARE * len(wrong)
         text = f"{sum(wrong)} of {len(wrong)} timed calls gave other results than the calls before them"
         raise CandidateRejected(
