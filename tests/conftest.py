@@ -22,6 +22,10 @@ from stand_in_npus import StandInNpus
 # time, which takes longer than the sessions.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Readline, which pytest imports, tells all children of its process how wide a terminal is that they do not have.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
 
 hypothesis.settings.register_profile(
     "unhurried",
