@@ -18,7 +18,7 @@ from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.attribution import ProfiledRow
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess, Launcher
-from opatlas.isolation.executor import Executor
+from opatlas.isolation.executor import Executor, run_job
 from opatlas.isolation.groups.messages import RANK_PLACEHOLDER
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S, msprof_command
@@ -100,7 +100,7 @@ class MsprofSession:
         launched: dict[Path, list[Job]] = defaultdict(list)
         try:
             for job in jobs:
-                outcome = self._process.run(job)
+                outcome = run_job(self._process, job)
                 if outcome.pending:
                     launched[self._outputs[-1]].append(job)
                     # On a full disk only this session can read the row, and no later session.
