@@ -34,6 +34,18 @@ _RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 _START_S = 300.0
 
 
+class DifferingCpus(OpAtlasError):
+    """The CPUs of the cluster differ, so that their durations do not compare.
+
+    Attributes:
+        hosts: the hosts of each CPU, by its cores and model.
+    """
+
+    def __init__(self, message: str, *, hosts: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(message)
+        self.hosts = hosts
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where an actor runs, and what it has of the node: `resources` by Ray's names."""
@@ -232,21 +244,24 @@ def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
     """Returns a note where CPUs that measure rows differ in what their name does not tell: cores, model.
 
     Raises:
-        OpAtlasError: they differ, and may not be mixed.
+        DifferingCpus: they may not be mixed.
     """
-    found: dict[str, dict[str, None]] = {}
+    found: dict[str, list[str]] = {}
     for facts in hosts:
         if facts.spec is not None and facts.spec.kind == "cpu":
             about = f"{pluralize(facts.cores, 'core')}{f', {facts.processor}' if facts.processor else ''}"
-            found.setdefault(about, {})[facts.host] = None
+            names = found.setdefault(about, [])
+            if facts.host not in names:
+                names.append(facts.host)
     if len(found) < 2:
         return []
     told = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
     if mixed:
         return [f"--mixed: the CPUs of the cluster differ: {told}"]
-    raise OpAtlasError(
+    raise DifferingCpus(
         f"the CPUs of the cluster differ, so that their durations do not compare: {told}. Leave hosts out of the "
-        f"cluster, or let their durations be mixed (--mixed)"
+        f"cluster, or let their durations be mixed (--mixed)",
+        hosts=found,
     )
 
 

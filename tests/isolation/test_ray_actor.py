@@ -11,10 +11,9 @@ import pytest
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.system import processor
 from opatlas.engine.job import Job
-from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource, content_digest
 from opatlas.isolation.ray_actor import HostFacts, other_file
-from opatlas.isolation.ray_cluster import differing_cpus
+from opatlas.isolation.ray_cluster import DifferingCpus, differing_cpus
 from opatlas.tasks.task import read_tasks
 
 TASK = """
@@ -68,8 +67,9 @@ def test_hosts_with_equal_cpus_measure_together_and_those_of_other_devices_may_d
 @pytest.mark.parametrize("other", [host("other", 4, "model 1"), host("other", 8, "model 2")], ids=["cores", "model"])
 def test_cpus_that_differ_are_named_and_mixed_only_if_asked(other: HostFacts) -> None:
     hosts = [host("a", 8, "model 1"), host("b", 8, "model 1"), other]
-    with pytest.raises(OpAtlasError, match=r"a, b with 8 cores.*; other with .*--mixed"):
+    with pytest.raises(DifferingCpus, match="--mixed") as raised:
         differing_cpus(hosts, mixed=False)
+    assert raised.value.hosts == {"8 cores, model 1": ["a", "b"], f"{other.cores} cores, {other.processor}": ["other"]}
     (note,) = differing_cpus(hosts, mixed=True)
     assert "other" in note
 
