@@ -112,8 +112,9 @@ def test_the_class_of_a_failure(failure: CandidateFailure, expected: str) -> Non
 
 
 def test_a_compilers_last_words_are_the_text() -> None:
-    judgement = classify(CandidateFailure(CALL, signal="SIGABRT", stderr="LLVM ERROR: cannot select\n"))
-    assert judgement.text == "first call: LLVM ERROR: cannot select"
+    words = "LLVM ERROR: cannot select"
+    judgement = classify(CandidateFailure(CALL, signal="SIGABRT", stderr=f"{words}\n"))
+    assert judgement.text == f"{CALL}: {words}"
 
 
 EXPECTED = np.random.default_rng(0).normal(size=64)

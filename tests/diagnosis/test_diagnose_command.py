@@ -16,6 +16,7 @@ from opatlas.cli.main import main
 from opatlas.diagnosis.diagnosis import diagnose
 from opatlas.diagnosis.peaks import known_peaks, read_peaks
 from opatlas.diagnosis.prompt import prompt_text
+from opatlas.diagnosis.rules import KernelVerdict
 from opatlas.errors import UsageError
 from opatlas.implementations.directory import read_directory
 from opatlas.text import parse_real
@@ -145,7 +146,7 @@ def test_a_change_shows_verdicts_and_counters_side_by_side(
     assert {each["speed_up"] for each in others} == {1.0}
     assert main(["diagnose", str(new), "--against", str(path)]) == 0
     text = capsys.readouterr().out
-    assert "memory bound -> compute bound" in text
+    assert f"{KernelVerdict.MEMORY_BOUND} -> {KernelVerdict.COMPUTE_BOUND}" in text
     assert "aiv_mte2_ratio 0.94 -> 0.6" in text
     assert main(["diagnose", str(new), "--against", str(path), "--row", "1"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("aiv_vec_ratio")]
