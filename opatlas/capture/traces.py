@@ -33,12 +33,22 @@ _DIGITS_TO_ZERO = bytes.maketrans(b"0123456789.eE+-", b"0" * 15)
 _LONG_NUMBER = re.compile(b"0{%d,}" % MOST_DIGITS)
 
 
+#: Deepest nesting of lists and objects. The parser keeps the path to each level, and paths grow with the depth.
+MOST_LEVELS = 10_000
+#: Blocks with fewer brackets that open more than close are not looked at for nesting.
+_FEW_BRACKETS = 16
+_QUOTE, _BACKSLASH = b'"\\'
+
+
 class LongTokenError(Exception):
-    """The next number or string is too long for the parser; the message names the token."""
+    """The next number or string is too long for the parser, or nested too deep; the message says which."""
 
 
 class TokenLengthGuard:
-    """A file for ijson that raises LongTokenError before the parser meets a number or string that is too long."""
+    """A file for ijson that raises LongTokenError before the parser meets what it has no memory for.
+
+    These are numbers and strings that are too long, and lists and objects that are nested too deep.
+    """
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
@@ -49,6 +59,8 @@ class TokenLengthGuard:
         self._string_bytes = 0
         #: A backslash at the end of the previous block.
         self._escape = b""
+        #: Levels that long runs of brackets have opened.
+        self._levels = 0
         self._problem = ""
 
     def read(self, size: int = -1) -> bytes:
@@ -61,6 +73,10 @@ class TokenLengthGuard:
             self._problem = f"a number of {MOST_DIGITS:,} digits or more"
             block = block[:start]
         else:
+            deep = self._too_deep(block)
+            if deep is not None:
+                self._problem = f"values that are nested more than {MOST_LEVELS:,} levels deep"
+                block = block[:deep]
             self._follow_strings(block)
             if self._string_bytes > MOST_STRING_BYTES:
                 self._problem = f"a string of more than {MOST_STRING_BYTES >> 20} MB"
@@ -81,6 +97,30 @@ class TokenLengthGuard:
             quotes = _without_escapes(self._escape + block[:start]).count(b'"')
             if self._in_string == bool(quotes % 2):
                 return start
+        return None
+
+    def _too_deep(self, block: bytes) -> int | None:
+        """Follows the nesting in a block with many brackets. Returns the position where it is too deep, else None."""
+        if (
+            -_FEW_BRACKETS
+            < block.count(b"[") + block.count(b"{") - block.count(b"]") - block.count(b"}")
+            < _FEW_BRACKETS
+        ):
+            return None
+        in_string, is_escaped = self._in_string, bool(self._escape)
+        for position, letter in enumerate(block):
+            if is_escaped:
+                is_escaped = False
+            elif letter == _BACKSLASH:
+                is_escaped = True
+            elif letter == _QUOTE:
+                in_string = not in_string
+            elif not in_string and letter in b"[{":
+                self._levels += 1
+                if self._levels > MOST_LEVELS:
+                    return position
+            elif not in_string and letter in b"]}":
+                self._levels = max(self._levels - 1, 0)
         return None
 
     def _follow_strings(self, block: bytes) -> None:
