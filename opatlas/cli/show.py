@@ -138,7 +138,7 @@ def _list(found: Sequence[Overview]) -> list[str]:
         (
             str(Path(each.path).relative_to(ROOT)),
             *(f"{each.total(what):,}" for what in shown),
-            _age(each),
+            _day(each),
         )
         for each in found
     ]
@@ -155,9 +155,13 @@ def _percent(noise: float | None) -> str:
     return "" if noise is None else f"{noise * 100:.1f} %"
 
 
+def _day(found: Overview) -> str:
+    """Returns the day of the newest run; "" without one."""
+    return "" if found.last_run_at is None else time.strftime("%Y-%m-%d", time.gmtime(found.last_run_at))
+
+
 def _age(found: Overview) -> str:
     if found.last_run_at is None:
         return ""
-    day = time.strftime("%Y-%m-%d", time.gmtime(found.last_run_at))
     days = int((time.time() - found.last_run_at) // _DAY_S)
-    return f"{day} ({pluralize(days, 'day')} ago)" if days > 0 else f"{day} (today)"
+    return f"{_day(found)} ({pluralize(days, 'day')} ago)" if days > 0 else f"{_day(found)} (today)"
