@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -17,7 +16,7 @@ from opatlas.candidates.rejection import CandidateRejected
 from opatlas.devices.device import Device
 from opatlas.engine.group import Group
 from opatlas.engine.guards.input_sets import InputSets, Variant, vary
-from opatlas.engine.guards.judged_replay import JudgedReplay, ReferenceFailed, examine
+from opatlas.engine.guards.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.results import FlatResults
 from opatlas.engine.guards.trial import CandidateTrial
@@ -31,9 +30,6 @@ from opatlas.suites.case import SuiteRow, check_case
 from opatlas.suites.operators import Call, derive
 from opatlas.text import exception_line
 
-#: Number of sets of inputs.
-_SETS = 3
-_SEEDS = 1 << 30
 #: Memory of a case relative to its arguments: three sets, float64, results and what the kernel needs.
 _MEMORY_FACTOR = 12.0
 _ALWAYS_THERE_BYTES = 64 << 20
@@ -110,7 +106,6 @@ class SuiteCandidate(JudgedReplay):
     ) -> None:
         super().__init__(job, device, instrument, settings, group)
         self._row = row
-        self._seed = random.SystemRandom().randrange(_SEEDS)
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the sets of arguments, the results and the reference."""
@@ -129,7 +124,7 @@ class SuiteCandidate(JudgedReplay):
         examine(guard, "its import")
         # Such a number counts from the beginning of the storage.
         counts_storage = any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
-        inputs = InputSets(self._arguments, range(_SETS), scales=True, margins=not counts_storage)
+        inputs = InputSets(self._arguments, range(SETS), scales=True, margins=not counts_storage)
         trial = CandidateTrial(
             kernel.launch,
             inputs,

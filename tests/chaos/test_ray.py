@@ -9,12 +9,11 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
 from operator_kernels import write_kernels
-from ray_clusters import ancestor, left, start, tree
+from ray_clusters import ancestor, hosts_in_report, left, start, tree
 from sessions import ROOT, Running, Sessions, row
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_ray")]
@@ -36,12 +35,7 @@ def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Se
     assert statuses[Mood.SEGFAULT] == "crashed"
     assert statuses[Mood.POISON] == "device-error"
     assert finished.tells("Segmentation fault"), "what a row prints comes back from its host"
-    hosts = {
-        each.get("value")
-        for each in ElementTree.parse(sessions.folder / "out.xml").iter("property")
-        if each.get("name") == "host"
-    }
-    assert hosts == {os.uname().nodename}
+    assert hosts_in_report(sessions.folder / "out.xml") == {os.uname().nodename}
     assert left(sessions) == []
 
 

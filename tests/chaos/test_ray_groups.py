@@ -9,11 +9,10 @@ import signal
 import socket
 import time
 from typing import Any
-from xml.etree import ElementTree
 
 import group_replays
 import pytest
-from ray_clusters import ancestor, left, start, tree
+from ray_clusters import ancestor, hosts_in_report, left, start, tree
 from replaying import cells_of
 from sample_rows_moe import LAYER
 from sessions import QUICKLY, ROOT, Running, Sessions, row
@@ -83,12 +82,7 @@ def test_groups_run_after_the_other_rows_and_a_bad_rank_costs_its_row(with_group
     # The rank that is the cause, and not one that lost its peer.
     for mood in (group_replays.KILLED, group_replays.RAISES, group_replays.HANGS):
         assert "rank 1 of 4" in stored[mood]["Status Reason"], stored[mood]
-    measured_on = {
-        each.get("value")
-        for each in ElementTree.parse(sessions.folder / "out.xml").iter("property")
-        if each.get("name") == "host"
-    }
-    assert measured_on == {os.uname().nodename}
+    assert hosts_in_report(sessions.folder / "out.xml") == {os.uname().nodename}
     assert left(sessions) == []
 
 

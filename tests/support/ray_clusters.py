@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from sessions import Running, Sessions, wait_for
 
@@ -18,6 +19,11 @@ def left(sessions: Sessions) -> list[bytes]:
     """The actors, keepers and device processes that are still there some time after a session has ended."""
     wait_for(lambda: not _of_devices(sessions), seconds=20)
     return _of_devices(sessions)
+
+
+def hosts_in_report(path: Path) -> set[str | None]:
+    """The hosts that a JUnit report names."""
+    return {each.get("value") for each in ElementTree.parse(path).iter("property") if each.get("name") == "host"}
 
 
 def _of_devices(sessions: Sessions) -> list[bytes]:

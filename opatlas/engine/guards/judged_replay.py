@@ -5,6 +5,7 @@ The reference is computed after the last call of the candidate, so that its proc
 
 from __future__ import annotations
 
+import random
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -49,6 +50,9 @@ from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
 from opatlas.text import cut_middle, without_build_command
 
+#: Number of sets of inputs.
+SETS = 3
+_SEEDS = 1 << 30
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: What the status of a row is, by class; `failed` for any other.
@@ -81,6 +85,8 @@ class JudgedReplay(ABC):
         self._sampling = Sampling(
             job.kernel_type, job.cells, device, instrument, settings, group, is_library=job.source is not None
         )
+        #: Inputs and weights follow from it. No candidate can know it.
+        self._seed = random.SystemRandom().randrange(_SEEDS)
         self._notes: list[str] = []
         self._assumptions: list[str] = []
         self._compared: list[Compared] = []

@@ -5,7 +5,6 @@ The reference is computed after the last call of the candidate, so that its proc
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from opatlas.candidates.rejection import CandidateRejected
 from opatlas.devices.device import Device
 from opatlas.engine.group import Group
 from opatlas.engine.guards.input_sets import InputSets, Variant
-from opatlas.engine.guards.judged_replay import JudgedReplay, ReferenceFailed, examine
+from opatlas.engine.guards.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
 from opatlas.engine.guards.process_guard import ProcessGuard
 from opatlas.engine.guards.results import FlatResults
 from opatlas.engine.guards.trial import CandidateTrial
@@ -35,9 +34,6 @@ from opatlas.model.schema import TASK_INPUTS
 from opatlas.tasks.task import Task, TaskKind
 from opatlas.text import exception_line
 
-#: Number of sets of inputs.
-_SETS = 3
-_SEEDS = 1 << 30
 #: Memory of a row relative to its inputs: three sets, float64, results and what the candidate needs.
 _MEMORY_FACTOR = 12.0
 #: A candidate may be as far off as Model itself in the dtypes of the task, and this many times as far.
@@ -75,7 +71,6 @@ class TaskReplay(JudgedReplay):
         super().__init__(job, device, instrument, settings, group)
         self._row = row
         self._file = self._file or str(row.task.path)
-        self._seed = random.SystemRandom().randrange(_SEEDS)
         self._module: ModuleType | None = None
 
     def _prepare(self) -> None:
@@ -163,7 +158,7 @@ class TaskReplay(JudgedReplay):
         except Exception as error:
             raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
         self._sampling.expect_memory(_MEMORY_FACTOR * first)
-        return InputSets(make, [self._seed + number for number in range(_SETS)], weights)
+        return InputSets(make, [self._seed + number for number in range(SETS)], weights)
 
     def _compare(self, reference: Reference) -> Callable[[FlatResults, FlatResults], Compared]:
         device = self._device.torch_device
