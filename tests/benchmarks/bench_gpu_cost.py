@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def in_process(instrument: str) -> None:
     from opatlas.instruments.instrument import MeasureSettings
     from opatlas.instruments.kernel_records import KernelRecord, KernelRecords
 
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
 
     def timed(owner: object, name: str, what: str) -> None:
         function = getattr(owner, name)
@@ -79,7 +79,7 @@ def in_process(instrument: str) -> None:
             spent["device busy with samples and flushes"] += sum(record.duration_us for record in found) / 1e6
             return found
 
-        of._records = kept  # type: ignore[method-assign]
+        of._records = kept  # type: ignore[method-assign, assignment]
 
     runner = Runner(available_devices("cuda")[0], MeasureSettings(repeat_count=_SAMPLES, instrument=instrument))
     timed(runner._instrument, "sample", "sampling")

@@ -16,12 +16,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from opatlas.instruments.instrument import Samples
+from opatlas.instruments.instrument import Instrument, Samples
+from opatlas.instruments.kernel_records import KernelRecords
 from tests.benchmarks.gpu_rows import truth_rows
+
+if TYPE_CHECKING:
+    from opatlas.instruments.cupti import CuptiRecorder
 
 RELATIVE, ABSOLUTE_US = 0.02, 0.3
 _SAMPLES, _TURNS = 50, 2
@@ -44,7 +48,7 @@ class All:
         self.medians: list[dict[str, float]] = []
         self._cupti = cupti.open_cupti(settings)
         self._kineto = kineto.open_kineto(settings)
-        self._events = device_events.of_cuda(settings)
+        self._events = device_events.open_cuda_events(settings)
         self._cupti_us = 1.0
         # Kineto sets CUPTI's clock to one of its own when it is first used, which others read from then on.
         self._spin(self._kineto)
@@ -55,7 +59,7 @@ class All:
 
         from opatlas.instruments.stop_rule import StopRule
 
-        def by(instrument: Any) -> Samples:
+        def by(instrument: Instrument) -> Samples:
             self._take_records(instrument)
             return instrument.sample(call, before_each, StopRule(repeat_count=_SAMPLES, time_limit_s=60))
 
@@ -71,18 +75,18 @@ class All:
         )
         return turns[0][0]
 
-    def _take_records(self, instrument: Any) -> None:
+    def _take_records(self, instrument: Instrument) -> None:
         """Kineto asks for the process's records each time; CUPTI's instrument does so once, being alone."""
         if instrument is self._cupti:
-            instrument._recorder.register()
+            cast("CuptiRecorder", self._cupti._recorder).register()
 
-    def _spin(self, instrument: Any) -> float:
+    def _spin(self, instrument: KernelRecords) -> float:
         """Microseconds that an instrument sees of a kernel of a tenth of a second."""
         self._take_records(instrument)
         with instrument._recorder.recording() as records:
             torch.cuda._sleep(_SPIN_CYCLES)
             (record,) = records()
-        return record.duration_us
+        return float(record.duration_us)
 
     def _true_us(self) -> float:
         """The same kernel between two events: what they add is a few microseconds."""

@@ -104,6 +104,7 @@ class WaitingDevice:
 
 def rate(devices: int, row_s: float, rows: int, head_s: float) -> float:
     """Rows that the head takes in a second."""
+    taken = 0
 
     def take(job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
         nonlocal taken
@@ -113,7 +114,7 @@ def rate(devices: int, row_s: float, rows: int, head_s: float) -> float:
         while time.thread_time() < until:
             pass
 
-    taken, clock = 0, Clock()
+    clock = Clock()
     jobs = (Job("module", "module.py", "test", "Toy", {}, timeout_s=1.0) for _ in range(rows))
     dealer = Dealer([WaitingDevice(n, row_s, clock) for n in range(devices)], jobs, rows, take, print)
     dealer.describe()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 _TIMES: list[float] = []
 
 
-def pytest_runtest_logreport(report):
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call":
         _TIMES.append(time.perf_counter())
 
 
-def pytest_unconfigure():
+def pytest_unconfigure() -> None:
     print()
     for at in _TIMES:
         print(f"finished at {at:.6f}")

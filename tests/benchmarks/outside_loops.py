@@ -170,7 +170,7 @@ class Loops:
             call()
             stop.record()
         torch.cuda.synchronize()
-        return median(start.elapsed_time(stop) * 1000 for start, stop in pairs)
+        return median(float(start.elapsed_time(stop)) * 1000 for start, stop in pairs)
 
     def _graph(self, calls: Sequence[Call]) -> float:
         count = max(_CALLS_OF_GRAPH, len(calls))
@@ -189,7 +189,7 @@ class Loops:
             graph.replay()
             stop.record()
             torch.cuda.synchronize()
-            samples.append(start.elapsed_time(stop) * 1000 / count)
+            samples.append(float(start.elapsed_time(stop)) * 1000 / count)
         # The first replay also uploads the graph.
         return median(samples[1:])
 

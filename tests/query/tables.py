@@ -12,7 +12,7 @@ RUN = "20260101T000000-aaaaaa"
 
 def product_rows(sizes: Sequence[tuple[int, int, int]], us: Sequence[float]) -> pd.DataFrame:
     """Returns rows of products of BF16, by M, N and K, with quiet samples."""
-    return pd.DataFrame(
+    rows: pd.DataFrame = pd.DataFrame(
         {
             "Input Shapes": [f"{m},{k};{n},{k}" for m, n, k in sizes],
             "Input Data Types": "DT_BF16;DT_BF16",
@@ -28,6 +28,7 @@ def product_rows(sizes: Sequence[tuple[int, int, int]], us: Sequence[float]) -> 
             "Run ID": RUN,
         }
     )
+    return rows
 
 
 def write_table(folder: Path, kernel_type: str, rows: pd.DataFrame) -> None:
