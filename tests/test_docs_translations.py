@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from doc_commands import ROOT, fenced_blocks
 from test_docs_links import IDENTIFIERS, anchors_in_order, text_of
 
 CHINESE = sorted((ROOT / "docs" / "zh").glob("*.md"))
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.zh-CN.md"))
 
 
 def blocks(page: Path) -> list[tuple[str, list[str]]]:
@@ -25,10 +25,16 @@ def rows(page: Path) -> list[int]:
 
 
 def english_of(page: Path) -> Path:
-    return page.with_name(page.name.replace(".zh-CN", "")) if page in TUTORIALS else ROOT / "docs" / page.name
+    """Returns the page of the same name in docs or docs/tutorials."""
+    (english,) = (each for each in (ROOT / "docs", ROOT / "docs" / "tutorials") if (each / page.name).exists())
+    return english / page.name
 
 
-@pytest.mark.parametrize("page", [*CHINESE, *TUTORIALS], ids=lambda page: page.stem)
+def link_to(page: Path, from_page: Path) -> str:
+    return f"]({Path(os.path.relpath(page, from_page.parent)).as_posix()})"
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.stem)
 def test_a_page_shows_the_same_blocks_in_both_languages(page: Path) -> None:
     assert blocks(page) == blocks(english_of(page))
 
@@ -41,5 +47,10 @@ def test_a_page_has_the_same_headings_and_tables_in_both_languages(page: Path) -
     assert rows(page) == rows(english)
     levels = [re.findall(r"^#+(?= )", text_of(each), flags=re.MULTILINE) for each in (page, english)]
     assert levels[0] == levels[1]
-    assert f"](../{page.name})" in text_of(page)
-    assert f"](zh/{page.name})" in text_of(english)
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.stem)
+def test_a_page_and_its_translation_link_to_each_other(page: Path) -> None:
+    english = english_of(page)
+    assert link_to(english, page) in text_of(page)
+    assert link_to(page, english) in text_of(english)

@@ -11,7 +11,7 @@ from doc_commands import ROOT, blocks_of
 from scratch_checkout import ScratchCheckout
 
 PAGE = ROOT / "docs" / "tutorials" / "write-a-replay.md"
-TRANSLATION = PAGE.with_suffix(".zh-CN.md")
+TRANSLATION = ROOT / "docs" / "zh" / PAGE.name
 _BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: The line that a block follows, by what its first line says behind the file; without it the block ends the file.
 _AFTER = {"in MISTAKES": "MISTAKES: list", "under kernels": "kernels:\n"}
