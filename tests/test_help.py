@@ -16,7 +16,7 @@ from opatlas.plugins import options, theory
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 141
+MOST_OPTIONS = 138
 #: `pytest bench/`, with those of collectives; and any other command.
 MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 36, 9
 #: Options that are another thing for another command, and what tells.
@@ -128,6 +128,25 @@ def test_a_value_that_is_none_and_an_option_that_has_left_are_refused(
     message = capsys.readouterr().err
     assert arguments[0].partition("=")[0] in message
     assert named in message
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "successor"),
+    [
+        ("models", "--csv", "--json"),
+        ("plot", "--peak-gbps", "--peaks"),
+        ("superkernel", "--log", "grep"),
+        ("superkernel", "--results", "numpy.array_equal"),
+    ],
+)
+def test_an_option_that_a_command_no_longer_has_names_its_successor(
+    command: str, option: str, successor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_parsers()[command].parse_args(["WHAT", option, "value"])
+    message = capsys.readouterr().err
+    assert option in message
+    assert successor in message
 
 
 def test_fail_fast_is_another_name_of_x() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opatlas.cli.arguments import add_json, write_or_print_json
+from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
 from opatlas.experiment.outcomes import read_experiment
-from opatlas.experiment.report import as_json, make_report, write_csvs
+from opatlas.experiment.report import as_json, make_report
 from opatlas.experiment.text import text_lines
 from opatlas.options import names
-from opatlas.text import pluralize, show
+from opatlas.text import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model of strategy A (default: for each task the model that is best at the other tasks)",
     )
     add_json(parser, "all tables, and the outcome of each task,")
-    parser.add_argument(
-        "--csv", type=Path, metavar="DIR", help="also write a CSV for each table (default: not written)"
-    )
+    add_removed(parser, {"--csv": "--json FILE, which has the same tables"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the tables, and returns the exit status that the help explains. Raises OpAtlasError."""
     experiment = read_experiment(arguments.folders, arguments.task_sets)
     report = make_report(experiment, arguments.baseline)
-    lines = list(text_lines(experiment, report))
-    if arguments.csv is not None:
-        files = write_csvs(arguments.csv, experiment, report)
-        lines += ["", f"{arguments.csv}: {pluralize(files, 'table')}"]
     if not write_or_print_json(arguments.json, as_json(experiment, report)):
-        show("\n".join(lines))
+        show("\n".join(text_lines(experiment, report)))
     return 0

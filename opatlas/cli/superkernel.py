@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from opatlas.cli.arguments import add_json, write_or_print_json
+from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
 from opatlas.errors import UsageError
 from opatlas.options import real
 from opatlas.superkernel.advice import ScopeAdvice, advise
 from opatlas.superkernel.analysis import ScopeAnalysis, analyse
-from opatlas.superkernel.comparison import CheckState, SuperKernelComparison, compare_captures
+from opatlas.superkernel.comparison import NOT_IN_CAPTURES, CheckState, SuperKernelComparison, compare_captures
 from opatlas.superkernel.gains import GATE, PUBLIC_GAINS, GainModel, ScopeVerdict
 from opatlas.superkernel.kernel_types import StepPhase, read_module_map
 from opatlas.superkernel.report import analysis_as_json, comparison_as_json
@@ -73,20 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OTHER",
         help="captures without SuperKernels: compare CAPTURE, which has them (default: find scopes in CAPTURE)",
     )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        nargs=2,
-        metavar="FILE",
-        help="with --against: the results without and with SuperKernels, .npy or .npz, whose difference must be 0 "
-        "(default: told as not given)",
-    )
-    parser.add_argument(
-        "--log",
-        type=Path,
-        metavar="FILE",
-        help="with --against: the plog of the session with SuperKernels, which tells whether they compiled (default: "
-        "told as not given)",
+    add_removed(
+        parser,
+        {
+            "--results": "numpy.array_equal(OLD, NEW, equal_nan=True) of the results in OLD and NEW",
+            "--log": "grep -e super_kernel_scope -e te_superkernel PLOG, which must find no error",
+        },
     )
     add_json(parser, "everything that is found")
 
@@ -95,8 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Shows the scopes, or a comparison, and returns the exit status that the help explains. Raises OpAtlasError."""
     if arguments.against is not None:
         return _compare(arguments)
-    if arguments.results or arguments.log:
-        raise UsageError(f"{'--results' if arguments.results else '--log'} takes effect with --against only")
     module_of = None if arguments.module_map is None else read_module_map(arguments.module_map)
     phase = None if arguments.phase is None else StepPhase(arguments.phase)
     timeline = read_timeline(arguments.capture)
@@ -110,9 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     if arguments.module_map or arguments.phase:
         raise UsageError(f"{'--module-map' if arguments.module_map else '--phase'} takes no effect with --against")
-    comparison = compare_captures(
-        arguments.against, arguments.capture, results=arguments.results or (), log=arguments.log
-    )
+    comparison = compare_captures(arguments.against, arguments.capture)
     if not write_or_print_json(arguments.json, comparison_as_json(comparison)):
         show("\n".join(_comparison_lines(comparison)))
     return 1 if comparison.verdict is CheckState.FAILED else 0
@@ -233,3 +221,4 @@ def _comparison_lines(comparison: SuperKernelComparison) -> Iterator[str]:
         yield wrap(f"note: {note}", indent=0)
     yield ""
     yield f"verdict: {comparison.verdict}"
+    yield wrap(NOT_IN_CAPTURES, indent=0)

@@ -1,14 +1,12 @@
-"""All tables of an experiment together, and the forms in which other tools read them: JSON, and CSVs."""
+"""All tables of an experiment together, and their JSON for other tools."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from opatlas.errors import UsageError
 from opatlas.experiment import tables
@@ -20,7 +18,6 @@ from opatlas.experiment.strategies import (
     strategy_differences,
     strategy_results,
 )
-from opatlas.store.csv_files import write_text
 from opatlas.text import suggest
 
 
@@ -101,31 +98,6 @@ def as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, ob
     }
 
 
-def write_csvs(folder: Path, experiment: Experiment, report: ExperimentReport) -> int:
-    """Writes a CSV for each table, and one with the outcome of each task.
-
-    Returns:
-        The number of files. An empty table is a file with its header.
-
-    Raises:
-        OpAtlasError: a file cannot be written.
-    """
-    content = {name: lines for name, lines in as_json(experiment, report).items() if isinstance(lines, list)}
-    kinds = get_type_hints(ExperimentReport)
-    for name, lines in content.items():
-        rows = [dict(_flat(line)) for line in lines]
-        # An empty table has the names of its fields.
-        columns = dict.fromkeys(key for row in rows for key in row) or [
-            each.name for each in fields(*get_args(kinds[name]))
-        ]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(folder / f"{name}.csv", text.getvalue())
-    return len(content)
-
-
 def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
     final, judgement, task = outcome.final, outcome.final.judgement, outcome.task
     return {
@@ -162,12 +134,3 @@ def _plain(value: Any, without: Sequence[str] = ()) -> Any:
     if isinstance(value, TaskName):
         return value._asdict()
     return str(value) if isinstance(value, (Enum, Path)) else value
-
-
-def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yields columns and cells of a line: `passed.rate`. What is not known is an empty cell."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -1,8 +1,7 @@
-"""`opatlas models`: its text, JSON and CSVs, and its exit status."""
+"""`opatlas models`: its text, its JSON and its exit status."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -48,16 +47,11 @@ def test_the_tables(folder: Path, golden: Callable[[str, str], None], capsys: py
     assert len(shown) > 6
 
 
-def test_json_and_csvs_have_the_same_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = run(capsys, folder, "--json", tmp_path / "all.json", "--csv", tmp_path / "csv")
+def test_json_has_all_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, folder, "--json", tmp_path / "all.json")
     assert (status, err) == (0, "")
     content = json.loads((tmp_path / "all.json").read_text("utf-8"))
     lists = {name: lines for name, lines in content.items() if isinstance(lines, list)}
-    assert {path.stem for path in (tmp_path / "csv").iterdir()} == set(lists)
-    for name, lines in lists.items():
-        with (tmp_path / "csv" / f"{name}.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert len(rows) == len(lines), name
     (large,) = (each for each in lists["task_sets"] if each["group"] is None and each["model"] == "large")
     outcomes = [each for each in lists["outcomes"] if each["model"] == "large"]
     assert large["passed"]["passed"] == sum(each["passed"] for each in outcomes)
@@ -124,4 +118,4 @@ def test_wrong_usage_and_damaged_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(capsys, folder)[0] == 1
     (tmp_path / "file").touch()
     write_run(folder, [attempt("m", "relu")])
-    assert run(capsys, folder, "--csv", tmp_path / "file" / "csv")[0] == 1
+    assert run(capsys, folder, "--json", tmp_path / "file" / "all.json")[0] == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from decode_timelines import QWEN3_LAYER, TimelineKernel, decode_steps, write_timeline
 
@@ -77,22 +76,14 @@ def test_json_has_what_the_report_has_and_more(tmp_path: Path, capsys: pytest.Ca
 def test_a_comparison_that_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = decode_steps(layers=8, steps=3, gap=lambda: 3.0)
     base, new = runs(tmp_path / "base", kernels), runs(tmp_path / "new", fused(kernels))
-    results = [tmp_path / "base.npy", tmp_path / "new.npz"]
-    np.save(results[0], np.array([1.0, np.nan, np.inf]))
-    np.savez(results[1], arr_0=np.array([1.0, np.nan, np.inf]))
-    results[0].rename(tmp_path / "base.data")
-    np.savez(results[0].with_suffix(".npz"), arr_0=np.array([1.0, np.nan, np.inf]))
-    log = tmp_path / "plog.log"
-    log.write_text("[WARNING] GE super_kernel_scope: Cast splits attention\n[ERROR] something else\n")
     json_file = tmp_path / "out.json"
-    given = ["--results", results[0].with_suffix(".npz"), results[1], "--log", log, "--json", json_file]
-    assert run(new, "--against", base, *given) == 0
+    assert run(new, "--against", base, "--json", json_file) == 0
     report = capsys.readouterr().out
-    assert report.splitlines()[-1] == "verdict: passed"
+    assert "verdict: passed" in report.splitlines()
+    assert max(len(line) for line in report.splitlines() if str(tmp_path) not in line) <= 80
     found = json.loads(json_file.read_text())
+    assert found["verdict"] == "passed"
     assert {check["name"]: check["state"] for check in found["checks"]} == {
-        "it compiles": "passed",
-        "results are equal": "passed",
         "gain": "passed",
         "steps of old": "passed",
         "steps of new": "passed",
@@ -109,33 +100,21 @@ def states(path: Path) -> dict[str, str]:
     return {check["name"]: check["state"] for check in json.loads(path.read_text())["checks"]}
 
 
-def test_what_is_not_given_is_told_and_what_is_wrong_fails(tmp_path: Path) -> None:
+def test_a_small_gain_is_told_and_what_is_wrong_fails(tmp_path: Path) -> None:
     kernels = decode_steps(layers=8, steps=3, gap=lambda: 0.5)
     base, new = runs(tmp_path / "base", kernels), runs(tmp_path / "new", fused(kernels))
     out = tmp_path / "out.json"
     assert run(new, "--against", base, "--json", out) == 0
-    assert (states(out)["it compiles"], states(out)["results are equal"]) == ("not given", "not given")
-    assert (states(out)["gain"], json.loads(out.read_text())["verdict"]) == ("gain below gate", "not given")
+    assert (states(out)["gain"], json.loads(out.read_text())["verdict"]) == ("gain below gate", "gain below gate")
 
     unsteady = runs(tmp_path / "unsteady", fused(kernels), factors=(0.6, 0.9, 1.3))
-    log = tmp_path / "plog.log"
-    log.write_text("[ERROR] fault kernel_name=te_superkernel_1f2e\n")
-    one, other = tmp_path / "one.npy", tmp_path / "other.npy"
-    np.save(one, np.array([1.0, 2.0]))
-    np.save(other, np.array([1.0, np.nan]))
-    assert run(unsteady, "--against", base, "--log", log, "--results", one, other, "--json", out) == 1
-    found = states(out)
-    assert [found[name] for name in ("it compiles", "results are equal", "steps of new")] == ["failed"] * 3
+    assert run(unsteady, "--against", base, "--json", out) == 1
+    assert states(out)["steps of new"] == "failed"
 
     assert run(base, "--against", base, "--json", out) == 1
     assert (states(out)["gain"], states(out)["SuperKernel rows"]) == ("failed", "failed")
     assert run(base, "--against", new, "--json", out) == 1
     assert states(out)["SuperKernel rows"] == "failed"
-
-    for wrong in (np.array([1.0, 2.0], dtype=np.float32), np.array([1.0]), np.array(["a", "b"])):
-        np.save(other, wrong)
-        assert run(new, "--against", base, "--results", one, other, "--json", out) == 1
-        assert states(out)["results are equal"] == "failed"
 
 
 def test_one_run_counts_its_steps_and_captures_without_steps_count_as_one(tmp_path: Path) -> None:
@@ -172,11 +151,8 @@ def test_classes_of_variation(variation: float, steadiness: Steadiness) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "named"),
     [
-        (["--log", "x"], 2, "--log"),
         (["--against", "CAPTURE", "--phase", "decode"], 2, "--phase"),
         (["--against", "nowhere"], 1, "nowhere"),
-        (["--against", "CAPTURE", "--log", "nowhere"], 1, "nowhere"),
-        (["--against", "CAPTURE", "--results", "CAPTURE", "nowhere"], 1, "CAPTURE"),
         (["--module-map", "nowhere"], 1, "nowhere"),
     ],
 )
