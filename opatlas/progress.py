@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
-from opatlas.text import shorten
+from opatlas.text import percent_text, shorten
 
 #: Seconds between two versions of the line on a terminal.
 _REWRITE_EVERY_S = 0.2
@@ -115,7 +115,7 @@ class Progress:
         if self.label:
             parts.insert(0, self.label)
         if self.total:
-            parts.append(f"{min(self.done / self.total, 1):.0%}")
+            parts.append(percent_text(min(self.done / self.total, 1), 0))
         if rate:
             parts.append(speed(rate, self.unit))
             if self.total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,6 +71,17 @@ def test_help_fits_80_columns(
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
+def test_table_of_a_plan_fits_80_columns_in_a_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = next(command for command in commands(folder) if command[0] == "plan")
+    assert main(plan) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines()), default=0) in range(1, 81)
+
+
 def test_tables_fit_80_columns_and_are_json_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,5 +92,6 @@ def test_tables_fit_80_columns_and_are_json_alone(
         assert main(command) in _FOUND, command
         out, err = capsys.readouterr()
         assert (wide(out + err), bool(out)) == ([], True), command
+        assert re.findall(r"\d%(?!\])", out + err) == [], command
         assert main([*command, "--json", "-"]) in _FOUND, command
         assert json.loads(capsys.readouterr().out), command

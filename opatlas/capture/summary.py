@@ -24,7 +24,7 @@ from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFI
 from opatlas.model.signature import column_cells
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.text import count_lines, parse_whole, pluralize, shorten, suggest, unknown_dtype_lines, wrap
+from opatlas.text import count_lines, parse_whole, percent_text, pluralize, shorten, suggest, unknown_dtype_lines, wrap
 
 _TYPES_SHOWN = 8
 #: Least similarity of two names of a kernel in different versions, such as MatMul and MatMulV2.
@@ -207,10 +207,10 @@ def _changes(changes: Sequence[DurationChange]) -> list[str]:
     which = f"the {CHANGES_SHOWN} largest" if len(changes) > CHANGES_SHOWN else "the largest first"
     lines = ["", f"changed durations: {len(changes):,} ({which}; microseconds)"]
     for change in worst:
-        percent = (change.after_us / change.before_us - 1) * 100
+        percent = percent_text(change.after_us / change.before_us - 1, signed=True)
         lines.append(
-            f"  {shorten(change.kernel_type, 20):20} {shorten(change.shapes, 26):26} "
-            f"{change.before_us:>9.2f} ->{change.after_us:>9.2f} {percent:>+7.1f}%"
+            f"  {shorten(change.kernel_type, 20):20} {shorten(change.shapes, 25):25} "
+            f"{change.before_us:>9.2f} ->{change.after_us:>9.2f} {percent:>9}"
         )
     return lines
 
@@ -361,7 +361,7 @@ def missing_replay_lines(
 
     def share(names: Collection[str]) -> str:
         part = sum(times.get(name, 0.0) for name in names) / total if total else 0.0
-        return "" if not total else f"{100 * part:.1f} %" if part >= 0.001 or not part else "below 0.1 %"
+        return "" if not total else percent_text(part) if part >= 0.001 or not part else "below 0.1 %"
 
     order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
     named = [

@@ -37,7 +37,7 @@ from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.row_copy import add_rows, is_of_duration
-from opatlas.text import pluralize, print_problems, shorten, show, table_lines, wrap
+from opatlas.text import percent_text, pluralize, print_problems, shorten, show, table_lines, wrap
 
 #: Neither status is 1 or 2, which are those of errors.
 _STATUS = {FitVerdict.SAME: 0, FitVerdict.SCALED: 3, FitVerdict.UNUSABLE: 4}
@@ -218,8 +218,8 @@ def _family_cells(family: FamilyFit) -> tuple[str, ...]:
     if family.ratio is None or family.interval is None:
         return family.family, counts, "", "", "", "", str(family.verdict)
     low, high = family.interval
-    spread = "" if family.spread is None else f"{family.spread:.1%}"
-    limit = f"{family.limit:.1%}"
+    spread = "" if family.spread is None else percent_text(family.spread)
+    limit = percent_text(family.limit)
     return (
         *(family.family, counts, f"{family.ratio:.3f}", f"{low:.3f} to {high:.3f}", spread, limit),
         str(family.verdict),

@@ -17,7 +17,7 @@ from opatlas.query.fits import Fit, fit_models
 from opatlas.query.kernel_model import Asked
 from opatlas.query.model_cache import folder
 from opatlas.query.predictor import FitSource
-from opatlas.text import pluralize, print_problems, show, table_lines
+from opatlas.text import percent_text, pluralize, print_problems, show, table_lines
 
 _CLASSES = {Asked.NEAR: "near", Asked.NEW_SITE: "new site", Asked.GAP: "gap", Asked.BEYOND: "beyond"}
 
@@ -69,4 +69,4 @@ def _as_json(fit: Fit) -> dict[str, object]:
 
 
 def _percent(error: float) -> str:
-    return "-" if error != error else f"{100 * error:.1f} %"
+    return "-" if error != error else percent_text(error)

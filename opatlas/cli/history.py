@@ -27,7 +27,7 @@ from opatlas.store.manifest import run_id_time
 from opatlas.store.pruned import unprune
 from opatlas.store.row_history import RowRun, row_histories
 from opatlas.store.write_back import recover
-from opatlas.text import align_numbers, pluralize, print_problems, show, table_lines, wrap
+from opatlas.text import align_numbers, percent_text, pluralize, print_problems, show, table_lines, wrap
 
 #: What --restore restores.
 _CSVS, _PRUNED = "csvs", "pruned"
@@ -170,7 +170,7 @@ def _conditions(run: RowRun) -> str:
 
 
 def _change(before: float | None, now: float | None) -> str:
-    return "" if before is None or now is None else f"{(now / before - 1) * 100:+,.1f} %"
+    return "" if before is None or now is None else percent_text(now / before - 1, signed=True)
 
 
 def _unprune(database: Database, chosen: RowChoice) -> int:

@@ -17,7 +17,7 @@ from opatlas.model.versions import detect
 from opatlas.progress import Progress
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost, PartCost
-from opatlas.text import pluralize, shorten, show
+from opatlas.text import percent_text, pluralize, shorten, show
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
 #: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
@@ -116,7 +116,7 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     what = "sum without what is missing" if cost.missing else "sum"
     yield f"{what}: {cost.us:,.0f} us, 90 % interval {low:,.0f} to {high:,.0f} us"
     if cost.us:
-        yield "  " + ", ".join(f"{us / cost.us:.1%} {how}" for how, us in cost.us_by_how().items())
+        yield "  " + ", ".join(f"{percent_text(us / cost.us)} {how}" for how, us in cost.us_by_how().items())
         each, outside = cost.us_in_layers / cost.layers, cost.us - cost.us_in_layers
         yield f"  a layer, as the mean of {cost.layers}: {each:,.0f} us; outside of layers {outside:,.0f} us"
         yield f"  {cost.tokens_per_s:,.0f} tokens/s, if steps follow each other without gaps"
@@ -128,7 +128,7 @@ def _lines(cost: ModelCost) -> Iterator[str]:
         (cost.other_dtypes_us, _OTHER_DTYPES, "comes from rows of other dtypes"),
     ):
         if us:
-            yield f"  {mark} {us / cost.us:.1%} of the sum {what}"
+            yield f"  {mark} {percent_text(us / cost.us)} of the sum {what}"
     if cost.composition_us or cost.untold_us:
         yield "  Kernels of libraries in their place: opatlas bench --implementation all"
     if cost.missing:
@@ -139,7 +139,7 @@ def _lines(cost: ModelCost) -> Iterator[str]:
 
 def _part_line(part: PartCost, total: float) -> str:
     each = "-" if part.us_per_call is None else f"{part.us_per_call:.2f}"
-    share = "-" if part.us is None or not total else f"{part.us / total:.1%}"
+    share = "-" if part.us is None or not total else percent_text(part.us / total)
     how = part.how + _MARKS[part.composed] + _OTHER_DTYPES * part.other_dtypes
     name, _ = parse_implementation(part.implementation)
     return _line(part.part, part.kernel_type, str(part.calls), each, share, how, name)

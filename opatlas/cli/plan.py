@@ -21,10 +21,10 @@ from opatlas.query.database import open as open_database
 from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows, Step, steps_of
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.text import pluralize, shorten, show, table_lines
+from opatlas.text import align_numbers, percent_text, pluralize, shorten, show
 from opatlas.theory.plan import append_rows
 
-_ROWS, _SHAPES = 100, 40
+_ROWS, _NAME = 100, 76
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,20 +92,24 @@ def _as_json(found: NextRows) -> dict[str, object]:
 
 
 def _lines(found: NextRows) -> Iterator[str]:
-    rows: list[Sequence[str]] = [("gain", "about us", "90 % interval", "steps", "kernel", "inputs")]
+    rows: list[Sequence[str]] = [("kernel and inputs", "gain", "about us", "90 % interval", "steps")]
     for row in found.rows:
         low, high = row.interval_us
+        name = shorten(f"{row.kernel_type} {row.cells[INPUT_SHAPES].rstrip(';')}", _NAME)
         interval = f"{low:.3g} to {high:.3g}"
-        shapes = shorten(row.cells[INPUT_SHAPES].rstrip(";"), _SHAPES)
-        rows.append((f"{row.gain:.3%}", f"{row.duration_us:.4g}", interval, str(row.steps), row.kernel_type, shapes))
+        rows.append((name, percent_text(row.gain, 3), f"{row.duration_us:.4g}", interval, str(row.steps)))
     if found.rows:
-        yield from table_lines(rows)
+        yield from align_numbers(rows)
         yield ""
     now, waiting, after = found.error
-    yield f"expected errors of a step's calls, in sum: {now:.1%} of its time"
+    yield f"expected errors of a step's calls, in sum: {percent_text(now)} of its time"
     if found.waiting:
-        yield f"  {waiting:.1%} when the CSVs' rows without a duration are measured: {found.waiting} of these steps"
-    yield f"  {after:.1%} with {pluralize(len(found.rows), 'further row')}" if found.rows else "  no row is left to add"
+        measured = "when the CSVs' rows without a duration are measured"
+        yield f"  {percent_text(waiting)} {measured}: {found.waiting} of these steps"
+    if found.rows:
+        yield f"  {percent_text(after)} with {pluralize(len(found.rows), 'further row')}"
+    else:
+        yield "  no row is left to add"
 
 
 def _add(database: Database, found: NextRows, arguments: argparse.Namespace, started_at: float) -> int:

@@ -19,7 +19,7 @@ from opatlas.model.signature import RowChoice
 from opatlas.options import percent
 from opatlas.report.row_summary import microseconds_text
 from opatlas.store.database import Database
-from opatlas.text import align_numbers, pluralize, print_problems, show, wrap
+from opatlas.text import align_numbers, percent_text, pluralize, print_problems, show, wrap
 
 _ROWS_SHOWN = 10
 
@@ -85,7 +85,7 @@ def _lines(path: Path, found: Regressions) -> Iterator[str]:
     if not found.series:
         yield wrap("`opatlas compare DB@RUN DB` compares two runs, by the spreads of their samples", indent=0)
         return
-    yield f"spread of a row between runs: {found.spread:.1%}, or that of its samples if that is more"
+    yield f"spread of a row between runs: {percent_text(found.spread)}, or that of its samples if that is more"
     for (before, after, is_drift), changes in found.by_runs().items():
         for change_of, growing in (("slower", True), ("faster", False)):
             rows = [each for each in changes if (each.percent > 0) is growing]
@@ -108,7 +108,7 @@ def _table(rows: Sequence[RowChange]) -> Iterator[str]:
             each.series.case_id,
             microseconds_text(each.before_us),
             microseconds_text(each.after_us),
-            f"{each.percent:+.0f} %",
+            percent_text(each.percent / 100, 0, signed=True),
             f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
         )
         for each in rows[:_ROWS_SHOWN]

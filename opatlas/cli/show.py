@@ -23,7 +23,7 @@ from opatlas.model.named_databases import named_folder
 from opatlas.model.quality import NOISE_LIMIT
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
-from opatlas.text import align_numbers, pluralize, print_problems, show
+from opatlas.text import align_numbers, percent_text, pluralize, print_problems, show
 
 _COLUMNS = 80
 #: Room for the name of a kernel type; longer names get a line of their own.
@@ -112,7 +112,7 @@ def _page(found: Overview) -> Iterable[str]:
     yield "noise: standard deviation / mean of a measured row, the median of all"
     if _COMPOSED in numbers:
         yield "composed: several torch operators were measured in place of the kernel"
-    yield f"noisy: not quiet by its Quality; without one: noise over {NOISE_LIMIT * 100:.0f} %"
+    yield f"noisy: not quiet by its Quality; without one: noise over {percent_text(NOISE_LIMIT, 0)}"
     yield "missing: no duration; failed rows are among them"
 
 
@@ -152,7 +152,7 @@ def _counts(counts: Mapping[str, int], unit: str = "") -> str:
 
 
 def _percent(noise: float | None) -> str:
-    return "" if noise is None else f"{noise * 100:.1f} %"
+    return "" if noise is None else percent_text(noise)
 
 
 def _day(found: Overview) -> str:

@@ -22,7 +22,7 @@ from opatlas.superkernel.kernel_types import StepPhase, read_module_map
 from opatlas.superkernel.report import analysis_as_json, comparison_as_json
 from opatlas.superkernel.scopes import StepSource
 from opatlas.superkernel.timeline import read_timeline
-from opatlas.text import align_numbers, pluralize, show, wrap
+from opatlas.text import align_numbers, percent_text, pluralize, show, wrap
 
 _microseconds = real("a number of microseconds from 0 on", lambda value: math.isfinite(value) and value >= 0)
 _TYPES_SHOWN = 3
@@ -128,9 +128,10 @@ def analysis_lines(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[str
         f"  {pluralize(bound.stretches, 'stretch', 'stretches')} of {bound.kernels:,} kernels: "
         f"{bound.duration_us / 1000:,.1f} ms, gaps {bound.gaps_us / 1000:,.1f} ms"
     )
-    yield f"  {bound.raw_ceiling:>6.1%}  all gaps"
-    yield f"  {bound.capped_ceiling:>6.1%}  gaps up to {model.cap_us:g} us; the rest is the host's: a graph removes it"
-    yield f"  {bound.saved_ceiling:>6.1%}  the same less {model.sync_us:g} us for each synchronization"
+    yield f"  {percent_text(bound.raw_ceiling):>7}  all gaps"
+    capped = percent_text(bound.capped_ceiling)
+    yield f"  {capped:>7}  gaps up to {model.cap_us:g} us; the rest is the host's: a graph removes it"
+    yield f"  {percent_text(bound.saved_ceiling):>7}  the same less {model.sync_us:g} us for each synchronization"
     yield ""
     yield "what splits a SuperKernel"
     for cut in analysis.cuts:
@@ -144,7 +145,7 @@ def analysis_lines(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[str
     yield ""
     for layers in analysis.layers:
         yield f"{layers.layers / analysis.steps:g} layers of {len(layers.kernel_types)} kernels each in a step"
-    shares = ", ".join(f"{module} {share:.1%}" for module, share in analysis.module_shares.items())
+    shares = ", ".join(f"{module} {percent_text(share)}" for module, share in analysis.module_shares.items())
     if shares:
         yield f"share of device time: {shares}"
     yield from _scope_lines(analysis)
@@ -181,8 +182,8 @@ def _scope_lines(analysis: ScopeAnalysis) -> Iterator[str]:
             f"{gain.duration_us:,.1f}",
             f"{gain.gaps_us:,.1f}",
             f"{gain.saved_us:,.1f}",
-            f"{gain.ceiling:.1%}",
-            f"{gain.step_share:.1%}",
+            percent_text(gain.ceiling),
+            percent_text(gain.step_share),
         )
         for gain in analysis.scopes
     ]
@@ -195,12 +196,12 @@ def _scope_lines(analysis: ScopeAnalysis) -> Iterator[str]:
         for verdict in (ScopeVerdict.WORTH_TRYING, ScopeVerdict.BELOW_GATE):
             named = ", ".join(str(gain.kind) for gain in analysis.scopes if gain.verdict is verdict)
             if named:
-                yield wrap(f"{verdict} (the gate is {GATE:.0%} of a step): {named}", indent=0)
+                yield wrap(f"{verdict} (the gate is {percent_text(GATE, 0)} of a step): {named}", indent=0)
         for gain in analysis.scopes:
             if gain.verdict is ScopeVerdict.REFUSED:
                 yield wrap(f"refused: {gain.kind}: {gain.reason}", indent=0)
     for public in PUBLIC_GAINS:
-        yield wrap(f"measured by others: {public.gain:.2%} ({public.what})", indent=0)
+        yield wrap(f"measured by others: {percent_text(public.gain, 2)} ({public.what})", indent=0)
 
 
 def _comparison_lines(comparison: SuperKernelComparison) -> Iterator[str]:
@@ -209,14 +210,14 @@ def _comparison_lines(comparison: SuperKernelComparison) -> Iterator[str]:
     for times, word in ((comparison.old, "old"), (comparison.new, "new")):
         yield (
             f"{word}  {pluralize(len(times.runs), 'run')}, {pluralize(sum(map(len, times.runs)), 'step')}, "
-            f"mean {times.mean_us:,.2f} us, variation {times.variation:.1%}"
+            f"mean {times.mean_us:,.2f} us, variation {percent_text(times.variation)}"
         )
     yield ""
     width = max(len(check.name) for check in comparison.checks)
     for check in comparison.checks:
         yield wrap(f"{check.name:{width}}  {check.state}: {check.text}", indent=0)
     for public in PUBLIC_GAINS:
-        yield wrap(f"measured by others: {public.gain:.2%} ({public.what})", indent=0)
+        yield wrap(f"measured by others: {percent_text(public.gain, 2)} ({public.what})", indent=0)
     for note in comparison.notes:
         yield wrap(f"note: {note}", indent=0)
     yield ""

@@ -18,6 +18,7 @@ from opatlas.store.database import Database
 from opatlas.store.write_back import RecoveredJournal
 from opatlas.text import (
     count_lines,
+    percent_text,
     pluralize,
     shorten,
     unknown_dtype_lines,
@@ -189,19 +190,21 @@ def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
     spreads = [row.spread for row in pooled if row.spread is not None]
     if not spreads:
         return lines
-    low, high = (f"{each:.1%}" for each in np.quantile(spreads, (0.5, 0.9)))
-    lines.append(f"  spread between machines: {low} in the median, {high} at p90, {max(spreads):.1%} at most")
+    low, high = (percent_text(each) for each in np.quantile(spreads, (0.5, 0.9)))
+    lines.append(f"  spread between machines: {low} in the median, {high} at p90, {percent_text(max(spreads))} at most")
     worst: dict[str, list[PooledRow]] = {}
     for row in _disagreeing(pooled):
         worst.setdefault(row.kernel_type, []).append(row)
     of_type = Counter(row.kernel_type for row in pooled)
     count = sum(map(len, worst.values()))
     if count:
-        lines.append(f"  over {SPREAD_LIMIT:.0%}: {pluralize(count, 'row')}; by kernel type, with the widest row:")
+        lines.append(
+            f"  over {percent_text(SPREAD_LIMIT, 0)}: {pluralize(count, 'row')}; by kernel type, with the widest row:"
+        )
     for kernel_type, (row, *others) in list(worst.items())[:DISAGREEING_SHOWN]:
         lines.append(
             f"  {shorten(kernel_type, 18):18} {len(others) + 1:>5,} of {of_type[kernel_type]:<6,} "
-            f"{shorten(row.input_shapes, 22):22} {row.median_us:>9.2f} us {row.spread:>7.1%}"
+            f"{shorten(row.input_shapes, 22):22} {row.median_us:>9.2f} us {percent_text(row.spread):>8}"
         )
     if len(worst) > DISAGREEING_SHOWN:
         lines.append(f"  and {pluralize(len(worst) - DISAGREEING_SHOWN, 'kernel type')}")

@@ -14,7 +14,7 @@ from opatlas.compare.step import ModelStep, total_of
 from opatlas.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
 from opatlas.model.schema import Status
 from opatlas.report.row_summary import markdown_table, microseconds_text, noise_text
-from opatlas.text import align_numbers, pluralize, shorten, wrap
+from opatlas.text import align_numbers, percent_text, pluralize, shorten, wrap
 
 _COLUMNS = 80
 #: Rows of a list, and reasons of rows without a duration.
@@ -220,7 +220,7 @@ def _step_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list
             microseconds_text(each.baseline_us),
             microseconds_text(each.rival_us),
             _mean(each.speed_up),
-            f"{each.baseline_us / total.baseline_us:.1%}",
+            percent_text(each.baseline_us / total.baseline_us),
         )
         for each in (*figures, total)
         if each.compared_calls

@@ -18,7 +18,7 @@ from opatlas.diagnosis.kernels import NAME
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit
 from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.report.row_summary import microseconds_text
-from opatlas.text import align_numbers, pluralize, shorten, wrap
+from opatlas.text import align_numbers, percent_text, pluralize, shorten, wrap
 
 _COLUMNS = 80
 #: Rows of the ranking that the terminal shows.
@@ -67,14 +67,15 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
         over, share = diagnosis.memory_over_compute
         half = limit(KernelVerdict.MEMORY_BOUND, "share_of_time")
         judged = "memory bound as a whole" if share > half else "not memory bound as a whole"
-        yield _fact("memory", f"mte2 / max(vec, mac) > 1 in {over:,}, {share:.1%} of the time (> {half:.0%}: {judged})")
+        of_time = f"{percent_text(share)} of the time (> {percent_text(half, 0)}: {judged})"
+        yield _fact("memory", f"mte2 / max(vec, mac) > 1 in {over:,}, {of_time}")
     if not math.isnan(verdicts.wait_share):
         host = limit(KernelVerdict.HOST_BOUND, "share")
         launches = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
         waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {launches}"
         judged = "host-bound" if verdicts.wait_share > host else "not host-bound"
-        share_text = f"{verdicts.wait_share:.1%} of the time is waiting"
-        yield _fact("waits", f"{waits}; {share_text} (> {host:.0%}: {judged})")
+        share_text = f"{percent_text(verdicts.wait_share)} of the time is waiting"
+        yield _fact("waits", f"{waits}; {share_text} (> {percent_text(host, 0)}: {judged})")
 
 
 def _peaks_text(diagnosis: Diagnosis) -> str:
@@ -103,7 +104,7 @@ def _verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
             (
                 str(verdict),
                 f"{count:,}",
-                f"{diagnosis.us_of(verdict) / diagnosis.kernel_us:.1%}",
+                percent_text(diagnosis.us_of(verdict) / diagnosis.kernel_us),
                 f"{firsts[verdict]:,}",
             )
         )
@@ -114,8 +115,8 @@ def _verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
     hits = diagnosis.verdicts.l2_hit_rate
     if np.isfinite(hits).any():
         low, seed = (limit(KernelVerdict.L2_MISSES, name) for name in ("ratio", "seed_ratio"))
-        by_tool = f"{int((hits < low).sum()):,} below {low:.0%} (npu-mfu-analyzer)"
-        by_seed = f"{int((hits < seed).sum()):,} below {seed:.0%} (seed)"
+        by_tool = f"{int((hits < low).sum()):,} below {percent_text(low, 0)} (npu-mfu-analyzer)"
+        by_seed = f"{int((hits < seed).sum()):,} below {percent_text(seed, 0)} (seed)"
         yield wrap(f"L2 hit rate: {by_tool}, {by_seed}; neither decides", indent=0)
 
 
@@ -185,9 +186,9 @@ def _kernel_type_lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _ranked_cells(each: RankedKernel) -> tuple[str, ...]:
-    roofline = "" if each.roofline is None else f"{each.roofline:.0%}"
+    roofline = "" if each.roofline is None else percent_text(each.roofline, 0)
     lost = ("" if each.lost_is_known else "<") + microseconds_text(each.lost_us)
-    return microseconds_text(each.duration_us), f"{each.share:.1%}", roofline, lost
+    return microseconds_text(each.duration_us), percent_text(each.share), roofline, lost
 
 
 def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
@@ -198,11 +199,12 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
     if diagnosis.table.is_capture:
         longest = f"the longest, {microseconds_text(float(row[DURATION]))}, is {diagnosis.place(line)}"
         yield _fact(
-            "launches", f"{ranked.launches:,}, {microseconds_text(ranked.duration_us)}, {ranked.share:.1%}; {longest}"
+            "launches",
+            f"{ranked.launches:,}, {microseconds_text(ranked.duration_us)}, {percent_text(ranked.share)}; {longest}",
         )
     else:
         yield _fact("row", diagnosis.place(line))
-        yield _fact("duration", f"{microseconds_text(ranked.duration_us)}, {ranked.share:.1%}")
+        yield _fact("duration", f"{microseconds_text(ranked.duration_us)}, {percent_text(ranked.share)}")
     for name in (NAME, *BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN):
         cell = row.get(name, "")
         if cell != "" and cell == cell:
@@ -229,7 +231,7 @@ def roofline_text(diagnosis: Diagnosis, ranked: RankedKernel) -> str:
         return f"not known; {lost}"
     bound = "arithmetic" if diagnosis.shares.by_arithmetic[ranked.line] else "memory"
     gbps = diagnosis.shares.gbps[ranked.line]
-    return f"{share:.1%} of the peak of {bound}, {gbps:,.0f} GB/s; {lost}"
+    return f"{percent_text(share)} of the peak of {bound}, {gbps:,.0f} GB/s; {lost}"
 
 
 def _finding_lines(finding: KernelFinding) -> Iterator[str]:

@@ -13,7 +13,7 @@ from opatlas.experiment.proportions import PassRate
 from opatlas.experiment.report import ExperimentReport
 from opatlas.experiment.strategies import CHOICE_LEVEL, Strategy, StrategyResult
 from opatlas.experiment.tables import ErrorShare, LevelRate, ModelFigures, PassDifference, SpeedUps, VerdictCounts
-from opatlas.text import align_numbers, pluralize, shorten, wrap
+from opatlas.text import align_numbers, percent_text, pluralize, shorten, wrap
 
 _COLUMNS = 80
 _NO_DATA = "no data"
@@ -280,7 +280,7 @@ def _rate_text(rate: PassRate) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return _NO_DATA if share is None else f"{share * 100:.0f} %"
+    return _NO_DATA if share is None else percent_text(share, 0)
 
 
 def _dollars(cost: float | None) -> str:

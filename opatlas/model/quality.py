@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.text import parse_real, pluralize
+from opatlas.text import parse_real, percent_text, pluralize
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
         return QualityVerdict(Quality.DRIFTING, _join_reasons(drift, named), len(outliers))
     noise = relative_noise(samples_us) or 0.0
     if noise > NOISE_LIMIT:
-        text = f"standard deviation {noise:.0%} of the mean, median {middle:.4g} us"
+        text = f"standard deviation {percent_text(noise, 0)} of the mean, median {middle:.4g} us"
         return QualityVerdict(Quality.NOISY, _join_reasons(text, named), len(outliers))
     return QualityVerdict(Quality.QUIET, named, len(outliers))
 

@@ -25,7 +25,7 @@ from opatlas.model.schema import (
     NUM_DEVICES,
 )
 from opatlas.model.siblings import base_type
-from opatlas.text import pluralize, shorten
+from opatlas.text import percent_text, pluralize, shorten
 
 #: Significant digits of durations and rates.
 _DIGITS = 3
@@ -252,12 +252,12 @@ def microseconds_text(value: float) -> str:
 
 def noise_text(noise: float | None) -> str:
     """Returns `±2.1 %`, `±23 %`; "" for None."""
-    return "" if noise is None else f"±{_percent(noise)}"
+    return "" if noise is None else f"±{share_text(noise)}"
 
 
 def share_text(share: float) -> str:
     """Returns `34 %`, `3.4 %`."""
-    return _percent(share)
+    return percent_text(share, 1 if share < 0.0995 else 0)
 
 
 def bytes_text(gbps: float) -> str:
@@ -268,10 +268,6 @@ def bytes_text(gbps: float) -> str:
 def operations_text(tera_ops: float, *, of_integers: bool = False) -> str:
     """Returns a rate, given in 10^12 operations/s: `312 TFLOP/s`, for integers `312 TOP/s`."""
     return _with_prefix(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %" if share < 0.0995 else f"{share * 100:,.0f} %"
 
 
 def _with_prefix(value: float, unit: str) -> str:
@@ -339,7 +335,7 @@ def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
         )
     if noisy := counts.pop(Quality.NOISY, 0):
         why = f": {cause}" if cause else ""
-        yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {100 * NOISE_LIMIT:.0f} %{why}"
+        yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {percent_text(NOISE_LIMIT, 0)}{why}"
     if too_few := counts.pop(Quality.UNKNOWN, 0):
         have = "has" if too_few == 1 else "have"
         yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, too few to judge noise"

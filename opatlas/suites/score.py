@@ -12,7 +12,7 @@ from opatlas.model.schema import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
 from opatlas.model.signature import column_cells, signatures
 from opatlas.store.database import Database
 from opatlas.suites.overload import is_folder, overload_of
-from opatlas.text import parse_whole, pluralize
+from opatlas.text import parse_whole, percent_text, pluralize
 
 #: Statuses of a case whose result was right.
 _RIGHT = frozenset({Status.MEASURED, Status.CHECKED, Status.NOISY})
@@ -136,7 +136,7 @@ class SuiteScore:
 
 def share_text(part: int, whole: int) -> str:
     """Returns `3 of 4 (75.0 %)`, or `no data` of nothing."""
-    return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)" if whole else NO_DATA
+    return f"{part:,} of {whole:,} ({percent_text(part / whole)})" if whole else NO_DATA
 
 
 def speed_up_text(speed_up: float | None) -> str:

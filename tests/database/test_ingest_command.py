@@ -61,8 +61,8 @@ def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
     changed = [line for line in lines if "->" in line]
     assert len(changed) == 10
     assert changed[0].split()[0] == "Kernel3"
-    assert changed[0].split()[-4:] == ["100.00", "->", "20.00", "-80.0%"]
-    assert changed[1].split()[-4:] == ["100.00", "->", "400.00", "+300.0%"]
+    assert changed[0].split()[-5:] == ["100.00", "->", "20.00", "-80.0", "%"]
+    assert changed[1].split()[-5:] == ["100.00", "->", "400.00", "+300.0", "%"]
     assert all(len(line) <= 80 for line in lines[: lines.index(changed[-1])])
     (report,) = (tmp_path / "database/reports").glob("ingest_*.csv")
     assert str(report) in out

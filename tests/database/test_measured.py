@@ -98,7 +98,7 @@ def test_what_a_reader_of_the_duration_should_know_has_columns_of_its_own() -> N
     row = measured_cells(full("MatMulV2", PRODUCT, None))
     assert (row[schema.QUALITY], row[schema.STAND_IN]) == ("composition", "a loop")
     assert row[schema.QUALITY_REASON].startswith("noisy: ")
-    assert "65%" in row[schema.QUALITY_REASON]
+    assert "65 %" in row[schema.QUALITY_REASON]
     assert (row[schema.ASSUMPTIONS], row[schema.CHECKED_ELEMENTS]) == ("even lengths; no mask", "4/8")
 
 

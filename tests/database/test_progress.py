@@ -38,7 +38,7 @@ def test_rate_and_time_left(clock):
     assert progress.line("1 failed").split("  ") == [
         "replay",
         "50/200 rows",
-        "25%",
+        "25 %",
         "5 rows/s",
         "30 s left",
         "1 failed",
@@ -69,8 +69,8 @@ def test_the_unit_in_hand_is_named_and_lowers_no_rate(clock):
     clock.now = 22.0
     shown = progress.line("1 failed", "MatMulV2 1,1024;4096,1024", "(12 s)")
     *parts, unit = shown.split("  ")
-    assert parts == ["50/200 rows", "25%", "5 rows/s", "30 s left", "1 failed"]
-    assert unit == "MatMulV2 1,1024;4096,.. (12 s)"
+    assert parts == ["50/200 rows", "25 %", "5 rows/s", "30 s left", "1 failed"]
+    assert unit == "MatMulV2 1,1024;4096.. (12 s)"
     assert len(shown) <= 79
     progress.show("Add 1,1024", "(12 s)")
     assert stream.getvalue().split("  ")[-2:] == ["1 failed", "Add 1,1024 (12 s)"]
@@ -85,7 +85,7 @@ def test_time_that_is_left_out_is_in_no_rate(clock):
     progress = Progress(200, "rows", stream=io.StringIO(), clock=clock)
     clock.now, progress.left_out_s = 50.0, 40.0
     progress.advance(50)
-    assert progress.line().split("  ") == ["50/200 rows", "25%", "5 rows/s", "30 s left"]
+    assert progress.line().split("  ") == ["50/200 rows", "25 %", "5 rows/s", "30 s left"]
 
 
 def test_an_unknown_total_has_no_end(clock):

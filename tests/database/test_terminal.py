@@ -11,6 +11,7 @@ from opatlas.cli.main import main
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.text import (
     exception_line,
+    percent_text,
     print_problems,
     printable,
     printable_lines,
@@ -92,3 +93,17 @@ def test_a_failed_build_is_told_by_the_first_error_of_the_compiler() -> None:
     assert exception_line(RuntimeError(message)) == (
         "RuntimeError: Error building extension 'norm': main.cpp:2:44: error: no ;"
     )
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "signed", "text"),
+    [
+        (0.084, 1, False, "8.4 %"),
+        (0.67, 0, False, "67 %"),
+        (12.5, 1, False, "1,250.0 %"),
+        (0.1, 0, True, "+10 %"),
+        (-0.8, 1, True, "-80.0 %"),
+    ],
+)
+def test_a_percentage_has_a_space_before_its_sign(share: float, digits: int, signed: bool, text: str) -> None:
+    assert percent_text(share, digits, signed=signed) == text

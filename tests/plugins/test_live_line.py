@@ -73,7 +73,9 @@ def test_a_row_that_waits_for_the_device_says_so_on_the_line(sessions: Sessions)
     with open(sessions.folder / "lock-0", "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         terminal = OnTerminal(sessions)
-        terminal.read_until(lambda shown: re.search(r"0/1 rows  0%  Moody 1;1 \(waiting \d+ s for the device\)", shown))
+        terminal.read_until(
+            lambda shown: re.search(r"0/1 rows  0 %  Moody 1;1 \(waiting \d+ s for the device\)", shown)
+        )
     assert terminal.read_to_the_end() == 0
 
 
