@@ -291,14 +291,16 @@ def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator
 
 
 def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> SampleCase | None:
-    """Returns the case of a variant; None where torch refuses it, as an in-place call with a larger result."""
+    """Returns the case of a variant; None if torch refuses an in-place call with a larger result, or resizes `self`."""
     try:
         call = variant_call(variant, sample.call, sample.results)
-        results = call.cloned().results()
+        made = call.cloned()
+        results = made.results()
     except Exception:
         return None
+    is_resized = any(each.shape != before.shape for each, before in zip(made.tensors(), call.tensors(), strict=True))
     same = [text_of_tensor(each) for each in results] == [text_of_tensor(each) for each in sample.results]
-    return _case(name_of(variant), operator, dtype, sample, call, results) if same else None
+    return _case(name_of(variant), operator, dtype, sample, call, results) if same and not is_resized else None
 
 
 def variant_call(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:

@@ -19,6 +19,7 @@ from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.engine.stand_in import REST, describe_stand_in
 from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.quality import Quality
 from opatlas.model.record import Record
 from opatlas.model.schema import ASSUMPTIONS, STAND_IN, Status
 from opatlas.store.cells import measured_cells
@@ -47,6 +48,11 @@ def of_a_kernel(row, replay):
     replay(KERNELS[row.cells["kernel"]], row.tensor(0), expected=one_more)
 
 
+@replays("OwnKernel", npu=None)
+def of_an_own_kernel(row, replay):
+    replay(in_two_steps, row.tensor(0), expected=one_more)
+
+
 def stand_in_of(outcome):
     assert outcome.status is Status.MEASURED, outcome
     return outcome.measurement.stand_in
@@ -60,6 +66,14 @@ def test_several_operators_stand_in_and_views_are_none(kernel, stands_in, monkey
     job.cells["kernel"] = kernel
     outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
     assert bool(stand_in_of(outcome)) is stands_in
+
+
+def test_a_kernel_without_a_call_on_an_npu_replaces_none(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    job = job_of("OwnKernel", ONE, f"{__name__}.of_an_own_kernel")
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
+    assert stand_in_of(outcome) == ""
+    assert outcome.measurement.verdict.quality is not Quality.COMPOSITION
 
 
 @pytest.mark.parametrize("kernel_type", ["AddRmsNorm", "GroupedMatmul", "FusedInferAttentionScore", "MoeGatingTopK"])

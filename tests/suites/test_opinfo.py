@@ -315,3 +315,10 @@ def test_a_folder_without_operators_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "missing"):
         with pytest.raises(opatlas.OpAtlasError, match=place.name):
             opatlas.use(place, device="cpu")
+
+
+def test_an_in_place_case_does_not_resize_its_first_argument(runner: Runner) -> None:
+    rows = listing.opinfo_rows("cpu", ("addbmm",))["addbmm___default"]
+    # torch resizes a self of shape (1,) to that of the result.
+    assert {cells["Input Shapes"].split(";")[0] for cells in rows} == {"5,10"}
+    assert {run(runner, "addbmm___default", cells).status for cells in rows} == {Status.MEASURED}
