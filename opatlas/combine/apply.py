@@ -79,7 +79,8 @@ def copy_histories(target: Database, source: Database, journal: JournalContents 
             run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
             history.save_replaced(target, run_id, path.stem, read_frame(path))
     if journal is not None:
-        history.add(target, journal.header, journal.records)
+        with _collect_errors(problems):
+            history.add(target, journal.header, journal.records)
 
 
 def copy_ingests(target: Database, source: Database, problems: list[str]) -> int:

@@ -14,7 +14,6 @@ Combining a table twice gives the same result as combining it once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -46,6 +45,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import signatures
 from opatlas.store.cells import TableEdit
 from opatlas.store.manifest import Age, RunOrder
+from opatlas.store.row_update import split_later_run, with_later_run
 
 _TEXT = pa.large_string()
 _PROFILING = "Profiling "
@@ -55,8 +55,6 @@ _SLOTS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 _OF_OTHER_GROUPS = frozenset({*STATUS_GROUP, *POOLED, *_SLOTS})
 #: The position of a row in the target, and of the row with its signature in the source.
 Pair = tuple[int, int]
-#: The end of a Status Reason whose run is later than the run of the duration (opatlas/store/row_update.py).
-_LATER_RUN = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +303,7 @@ class _Combination:
             if valid_duration(durations[at]) is None:
                 runs[at] = verdict.run
             elif verdict.run and verdict.status and not _is_measured(verdict.status):
-                reason = f"{reason} [run {verdict.run}]"
+                reason = with_later_run(reason, verdict.run)
             reasons[at] = reason
 
     def profiling(self) -> None:
@@ -411,9 +409,9 @@ def _row_statuses(rows: TableEdit) -> list[_RowStatus | None]:
     for status, reason, run, duration in zip(
         *(rows[name] for name in (STATUS, STATUS_REASON, RUN_ID, AVERAGE)), strict=True
     ):
-        later = _LATER_RUN.search(reason) if reason else None
-        if later is not None:
-            verdicts.append(_RowStatus(later[1], status, reason[: later.start()]))
+        bare, later = split_later_run(reason)
+        if later:
+            verdicts.append(_RowStatus(later, status, bare))
         elif valid_duration(duration) is not None or (status and not _is_measured(status)):
             verdicts.append(_RowStatus(run, status, reason))
         else:

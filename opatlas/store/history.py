@@ -321,7 +321,7 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
 
 def _complete_histories(database: Database) -> set[str]:
     """Returns the runs with a complete history. A remaining journal of a run may have records of any row."""
-    with_journal = {path.name.partition(".")[0] for path in database.journal_dir.glob("*.jsonl*")}
+    with_journal = {path.name.partition(".jsonl")[0] for path in database.journal_dir.glob("*.jsonl*")}
     all_runs = runs(database)
     # With several devices the name of a journal has a suffix after the run id.
     return {run for run in all_runs if not any(name == run or name.startswith(f"{run}-") for name in with_journal)}

@@ -36,8 +36,19 @@ from opatlas.store.cells import (
 )
 from opatlas.store.manifest import RunOrder
 
-#: The end of the Status Reason if duration and status are of different runs.
-_STATUS_RUN = re.compile(r" \[run ([^\]]+)\]$")
+#: The end of a Status Reason if the status is of a later run than the duration.
+_LATER_RUN = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
+
+
+def with_later_run(reason: str, run_id: str) -> str:
+    """Returns a Status Reason that names the run of its status."""
+    return f"{reason} [run {run_id}]"
+
+
+def split_later_run(reason: str) -> tuple[str, str]:
+    """Returns a Status Reason without the run of its status, and the run; "" if the reason names none."""
+    found = _LATER_RUN.search(reason) if reason else None
+    return (reason[: found.start()], found[1]) if found else (reason, "")
 
 
 @dataclass
@@ -204,8 +215,8 @@ class TableUpdate:
                 changed |= _set_column(self.rows[microbench_counter(counter)], [position], [repr(value)])
         for position, run_id in later:
             reason = self.rows[STATUS_REASON][position]
-            if not _STATUS_RUN.search(reason):
-                self.rows[STATUS_REASON][position] = _with_run(reason, run_id)
+            if not split_later_run(reason)[1]:
+                self.rows[STATUS_REASON][position] = with_later_run(reason, run_id)
         return changed
 
     def _set_status(self, position: int, record: Record) -> bool:
@@ -222,7 +233,7 @@ class TableUpdate:
         }
         if self._has_duration(position):
             # The Run ID column belongs to the duration.
-            cells[STATUS_REASON] = _with_run(record.reason, record.run_id)
+            cells[STATUS_REASON] = with_later_run(record.reason, record.run_id)
         else:
             cells[RUN_ID] = record.run_id
             if record.judged:
@@ -244,12 +255,8 @@ class TableUpdate:
         return self.rows[RUN_ID][position] if self._has_duration(position) else ""
 
     def _status_run(self, position: int) -> str:
-        found = _STATUS_RUN.search(self.rows[STATUS_REASON][position]) if self._has_duration(position) else None
-        return found[1] if found else self.rows[RUN_ID][position]
-
-
-def _with_run(reason: str, run_id: str) -> str:
-    return f"{reason} [run {run_id}]"
+        later = split_later_run(self.rows[STATUS_REASON][position])[1] if self._has_duration(position) else ""
+        return later or self.rows[RUN_ID][position]
 
 
 def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str]) -> set[int]:

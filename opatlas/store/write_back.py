@@ -119,7 +119,9 @@ def _merge_table(
     merged = TableUpdate(kernel_type, table.frame)
     append = mode.adds_rows
     changes = merged.apply(records, append=append, update_siblings=append, order=order)
-    pruned = merged.to_prune(records.own.values()) if prune else []
+    outdated = {record.signature for record in changes.outdated}
+    ran = [record for record in records.own.values() if record.signature not in outdated]
+    pruned = merged.to_prune(ran) if prune else []
     _keep_replaced(database, histories, table, changes.updated)
     is_changed = bool(changes.updated or changes.marked or pruned)
     gone = _write(database, table, merged.rows.frame(), pruned) if is_changed else []

@@ -139,6 +139,20 @@ def test_a_journal_beside_tables_that_is_none_is_a_problem(
     assert [row[AVERAGE] for row in read(target)] == ["5.0"]
 
 
+def test_a_damaged_history_of_the_target_is_a_problem_of_its_journal_only(
+    target: Database, tmp_path: Path, run_combine: RunCombine
+) -> None:
+    write(target, [cells(1)])
+    path = write_journal(tmp_path / "far.jsonl", record(1, 6.0, run=NEW))
+    damaged = target.runs_dir / f"{NEW}.jsonl.gz"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"no gzip")
+    status, _, err = run_combine(target.path, path)
+    assert status == 1
+    assert damaged.name in err
+    assert [row[AVERAGE] for row in read(target)] == ["6.0000"]
+
+
 def test_a_journal_that_was_merged_meanwhile_is_none(
     target: Database, source: Database, run_combine: RunCombine
 ) -> None:

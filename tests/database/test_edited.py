@@ -90,6 +90,17 @@ def test_a_run_whose_journal_is_still_there_vouches_for_its_rows(database: Datab
     assert edited_rows(database).count == 0
 
 
+def test_a_journal_of_a_run_with_a_dot_in_its_id_vouches_for_its_rows(tmp_path: Path) -> None:
+    database = Database(tmp_path / "dots")
+    write(database, [cells(1)])
+    abandoned(database, record(1, 1.0, run="night.2"), run="night.2")
+    recover(database, own_run="")
+    edit(database, 0, **cells(5))
+    assert edited_rows(database).count == 1
+    (database.journal_dir / "night.2.jsonl").touch()
+    assert edited_rows(database).count == 0
+
+
 def test_signatures_of_an_older_version_are_computed_anew(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-1"}])

@@ -319,6 +319,15 @@ def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, st
     assert [row["Input Shapes"] for row in read(database)] == ["1,4"]
 
 
+def test_a_record_of_an_earlier_run_does_not_prune(database: Database) -> None:
+    write(database, [cells(1), cells(2)])
+    write_back(database, [record(1, status=Status.NOISY, run="run-2")], UpdateMode.ALL, prune=False)
+    late = [record(n, run="run-1") for n in (1, 2)]
+    result = write_back(database, late, UpdateMode.ALL, prune=True, keep_newer=True)
+    assert [name.signature for name in result.outdated] == [signature("Abs", cells(1))]
+    assert [name.signature for name in result.pruned] == [signature("Abs", cells(2))]
+
+
 def test_a_run_of_a_clock_that_was_ahead_does_not_keep_records_out(database: Database) -> None:
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "20990101T000000-aaaaaa"}])
     recovered = [record(1, 5.0, run="20251121T120000-aaaaaa")]

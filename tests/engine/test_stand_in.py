@@ -208,7 +208,7 @@ def backend(graph, inputs):
     return graph.forward
 kernel = torch.compile(lambda x: x * 0.5 + 1, backend=backend)
 
-@replays("OneMore", npu=None)
+@replays("OneMore", npu="torch.add")
 def one(row, replay):
     replay(kernel, row.tensor(0), expected=pointwise(lambda x: x * 0.5 + 1))
 
