@@ -204,7 +204,7 @@ def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
     for kernel_type, (row, *others) in list(worst.items())[:DISAGREEING_SHOWN]:
         lines.append(
             f"  {shorten(kernel_type, 18):18} {len(others) + 1:>5,} of {of_type[kernel_type]:<6,} "
-            f"{shorten(row.input_shapes, 22):22} {row.median_us:>9.2f} us {percent_text(row.spread):>8}"
+            f"{shorten(row.input_shapes, 22):22} {row.median_us:>9.2f} us {percent_text(row.spread or 0.0):>8}"
         )
     if len(worst) > DISAGREEING_SHOWN:
         lines.append(f"  and {pluralize(len(worst) - DISAGREEING_SHOWN, 'kernel type')}")
