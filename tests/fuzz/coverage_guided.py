@@ -33,4 +33,4 @@ def run(name: str, seed: int, seconds: float, current: Path) -> int:
 
 
 def _escaped(word: bytes) -> str:
-    return "".join(chr(byte) if chr(byte).isalnum() else f"\\x{byte:02x}" for byte in word)
+    return "".join(chr(byte) if byte < 128 and chr(byte).isalnum() else f"\\x{byte:02x}" for byte in word)
