@@ -21,7 +21,7 @@ class Advice:
     Attributes:
         what, zh: in a sentence, in English and in Chinese.
         apis: what does it, by language; without languages that have nothing for it.
-        document: the line of the table of bottleneck_diagnosis_zh; "" if the table has none.
+        document: the line of the table of the article on bottlenecks; "" if the table has none.
         source: where the advice is from.
     """
 

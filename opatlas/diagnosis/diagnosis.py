@@ -30,9 +30,9 @@ _METRIC_GROUPS = {
 }
 #: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
 _MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
-_ROOFLINE = "roofline"
+ROOFLINE = "roofline"
 #: Columns of rules that are no counters.
-_NO_COUNTERS = (DURATION, ACCELERATOR_CORE, _ROOFLINE, L2_HIT_RATE)
+_NO_COUNTERS = (DURATION, ACCELERATOR_CORE, ROOFLINE, L2_HIT_RATE)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Diagnosis:
         row = self.table.frame.iloc[line]
         cells: dict[str, str | float] = {}
         for name in rule.columns:
-            own = {_ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
+            own = {ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
             value = float(own[name][line]) if name in own else row.get(name, "")
             if value != "" and value == value:
                 cells[self.source_name(name)] = value if isinstance(value, str) else float(value)

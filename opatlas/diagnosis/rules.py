@@ -16,7 +16,7 @@ class KernelVerdict(str, Enum):
 
     ABOVE_ROOF = "above the roof"
     AICPU = "AICPU"
-    COMPOSITION = "composition"
+    SEVERAL_KERNELS = "several kernels"
     CLOCK = "clock"
     AT_ROOF = "at the roof"
     NOT_ENOUGH_WORK = "not enough work"

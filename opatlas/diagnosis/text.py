@@ -13,7 +13,7 @@ import numpy as np
 
 from opatlas.capture.capture_reader import DURATION
 from opatlas.diagnosis.advice import advice
-from opatlas.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel
+from opatlas.diagnosis.diagnosis import ROOFLINE, Diagnosis, KernelFinding, RankedKernel
 from opatlas.diagnosis.kernels import NAME
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit
 from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
@@ -114,10 +114,10 @@ def _verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from align_numbers(rows, least=24)
     hits = diagnosis.verdicts.l2_hit_rate
     if np.isfinite(hits).any():
-        low, seed = (limit(KernelVerdict.L2_MISSES, name) for name in ("ratio", "seed_ratio"))
+        low, article = (limit(KernelVerdict.L2_MISSES, name) for name in ("ratio", "article_ratio"))
         by_tool = f"{int((hits < low).sum()):,} below {percent_text(low, 0)} (npu-mfu-analyzer)"
-        by_seed = f"{int((hits < seed).sum()):,} below {percent_text(seed, 0)} (seed)"
-        yield wrap(f"L2 hit rate: {by_tool}, {by_seed}; neither decides", indent=0)
+        by_article = f"{int((hits < article).sum()):,} below {percent_text(article, 0)} (article)"
+        yield wrap(f"L2 hit rate: {by_tool}, {by_article}; neither decides", indent=0)
 
 
 def _untested_lines(diagnosis: Diagnosis, untested: Mapping[VerdictRule, Sequence[str]]) -> Iterator[str]:
@@ -209,7 +209,7 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
         cell = row.get(name, "")
         if cell != "" and cell == cell:
             yield from textwrap.wrap(
-                f"{name}: {_value(cell)}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN
+                f"{name}: {_value(name, cell)}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN
             )
     yield _fact("roofline", roofline_text(diagnosis, ranked))
     findings = diagnosis.findings(line)
@@ -243,36 +243,36 @@ def _finding_lines(finding: KernelFinding) -> Iterator[str]:
     for language, api in entry.apis.items():
         yield _fact("", f"{language}: {api}")
     if entry.document:
-        yield _fact("", f"seed: {entry.document}")
+        yield _fact("", f"article: {entry.document}")
 
 
 def finding_cells(finding: KernelFinding) -> str:
     """Returns the cells that a verdict comes from: `aiv_mte2_ratio 0.93, aiv_vec_ratio 0.2`."""
-    return ", ".join(f"{name} {_value(value)}" for name, value in finding.cells.items())
+    return ", ".join(f"{name} {_value(name, value)}" for name, value in finding.cells.items())
 
 
 def _counter_lines(diagnosis: Diagnosis, line: int) -> Iterator[str]:
-    """Yields the counters, and beside some of them the ideal value of the seed document, which decides nothing."""
+    """Yields the counters, and beside some of them the ideal value of the article, which decides nothing."""
     values = [(name, f"{value:g}", "") for name, value in diagnosis.counters(line).items()]
     ideals = [
         (each.name, "" if each.value is None else f"{each.value:.3g}", each.ideal)
-        for each in seed_ideals(diagnosis, line)
+        for each in article_ideals(diagnosis, line)
     ]
-    yield from align_numbers([("counter", "value", "seed"), *ideals, *values], least=34)
-    yield wrap("seed: ideal values of bottleneck_diagnosis_zh, which no tool has: they decide nothing", indent=0)
+    yield from align_numbers([("counter", "value", "article"), *ideals, *values], least=34)
+    yield wrap("article: ideal values of an article on bottlenecks of NPU kernels. No tool has them, and they decide nothing", indent=0)
 
 
 @dataclass(frozen=True)
-class SeedIdeal:
-    """A figure of the seed document: its value for a kernel, None if the counter is missing, and its ideal value."""
+class ArticleIdeal:
+    """A figure of the article on bottlenecks: its value for a kernel, None if the counter is missing, and its ideal value."""
 
     name: str
     value: float | None
     ideal: str
 
 
-def seed_ideals(diagnosis: Diagnosis, line: int) -> list[SeedIdeal]:
-    """Returns the four figures that the seed document wants of a kernel."""
+def article_ideals(diagnosis: Diagnosis, line: int) -> list[ArticleIdeal]:
+    """Returns the four figures that the article on bottlenecks wants of a kernel."""
     row = diagnosis.table.frame.iloc[line]
 
     def cell(name: str, factor: float = 1.0) -> float | None:
@@ -281,15 +281,17 @@ def seed_ideals(diagnosis: Diagnosis, line: int) -> list[SeedIdeal]:
 
     hit_rate, gbps = float(diagnosis.verdicts.l2_hit_rate[line]), float(diagnosis.shares.gbps[line])
     return [
-        SeedIdeal("AICORE compute efficiency (%)", cell("cube_utilization(%)"), "> 60"),
-        SeedIdeal("L2 cache hit rate (%)", None if math.isnan(hit_rate) else hit_rate * 100, "> 85"),
-        SeedIdeal("vector compute ratio (%)", cell("aiv_vec_ratio", 100), "> 90"),
-        SeedIdeal("memory bandwidth used (GB/s)", None if math.isnan(gbps) else gbps, "> 300"),
+        ArticleIdeal("AICORE compute efficiency (%)", cell("cube_utilization(%)"), "> 60"),
+        ArticleIdeal("L2 cache hit rate (%)", None if math.isnan(hit_rate) else hit_rate * 100, "> 85"),
+        ArticleIdeal("vector compute ratio (%)", cell("aiv_vec_ratio", 100), "> 90"),
+        ArticleIdeal("memory bandwidth used (GB/s)", None if math.isnan(gbps) else gbps, "> 300"),
     ]
 
 
-def _value(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
+def _value(name: str, value: str | float) -> str:
+    if isinstance(value, str):
+        return value
+    return percent_text(value) if name == ROOFLINE else f"{value:.6g}"
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     if table.is_capture:
         verdicts[KernelVerdict.AICPU] = (core == "AI_CPU") & (duration_us >= limit(KernelVerdict.AICPU, "us"))
     else:
-        verdicts[KernelVerdict.COMPOSITION] = _composition(frame)
+        verdicts[KernelVerdict.SEVERAL_KERNELS] = _several_kernels(frame)
     verdicts[KernelVerdict.NOT_ENOUGH_WORK] = _not_enough_work(frame, core, peaks) & on_core
     conflicts = _highest(frame, _BANK_CONFLICTS)
     verdicts[KernelVerdict.BANK_CONFLICT] = conflicts > limit(KernelVerdict.BANK_CONFLICT, "ratio")
@@ -164,13 +164,13 @@ def _not_enough_work(frame: pd.DataFrame, core: npt.NDArray[np.object_], peaks: 
     return uneven
 
 
-def _composition(frame: pd.DataFrame) -> Mask:
+def _several_kernels(frame: pd.DataFrame) -> Mask:
     """Tests whether several kernels run in place of one; what a library sets or copies beside its kernel is none."""
     kernels = _highest(frame, (MICROBENCH_DEVICE_KERNELS,))
     copies = np.array([sum(map(_is_copy, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
     judged = zip(_cells(frame, QUALITY), _cells(frame, STAND_IN), strict=True)
     is_judged = np.array([is_composition(*each) for each in judged], dtype=bool)
-    return is_judged | (kernels - copies > limit(KernelVerdict.COMPOSITION, "kernels"))
+    return is_judged | (kernels - copies > limit(KernelVerdict.SEVERAL_KERNELS, "kernels"))
 
 
 def _is_copy(name: str) -> bool:

@@ -88,7 +88,7 @@ def test_l2_hits_are_told_and_decide_nothing(tmp_path: Path, capsys: pytest.Capt
     assert set(found.verdicts.first) == {""}
     assert main(["diagnose", str(path)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "npu-mfu-analyzer" in line]
-    # Kernels below the limit of the tool, and of the seed, each with the limit in percent.
+    # Kernels below the limit of the tool, and of the article, each with the limit in percent.
     assert numbers_in(line.partition(":")[2]) == (1, 50, 2, 85)
 
 
@@ -133,7 +133,7 @@ def test_rules_of_a_database_of_a_gpu(tmp_path: Path) -> None:
     ]
     assert [found.findings(line)[-1].rule.verdict for line in (0, 1, 2, 4, 5)] == [*roof[:3], *roof[4:]]
     firsts = found.verdicts.first.tolist()
-    assert firsts == [roof[0], roof[1], "composition", roof[3], roof[4], roof[5], "clock"]
+    assert firsts == [roof[0], roof[1], "several kernels", roof[3], roof[4], roof[5], "clock"]
     assert found.verdicts.holds[KernelVerdict.HOST_BOUND].tolist() == [False] * 3 + [True] + [False] * 3
     assert found.ranking[0].lost_us == pytest.approx(300 - 2 * 4096**3 / 989.5e6)
 

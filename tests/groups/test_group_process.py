@@ -149,8 +149,7 @@ def test_a_row_says_that_another_rank_than_the_first_was_throttled(group: GroupP
     measurement = group.run(job(group_replays.HOT)).measurement
     assert measurement is not None
     assert measurement.throttled == "rank 1 of 2: too hot"
-    # The call is a composition of operators, which says more of its duration.
-    assert measurement.verdict.quality is Quality.COMPOSITION
+    assert measurement.verdict.quality is Quality.THROTTLED
     assert "rank 1 of 2: too hot" in measurement.verdict.reason
 
 
