@@ -301,7 +301,7 @@ def test_the_diagnosis_ranks_rows_by_time_lost_and_says_what_to_do(visit: Callab
     assert int(verdicts["延迟受限"].replace(",", "")) > 0
     lost = [float(cell.replace(",", "")) for cell in visited.column("损失时间 (µs)")]
     assert lost == sorted(lost, reverse=True)
-    assert all(0 < float(cell) < 100 for cell in visited.column("屋顶线占比 (%)"))
+    assert all(0 < float(cell) < 100 for cell in visited.column("Roofline 占比 (%)"))
     page.locator("select[name=verdict]").select_option("latency bound")
     assert visited.count_of_rows() > 0
     page.click(".table tbody a >> nth=0")
