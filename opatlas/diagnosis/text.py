@@ -259,12 +259,15 @@ def _counter_lines(diagnosis: Diagnosis, line: int) -> Iterator[str]:
         for each in article_ideals(diagnosis, line)
     ]
     yield from align_numbers([("counter", "value", "article"), *ideals, *values], least=34)
-    yield wrap("article: ideal values of an article on bottlenecks of NPU kernels. No tool has them, and they decide nothing", indent=0)
+    yield wrap(
+        "article: ideal values of an article on bottlenecks of NPU kernels. No tool has them, and they decide nothing",
+        indent=0,
+    )
 
 
 @dataclass(frozen=True)
 class ArticleIdeal:
-    """A figure of the article on bottlenecks: its value for a kernel, None if the counter is missing, and its ideal value."""
+    """A figure of the article: its value for a kernel, None if the counter is missing, and its ideal value."""
 
     name: str
     value: float | None
