@@ -209,7 +209,8 @@ def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -
 def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
     """Writes text cells as `frame.to_csv` does, but by columns, which is ten times faster for many rows."""
     if len(frame) <= FEW_ROWS:
-        rows = list(frame.itertuples(index=False, name=None))
+        # itertuples takes a tenth of a millisecond for each column, however few rows there are.
+        rows = frame.to_numpy(dtype=object).tolist()
         # Some versions of csv do not quote a single carriage return, which readers take for the end of a line.
         if not any("\r" in cell or cell.startswith(_BOM) for row in rows for cell in row):
             with open(path, "wb") as binary:
