@@ -13,7 +13,7 @@ from opatlas.isolation.dealer import Dealer
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.model.errors import ReplayError
-from opatlas.model.roofline import bound_us, device_peak, row_work
+from opatlas.model.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.model.schema import Status
 
 from .cluster import cluster_of
@@ -29,7 +29,8 @@ Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
 class ClusterRows:
     """Runs rows by their tests (ItemRows): deals them to all devices of the cluster.
 
-    Rows of groups run one at a time, when pytest reaches them, and no other row runs meanwhile.
+    All implementations of a row run on one device, so that their ratio is not one of two devices. Rows of groups run
+    one at a time, when pytest reaches them, and no other row runs meanwhile.
     """
 
     runs_ahead = True
@@ -120,7 +121,9 @@ class ClusterRows:
             self._groups.close()
             context = self._context
             devices, count = self._cluster.devices(context.settings.measure), len(self._items) - len(self._dealt)
-            self._dealer = Dealer(devices, self._jobs(), count, self._take, context.tell_once, self._may_deal)
+            self._dealer = Dealer(
+                devices, self._jobs(), count, self._take, context.tell_once, self._may_deal, self._row_of
+            )
         return self._dealer
 
     def _free_devices(self) -> None:
@@ -148,6 +151,14 @@ class ClusterRows:
         self._dealt[item.nodeid] = job.id
         return job
 
+    def _row_of(self, job: Job) -> str | None:
+        """Returns the row of a job whose row has several implementations; None in a session with one."""
+        if len(self._context.settings.targets) < 2:
+            return None
+        row = row_of(self._item_of[job.id])
+        assert row is not None
+        return row.row_id
+
     def _take(self, job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
         item = self._item_of.pop(job.id)
         self._ready[item.nodeid] = outcome, device
@@ -169,25 +180,27 @@ def host_of(device: DeviceDescription | None) -> str:
 def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
     """Sorts the rows by their expected time, the longest first; equally long ones keep their order.
 
-    The duration that the database has tells it, or else what the peaks of the device allow. Other tests come first, and
-    rows of groups last, in their order.
+    The duration that the database has tells it, or else what the peaks of the device allow. Of several implementations
+    the slowest counts, so that they stay together. Other tests come first, and rows of groups last, in their order.
     """
     peak = device_peak(device_name)
+    rows = [row for item in items if not needs_group(item) and (row := row_of(item)) is not None]
+    longest_ms: dict[str, int] = {}
+    for row in rows:
+        longest_ms[row.row_id] = max(longest_ms.get(row.row_id, 0), _expected_ms(row, peak))
 
     def key(item: pytest.Item) -> float:
-        row = row_of(item)
-        if row is None:
-            return -float("inf")
         if needs_group(item):
             return float("inf")
-        expected_us = _expected_us(row)
-        if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
-            expected_us = bound_us(work, peak, cold=True)
-        # Milliseconds: below that the duration of the kernel decides nothing.
-        return -float(int((expected_us or 0.0) / 1000))
+        row = row_of(item)
+        return -float("inf") if row is None else -longest_ms[row.row_id]
 
     items.sort(key=key)
 
 
-def _expected_us(row: CaseRow) -> float | None:
-    return row.stored_us or row.captured_us
+def _expected_ms(row: CaseRow, peak: Peak) -> int:
+    """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
+    expected_us = row.stored_us or row.captured_us
+    if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
+        expected_us = bound_us(work, peak, cold=True)
+    return int((expected_us or 0.0) / 1000)

@@ -76,6 +76,11 @@ class CaseRow:
         return {name: cells[self.position] for name, cells in self.table.columns.items()}
 
     @property
+    def row_id(self) -> str:
+        """The id of the case without the end that tells its target: the same for all implementations of a row."""
+        return self.table.cases[self.position].removesuffix(self.table.suffix)
+
+    @property
     def first_run(self) -> bool:
         """Whether no earlier session ran the row."""
         return self.table.status(self.position) is None

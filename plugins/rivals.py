@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.text import mark_lines, ratio_text, rival_lines
 from opatlas.errors import OpAtlasError
+from opatlas.text import pluralize
 
 from .plan import Plan
 from .settings import Settings
 
 #: More implementations are left to `opatlas compare`.
 _MOST_RIVALS = 3
+#: The most rows with durations of two hosts that are named.
+_MOST_NAMED = 3
 
 
-def comparison_lines(settings: Settings, plan: Plan, measured: Collection[str]) -> Iterator[str]:
+def comparison_lines(
+    settings: Settings, plan: Plan, measured: Collection[str], hosts: Mapping[str, str]
+) -> Iterator[str]:
     """Yields the durations of a few implementations beside those of the default one; nothing without both.
 
     Args:
         measured: ids of the cases that the session measured.
+        hosts: the machine of a cluster that measured each of them; empty without a cluster.
     """
     default = next((each for each in settings.targets if each.implementation.is_default), None)
     suffixes = {each.implementation.suffix for each in settings.targets}
@@ -46,7 +52,8 @@ def comparison_lines(settings: Settings, plan: Plan, measured: Collection[str]) 
         return
     used: set[str] = set()
     for number, rival in enumerate(databases[1:]):
-        ids = by_suffix[rivals[number].implementation.suffix]
+        suffix = rivals[number].implementation.suffix
+        ids = by_suffix[suffix]
         rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
         if not any(rival.name in row.pairs for row in rows.rows):
             continue
@@ -54,5 +61,26 @@ def comparison_lines(settings: Settings, plan: Plan, measured: Collection[str]) 
         mean = f": {ratio_text(total.covered)} in the geometric mean" if total.covered is not None else ""
         yield f"{rival.label}, speed-up over {databases[0].label}{mean}"
         yield from rival_lines(rows, rival, used)
+        pairs = {
+            row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
+            for row in sorted(ids)
+        }
+        yield from host_lines(pairs, databases[0].label, rival.label)
         yield ""
     yield from mark_lines(used)
+
+
+def host_lines(hosts: Mapping[str, tuple[str, str]], baseline: str, rival: str) -> Iterator[str]:
+    """Yields lines about rows whose two durations are of different machines of a cluster.
+
+    Args:
+        hosts: the machines of the baseline and of the rival by row; "" where the session did not measure one.
+    """
+    differ = {row: pair for row, pair in hosts.items() if all(pair) and pair[0] != pair[1]}
+    if not differ:
+        return
+    yield f"{pluralize(len(differ), 'row')} with durations of two hosts, so that the speed-up is also one of the hosts:"
+    for row, (of_baseline, of_rival) in list(differ.items())[:_MOST_NAMED]:
+        yield f"  {row}: {baseline} on {of_baseline}, {rival} on {of_rival}"
+    if len(differ) > _MOST_NAMED:
+        yield f"  and {pluralize(len(differ) - _MOST_NAMED, 'row')} more"

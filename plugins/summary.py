@@ -100,7 +100,8 @@ class SessionSummary:
             terminal.section("durations", sep="=")
             for line in terminal_tables(self._tally.figures.values(), terminal_columns()):
                 terminal.write_line(printable_lines(line))
-        if compared := list(comparison_lines(self._context.settings, plan, self._tally.figures)):
+        tally = self._tally
+        if compared := list(comparison_lines(self._context.settings, plan, tally.figures, tally.hosts)):
             terminal.section("comparison", sep="=")
             for line in compared:
                 terminal.write_line(fitted(terminal.config, line))

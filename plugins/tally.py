@@ -75,10 +75,12 @@ class OutcomeTally:
     Attributes:
         running_time: how long the rows ran, and how long they waited.
         figures: the numbers of measured rows, by case id.
+        hosts: the machines of a cluster that measured rows, by case id; empty without a cluster.
     """
 
     def __init__(self) -> None:
         self.figures: dict[str, RowSummary] = {}
+        self.hosts: dict[str, str] = {}
         #: By node id: pytest's word for the last report of a row.
         self._outcome_of: dict[str, str] = {}
         #: By node id: kernel type and cause of a row that was not measured.
@@ -104,6 +106,9 @@ class OutcomeTally:
         if "figures" in note:
             self.figures[case_id] = replace(RowSummary.from_json(note["figures"]), kernel_type=kernel)
         record = note["record"]
+        self.hosts.pop(case_id, None)
+        if "figures" in note and record.get("host"):
+            self.hosts[case_id] = record["host"]
         self._verdict_of.pop(report.nodeid, None)
         if verdict := record.get("judged", {}).get(ERROR_CLASS):
             self._verdict_of[report.nodeid] = verdict.partition("/")[0]

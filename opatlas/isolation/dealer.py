@@ -2,7 +2,7 @@
 
 A device takes a few jobs at once, and answers after half a second, or after one job that takes longer. While it runs
 them, the next ones already wait there. What a lost device has not answered is dealt again, a job at a time: a job that
-takes three devices along is the cause.
+takes three devices along is the cause. Jobs of one row (implementations that compare) go to one device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -93,6 +93,7 @@ class _Slot:
     Attributes:
         epoch: how often the device was lost; answers of an earlier epoch do not count.
         calls: the jobs of each call without an answer, the oldest call first.
+        own: jobs that no other device may run, because this device got another job of the same row.
         opens: whether the device is being opened.
         since: when the device last began to open or to work, or gave a sign of life.
     """
@@ -101,6 +102,7 @@ class _Slot:
     epoch: int = 0
     description: DeviceDescription | None = None
     calls: list[list[Job]] = field(default_factory=list)
+    own: deque[Job] = field(default_factory=deque)
     losses: int = 0
     gone: str = ""
     opens: bool = False
@@ -119,6 +121,7 @@ class Dealer:
         take: Callable[[Job, RowOutcome, DeviceDescription], None],
         tell: Callable[[str], None],
         may_deal: Callable[[], bool] = lambda: True,
+        row_of: Callable[[Job], Hashable | None] = lambda job: None,
     ) -> None:
         """Opens the devices.
 
@@ -128,12 +131,16 @@ class Dealer:
             take: gets each outcome as it arrives, with the device that it is from.
             tell: shows the user a line.
             may_deal: returns whether further jobs may begin, besides the one that is waited for.
+            row_of: returns the row of a job, whose other jobs run on the same device; None: any device may run it.
         """
         self._jobs = jobs
         self._left = count
         self._take = take
         self._tell = tell
         self._may_deal = may_deal
+        self._row_of = row_of
+        #: The device of each row with several jobs.
+        self._homes: dict[Hashable, _Slot] = {}
         #: Jobs that go before the others: those that were dealt and not run.
         self._front: deque[Job] = deque()
         self._alone: set[int] = set()
@@ -258,7 +265,17 @@ class Dealer:
         for job in jobs:
             if job.id in outcomes:
                 self._give(slot, job, outcomes[job.id])
-        self._front.extendleft(reversed([job for job in jobs if job.id not in outcomes]))
+        self._put_back(slot, [job for job in jobs if job.id not in outcomes])
+
+    def _put_back(self, slot: _Slot, jobs: Sequence[Job]) -> None:
+        """Lets jobs that a device did not run be dealt before all others, in their order."""
+        for job in reversed(jobs):
+            (slot.own if self._home(job) is slot else self._front).appendleft(job)
+
+    def _home(self, job: Job) -> _Slot | None:
+        """Returns the device that alone may run a job; None if any device may."""
+        home = self._homes.get(self._row_of(job))
+        return None if home is None or home.gone else home
 
     def _give(self, slot: _Slot, job: Job, outcome: RowOutcome) -> None:
         self._open_jobs.discard(job.id)
@@ -284,7 +301,7 @@ class Dealer:
                 else:
                     self._alone.add(job.id)
                     back.append(job)
-        self._front.extendleft(reversed(back))
+        self._put_back(slot, back)
         if slot.losses >= _LOSSES:
             self._leave_out(slot, f"lost {slot.losses} times: {reason}")
         elif not self._ended:
@@ -297,7 +314,9 @@ class Dealer:
         slot.epoch += 1
         slot.gone = f"{slot.device.name}: {reason}"
         self._idle.discard(slot)
-        self._front.extendleft(reversed([job for jobs in calls for job in jobs]))
+        # No device has them for its own any more.
+        own, slot.own = [job for jobs in (*calls, slot.own) for job in jobs], deque()
+        self._put_back(slot, own)
         slot.device.kill()
         self._tell(f"left out for the rest of the session: {slot.gone}")
 
@@ -340,29 +359,50 @@ class Dealer:
         if any(job.id in self._alone for jobs in slot.calls for job in jobs):
             return []
         if not self._may_deal():
-            wanted = next((job for job in self._front if job.id == self._wanted), None)
-            if wanted is None or (slot.calls and wanted.id in self._alone):
-                return []
-            self._front.remove(wanted)
-            return [wanted]
+            for jobs in (slot.own, self._front):
+                wanted = next((job for job in jobs if job.id == self._wanted), None)
+                if wanted is not None and self._may_run(slot, wanted):
+                    if slot.calls and wanted.id in self._alone:
+                        return []
+                    jobs.remove(wanted)
+                    return [wanted]
+            return []
         ready = sum(not each.gone for each in self._slots)
-        most = min(_MOST_JOBS, math.ceil(max(self._left + len(self._front), 1) / (_DEPTH * ready)))
+        share = math.ceil(max(self._left + len(self._front), 1) / (_DEPTH * ready))
+        most = min(_MOST_JOBS, max(share, len(slot.own)))
         size = max(1, min(most, int(BATCH_S / self._mean_s) if self._mean_s else 1))
         batch: list[Job] = []
         while len(batch) < size:
-            job = self._next_job()
+            job = self._next_job(slot)
             if job is None:
                 break
             if job.id in self._alone:
                 if batch or slot.calls:
-                    self._front.appendleft(job)
+                    self._put_back(slot, [job])
                 else:
                     batch.append(job)
                 break
             batch.append(job)
         return batch
 
-    def _next_job(self) -> Job | None:
+    def _next_job(self, slot: _Slot) -> Job | None:
+        """Returns the next job for a device, and leaves jobs of rows that other devices have begun to those."""
+        if slot.own:
+            return slot.own.popleft()
+        while (job := self._unread_job()) is not None:
+            if self._may_run(slot, job):
+                return job
+            self._homes[self._row_of(job)].own.append(job)
+        return None
+
+    def _may_run(self, slot: _Slot, job: Job) -> bool:
+        """Returns whether a device may run a job. The device then gets all jobs of the same row."""
+        home = self._home(job)
+        if home is None and (row := self._row_of(job)) is not None:
+            home = self._homes[row] = slot
+        return home is None or home is slot
+
+    def _unread_job(self) -> Job | None:
         if self._front:
             return self._front.popleft()
         job = next(self._jobs, None)

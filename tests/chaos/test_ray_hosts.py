@@ -79,6 +79,27 @@ def test_a_slow_host_gets_fewer_rows_and_costs_nothing_else(sessions: Sessions, 
     assert left(sessions) == []
 
 
+def test_all_implementations_of_a_row_are_measured_on_one_host(sessions: Sessions, network: Hosts) -> None:
+    (sessions.folder / "mine").mkdir()
+    (sessions.folder / "mine" / "Moody.py").write_text("def kernel(x, y):\n    return x + y\n")
+    network.add("far")
+    running = start(sessions, network, "--implementation=torch,mine")
+    wait_for_both(running)
+    sessions.go()
+    finished = running.wait()
+    assert finished.ledger() == {"measured": 64}
+    assert rows_by_host(sessions).keys() == {_HEAD, "far"}
+    hosts: dict[str, set[str | None]] = {}
+    for case in ElementTree.parse(sessions.folder / "out.xml").iter("testcase"):
+        row_id = str(case.get("name")).rstrip("]").partition("-mine")[0].partition("~")[0]
+        hosts.setdefault(row_id, set()).update(
+            each.get("value") for each in case.iterfind("properties/property") if each.get("name") == "host"
+        )
+    assert len(hosts) == 32
+    assert {len(found) for found in hosts.values()} == {1}
+    assert left(sessions) == []
+
+
 def test_a_host_whose_device_fails_its_probe_takes_no_row_and_is_told(sessions: Sessions, network: Hosts) -> None:
     network.add("sick", SIMULATED_SICK="1")
     running = start(sessions, network)

@@ -79,13 +79,19 @@ class Session:
     """A dealer, what it gave, and what it told."""
 
     def __init__(
-        self, devices: Sequence[ThreadDevice], count: int, may_deal: Callable[[], bool] = lambda: True
+        self,
+        devices: Sequence[ThreadDevice],
+        count: int,
+        may_deal: Callable[[], bool] = lambda: True,
+        row_of: Callable[[Job], str | None] = lambda job: None,
     ) -> None:
         self.jobs = [job(number) for number in range(count)]
         self.outcomes: dict[int, RowOutcome] = {}
         self.hosts: set[str] = set()
+        self.hosts_of: dict[str | None, set[str]] = {}
         self.told: list[str] = []
-        self.dealer = Dealer(devices, iter(self.jobs), count, self._take, self.told.append, may_deal)
+        self._row_of = row_of
+        self.dealer = Dealer(devices, iter(self.jobs), count, self._take, self.told.append, may_deal, row_of)
         self.dealer.describe()
         self.dealer.turn()
 
@@ -93,6 +99,7 @@ class Session:
         assert job.id not in self.outcomes, "a second outcome"
         self.outcomes[job.id] = outcome
         self.hosts.add(str(device.facts["host"]))
+        self.hosts_of.setdefault(self._row_of(job), set()).add(str(device.facts["host"]))
 
     def run_all(self) -> None:
         for each in self.jobs:
@@ -204,6 +211,68 @@ def test_a_session_that_stops_gets_what_runs_and_what_it_waits_for_and_nothing_e
     session.dealer.finish()
     assert asked.id in session.outcomes
     assert len(session.outcomes) < 10
+
+
+def row_of_three(each: Job) -> str:
+    """The row of a job: each row has three implementations, and Toy0, Toy7 and Toy14 are those of one row."""
+    return f"row {int(each.kernel_type[3:]) % 7}"
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.2, 10.0], ids=["short", "long", "longer than a batch"])
+def test_the_implementations_of_a_row_run_on_one_device_in_whatever_order_they_come(seconds: float) -> None:
+    all_begin = threading.Barrier(3)
+
+    def first_waits(each: Job) -> None:
+        if each.kernel_type in ("Toy0", "Toy1", "Toy2"):
+            all_begin.wait(60)
+
+    devices = [ThreadDevice(name, first_waits, seconds) for name in "abc"]
+    session = Session(devices, 21, row_of=row_of_three)
+    session.run_all()
+    assert sorted(session.outcomes) == [each.id for each in session.jobs]
+    assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
+    assert len(session.hosts) == 3
+
+
+def test_the_implementations_of_a_row_stay_on_a_device_that_was_lost_and_opened_anew() -> None:
+    deadly = {"Toy8", "Toy12", "Toy18"}
+
+    def dies_once(each: Job) -> None:
+        if each.kernel_type in deadly:
+            deadly.remove(each.kernel_type)
+            raise Lost("killed")
+
+    devices = [ThreadDevice(name, dies_once) for name in "ab"]
+    session = Session(devices, 21, row_of=row_of_three)
+    session.run_all()
+    assert {outcome.status for outcome in session.outcomes.values()} == {Status.FAILED}
+    assert len(session.outcomes) == 21
+    assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
+
+
+def test_another_device_takes_the_implementations_of_one_that_is_left_out() -> None:
+    def fails(each: Job) -> None:
+        if each.kernel_type == "Toy7":
+            raise Gone("poisoned")
+
+    session = Session([ThreadDevice("a", fails), ThreadDevice("b"), ThreadDevice("c")], 21, row_of=row_of_three)
+    session.run_all()
+    assert len(session.outcomes) == 21
+
+
+def test_a_row_that_a_plugin_runs_again_goes_to_the_device_of_its_other_implementations() -> None:
+    stops: list[bool] = []
+    devices = [ThreadDevice(name) for name in "abc"]
+    session = Session(devices, 21, may_deal=lambda: not stops, row_of=row_of_three)
+    for each in session.jobs:
+        if each.id not in session.outcomes:
+            session.dealer.wait_for(each.id)
+    stops.append(True)
+    for number in range(7):
+        session.dealer.run(job(number))
+    session.dealer.finish()
+    assert len(session.outcomes) == 28
+    assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
 
 
 def test_an_interrupted_wait_ends_the_devices_at_once() -> None:
