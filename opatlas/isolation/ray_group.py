@@ -165,7 +165,7 @@ class RayGroup:
         if spec.nnodes > 1:
             answers = self._ask(lambda rank, actor: actor.meet.remote())
             self._expect_start(answers)
-            spec = replace(spec, master_addr=answers[0].address, master_port=answers[0].port)
+            spec = replace(spec, in_cluster=True, master_addr=answers[0].address, master_port=answers[0].port)
         answers = self._ask(
             lambda rank, actor: actor.open.remote(replace(spec, node_rank=rank), self._nodes, self._settings)
         )

@@ -72,6 +72,11 @@ class _Step(IntEnum):
 
 #: What a rank does next after a step.
 _NEXT = {_Step.NOT_STARTED: "start", _Step.STARTED: "open a device", _Step.OPENED: "meet the others"}
+#: What a user can do where other nodes do not join, by whether the session launches their ranks (`--ray`).
+_NODE_REMEDY = {
+    False: "run the same command there, with its --node-rank",
+    True: "let the hosts of the cluster reach each other, on the network of GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
+}
 
 
 class RanksDied(Exception):
@@ -371,6 +376,6 @@ class RunningGroup:
         if not self._launching:
             return f"torchrun's launcher did not {limit}"
         if self._waits_for_other_nodes():
-            return f"no {self._spec.other_nodes} {limit}: run the same command there, with its --node-rank"
+            return f"no {self._spec.other_nodes} {limit}: {_NODE_REMEDY[self._spec.in_cluster]}"
         least, ranks = self._slowest_ranks()
         return f"{self._spec.rank_names(ranks)} did not join {limit}: still to {_NEXT[least]}"
