@@ -22,6 +22,7 @@ from msgspec import Meta
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.model.location import public_version
+from opatlas.model.schema import is_file_name
 from opatlas.model.signature import signature
 from opatlas.store.csv_files import write_atomically, write_text
 from opatlas.store.database import Database
@@ -261,6 +262,8 @@ def read_samples(path: Path) -> Iterator[SampleLine]:
             line = decode(text, SampleLine, f"{path}:{number}")
         except DecodeError as error:
             raise OpAtlasError(f"{error}: {_RESTORE}") from None
+        if not is_file_name(line.kernel_type):
+            raise OpAtlasError(f"{path}:{number}: kernel type {line.kernel_type!r} cannot name a CSV: {_RESTORE}")
         if not line.durations_us and not line.replaced:
             raise OpAtlasError(f"{path}:{number}: neither durations nor replaced cells: {_RESTORE}")
         yield line

@@ -301,7 +301,7 @@ class TestWhatIsKept:
         (first,) = done.account.invalid_durations
         assert first.startswith(f"{path}:3: ")
 
-    @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations"])
+    @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations", "no name"])
     def test_damaged_samples_are_named_and_nothing_changes(
         self, tmp_path: Path, database: Database, damage: str
     ) -> None:
@@ -314,6 +314,7 @@ class TestWhatIsKept:
             "no gzip": b"x",
             "not JSON": gzip.compress(header + b"\n{,}\n"),
             "no durations": gzip.compress(header + b'\n{"kernel_type": "MatMulV3", "cells": {}}\n'),
+            "no name": gzip.compress(header + b'\n{"kernel_type": "../Add", "cells": {}, "durations_us": [1.0]}\n'),
         }
         path.write_bytes(damaged[damage])
         before = {name: text for name, text in everything(database).items() if name.suffix == ".csv"}
