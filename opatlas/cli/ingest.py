@@ -39,6 +39,7 @@ from opatlas.text import print_problems, printable, show
 
 #: The largest number of rows that a captured row becomes: each row costs time in a replay.
 _MAX_ROWS = 100
+_MAKES = "`opatlas ingest --profiling-path` makes a database"
 #: The options that are not in the manifest of an ingest.
 _RECORD_OPTIONS = frozenset({"attention_records", "max_rows", "json"})
 
@@ -111,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     with usage_errors():
         if arguments.database_path is not None:
             path: Path = arguments.database_path
-            expect_folder(path, "", option="--database-path", may_be_made=arguments.profiling_path is not None)
+            expect_folder(path, _MAKES, option="--database-path", may_be_made=arguments.profiling_path is not None)
         else:
             device = arguments.device or DEFAULT_NPU_DEVICE
             # Captures come from NPUs, and `npu` does not say which one.
@@ -165,7 +166,7 @@ def _fill(
     database: Database, files: Sequence[Path], total_mb: float, limit: int, tell: Callable[[str], None]
 ) -> tuple[Records, FillResult]:
     with usage_errors():
-        expect_folder(database.path, "`opatlas ingest --profiling-path` makes a database")
+        expect_folder(database.path, _MAKES)
     # A session writes rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
     lock.acquire(0, show)

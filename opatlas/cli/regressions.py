@@ -83,7 +83,15 @@ def _lines(path: Path, found: Regressions) -> Iterator[str]:
     if found.left_out:
         yield f"left out: {pluralize(found.left_out, 'duration')} of bimodal, throttled or noisy samples"
     if not found.series:
-        yield wrap("`opatlas compare DB@RUN DB` compares two runs, by the spreads of their samples", indent=0)
+        if len(found.runs) < LEAST_RUNS:
+            more = LEAST_RUNS - len(found.runs)
+            yield wrap(
+                f"a search needs {LEAST_RUNS} runs: measure the rows {pluralize(more, 'more time')} with "
+                f"`opatlas bench --database-path {path}`; each run leaves its history in {path / 'runs'}",
+                indent=0,
+            )
+        if len(found.runs) > 1:
+            yield wrap("`opatlas compare DB@RUN DB` compares two runs, by the spreads of their samples", indent=0)
         return
     yield f"spread of a row between runs: {percent_text(found.spread)}, or that of its samples if that is more"
     for (before, after, is_drift), changes in found.by_runs().items():

@@ -21,6 +21,8 @@ _COLUMNS = 80
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
 _NAMES_SHOWN = 10
+#: In place of the mean of rows that are all AMBIGUOUS.
+_NO_MEAN = "-"
 _PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD = "*", "c", "h", "±"
 _VERDICT_WORDS = {
     PairVerdict.SLOW: "SLOW",
@@ -158,7 +160,14 @@ def _figures(figures: RivalFigures) -> tuple[str, ...]:
 def _verdict_figures(figures: RivalFigures) -> tuple[str, ...]:
     counts = (figures.rows, *(figures.verdicts.get(verdict.value, 0) for verdict in _VERDICT_WORDS))
     others = (figures.lost, figures.new)
-    return (*(f"{count:,}" if count else "" for count in (*counts, *others)), _mean(figures.covered))
+    return (*(f"{count:,}" if count else "" for count in (*counts, *others)), _mean_over_time(figures))
+
+
+def _mean_over_time(figures: RivalFigures) -> str:
+    """Returns the mean; "-" where all rows that compare are AMBIGUOUS, since it is a mean of noise."""
+    verdicts = figures.verdicts
+    told = any(verdicts.get(each.value) for each in (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.SAME))
+    return _mean(figures.covered) if told or figures.covered is None else _NO_MEAN
 
 
 def _figures_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
@@ -321,6 +330,8 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
     over_time = [rival for rival in comparison.rivals if rival.runs_as(comparison.baseline)]
     if over_time:
         yield "mean: geometric mean of the speed-ups of rows that both measured; above 1x the second is faster"
+    if any(_mean_over_time(each) == _NO_MEAN for rival in over_time for each in comparison.figures(rival.name)):
+        yield f"{_NO_MEAN}: no mean, since all rows that compare are AMBIGUOUS"
     if any((total := comparison.total(rival.name)).lost or total.new for rival in over_time):
         yield "lost, new: rows that only the first, only the second measured"
     if not _is_over_time(comparison):

@@ -316,3 +316,13 @@ def test_a_folder_with_html_in_its_name_does_nothing(tmp_path: Path, capsys: pyt
     shown = run(capsys, *folders, "--format", "markdown")[1]
     assert "&lt;script&gt;" in shown
     assert "<script>" not in shown
+
+
+def test_rows_that_are_all_ambiguous_have_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = write_tables(tmp_path / "before", {"Sort": [measured(1, 100, std_us=90), measured(2, 100, std_us=90)]})
+    after = write_tables(tmp_path / "after", {"Sort": [measured(1, 10, std_us=9), measured(2, 10, std_us=9)]})
+    for form in ("text", "markdown"):
+        _, out, _ = run(capsys, before, after, "--format", form)
+        cells = [line.replace("|", " ").split() for line in out.splitlines()]
+        means = [words[-1] for words in cells if words[:1] == ["Sort"] or words[:2] == ["all", "rows"]]
+        assert means == ["-", "-"]

@@ -109,3 +109,12 @@ def test_a_damaged_history_costs_its_run(database: Database, capsys: pytest.Capt
     found = changes(database, status=1)
     assert len(found["changes"]) == 3
     assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_too_few_runs_name_the_command_that_makes_more(
+    runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = write_runs(tmp_path / "database", [[10.0] * runs], {0: "2.10.0"})
+    assert main(["regressions", str(database.path)]) == 0
+    assert "opatlas bench" in capsys.readouterr().out
