@@ -233,7 +233,7 @@ class CheckCase(pytest.Item):
         return self.path, None, f"{self._check.name}: {self.name}"
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, OpAtlasError):
+        if isinstance(excinfo.value, (OpAtlasError, pytest.xfail.Exception)):
             return printable_lines(str(excinfo.value))
         if not isinstance(excinfo.value, CaseFindings):
             return super().repr_failure(excinfo, style)

@@ -36,6 +36,32 @@ def test_help_names_every_command_and_what_it_does() -> None:
         assert known.about in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("query", "DB", "MatMulV2", "--implementatoin", "torch"), "--implementation"),
+        (("compare", "DB", "--basline=x"), "--baseline"),
+        (("model", "--contxt", "4096", "DB"), "--context"),
+        (("show", "--nothing-like-this"), None),
+    ],
+)
+def test_a_misspelt_option_is_told_from_what_was_meant(
+    arguments: tuple[str, ...], meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        command.main(arguments)
+    assert raised.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert next(word.partition("=")[0] for word in arguments if word.startswith("--")) in said
+    assert ("did you mean" in said) == (meant is not None)
+    assert meant is None or f"{meant}?" in said
+
+
+def test_words_after_two_dashes_and_words_with_spaces_are_no_options(tmp_path: Path) -> None:
+    parser = command.parser_of("opatlas.cli.show", "opatlas show")
+    parser.expect_known_options(["--json", "--a file.json", "--", "--a-folder"])
+
+
 def test_version() -> None:
     done = opatlas("--version")
     assert done.returncode == 0

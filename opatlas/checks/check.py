@@ -177,18 +177,18 @@ class CheckedTable:
         median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))
         return _durations("capture", median, average, std, [""] * len(self))
 
-    def row_name(self, index: int) -> str:
-        """Returns the name of a row for people: its input shapes, or its message."""
-        row = self.frame.iloc[index]
-        if is_communication(self.kernel_type):
-            size, devices, dtype, tier = (row.get(c, "") for c in (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER))
-            return f"{size} bytes, {devices} devices, {dtype}, tier {tier}"
-        return strip_quotes(str(row.get(INPUT_SHAPES, "")))
+    @cached_property
+    def row_names(self) -> list[str]:
+        """The name of each row for people: its input shapes, or its message."""
+        if not is_communication(self.kernel_type):
+            return [strip_quotes(cell) for cell in self.cells(INPUT_SHAPES)]
+        messages = zip(*map(self.cells, (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
+        return [f"{size} bytes, {devices} devices, {dtype}, tier {tier}" for size, devices, dtype, tier in messages]
 
     def finding(self, index: int, value: str, reason: str, weight: float = 1.0) -> Finding:
         """Returns a finding of the row at a position, from 0."""
         line = index + _FIRST_LINE
-        return Finding(str(self.path), line, self.kernel_type, self.row_name(index), value, reason, float(weight))
+        return Finding(str(self.path), line, self.kernel_type, self.row_names[index], value, reason, float(weight))
 
 
 class CheckedDatabase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -122,14 +123,29 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             raise UsageError(f"{arguments[0]} precedes the database: name the database first, opatlas {name} DB ...")
         parsed, unknown = parser.parse_known_args(arguments)
         return int(module.run(parsed, unknown))
+    parser.expect_known_options(arguments)
     # A database may follow options: MODEL --batch 64 DB.
     return int(module.run(parser.parse_intermixed_args(arguments)))
 
 
-def parser_of(module: str, program: str) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command, which names the option that a misspelt one was meant to be."""
+
+    def expect_known_options(self, arguments: Sequence[str]) -> None:
+        """Exits, as other wrong usage does, at the first word `--name` that is no option of the command."""
+        for word in itertools.takewhile("--".__ne__, arguments):
+            name = word.partition("=")[0]
+            # Words with spaces are values: argparse takes them for no option either.
+            if name.startswith("--") and " " not in name and name not in self._option_string_actions:
+                known = [each for each in self._option_string_actions if each.startswith("--")]
+                meant = suggest(name, known, least=0.6)
+                self.error(f"there is no option {name}{meant}")
+
+
+def parser_of(module: str, program: str) -> CommandParser:
     """Returns the parser of a module of commands."""
     found = import_module(module)
-    parser = argparse.ArgumentParser(prog=program, description=found.__doc__, allow_abbrev=False)
+    parser = CommandParser(prog=program, description=found.__doc__, allow_abbrev=False)
     found.add_arguments(parser)
     return parser
 
@@ -156,6 +172,8 @@ def run_guarded(run: Callable[[], int]) -> int:
 def run_tool(module: str, arguments: Sequence[str] | None = None) -> int:
     """Runs a module of `opatlas.cli` that is no command of `opatlas`, as `python -m MODULE`, and returns its status."""
     found, parser = import_module(module), parser_of(module, f"python -m {module}")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser.expect_known_options(arguments)
     return run_guarded(lambda: int(found.run(parser.parse_args(arguments))))
 
 

@@ -132,13 +132,12 @@ class Diagnosis:
     def _ranked(self, rank: int, lines: np.ndarray, lost_us: float) -> RankedKernel:
         us, share = self.duration_us[lines], self.shares.share[lines]
         longest = int(lines[int(np.argmax(us))])
-        row = self.table.frame.iloc[longest]
         return RankedKernel(
             rank=rank,
             line=longest,
-            kernel_type=str(row[TYPE]),
-            shapes=str(row.get(INPUT_SHAPES, "")),
-            dtypes=str(row.get(INPUT_DTYPES, "")),
+            kernel_type=str(self.table.cell(TYPE, longest)),
+            shapes=str(self.table.cell(INPUT_SHAPES, longest)),
+            dtypes=str(self.table.cell(INPUT_DTYPES, longest)),
             launches=len(lines),
             duration_us=float(us.sum()),
             share=float(us.sum()) / self.kernel_us,
@@ -153,15 +152,14 @@ class Diagnosis:
         return [KernelFinding(rule, self._cells(line, rule)) for rule in holding]
 
     def _cells(self, line: int, rule: VerdictRule) -> Mapping[str, str | float]:
-        row = self.table.frame.iloc[line]
         cells: dict[str, str | float] = {}
         for name in rule.columns:
             own = {ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
-            value = float(own[name][line]) if name in own else row.get(name, "")
+            value = float(own[name][line]) if name in own else self.table.cell(name, line)
             if value != "" and value == value:
                 cells[self.source_name(name)] = value if isinstance(value, str) else float(value)
         if rule.verdict is KernelVerdict.NOT_ENOUGH_WORK:
-            cube = self.peaks.cube_cores if row.get(ACCELERATOR_CORE) in ("AI_CORE", "MIX_AIC") else None
+            cube = self.peaks.cube_cores if self.table.cell(ACCELERATOR_CORE, line) in ("AI_CORE", "MIX_AIC") else None
             cells["cores"] = cube or self.peaks.vector_cores or 0
         return cells
 
@@ -171,17 +169,17 @@ class Diagnosis:
 
     def counters(self, line: int) -> dict[str, float]:
         """Returns the counters of a kernel that have a number, by the file's names."""
-        row = self.table.frame.iloc[line]
-        return {self.source_name(name): float(row[name]) for name in self.table.counters if row[name] == row[name]}
+        values = {name: float(self.table.cell(name, line)) for name in self.table.counters}
+        return {self.source_name(name): value for name, value in values.items() if value == value}
 
     def place(self, line: int) -> str:
         """Returns where a kernel is from: file and line, or the id of a row."""
-        row = self.table.frame.iloc[line]
-        return f"{row[FILE]}:{row[LINE]}" if self.table.is_capture else str(row[ROW])
+        cell = self.table.cell
+        return f"{cell(FILE, line)}:{cell(LINE, line)}" if self.table.is_capture else str(cell(ROW, line))
 
     def name(self, line: int) -> str:
         """Returns the profiler's name of a launch; "" if there is none."""
-        return str(self.table.frame.iloc[line].get(NAME, ""))
+        return str(self.table.cell(NAME, line))
 
     @cached_property
     def counts(self) -> Mapping[KernelVerdict, int]:

@@ -8,13 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.model.schema import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 from opatlas.query.predictor import Prediction
 from opatlas.query.result import Floats, How, measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 
 Positions = npt.NDArray[np.intp]
 #: The columns of `OpenDatabase.query_many`.
-ANSWER_COLUMNS = ("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", "Quality", "Run ID", "Composition")
+ANSWER_COLUMNS = (
+    *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", QUALITY, RUN_ID, "Composition"),
+    *("Device", CACHE_STATE, INSTRUMENT, "Machines"),
+)
 #: The words of the column Composition, by `QueryResult.composed`.
 COMPOSITION_WORDS = {False: "no", True: "yes", None: "not told"}
 
@@ -48,11 +52,19 @@ class Answers:
         hit, found, duration_us = hit[faster], found[faster], duration_us[faster]
         half = measured_half_widths(rows.std_us, rows.samples, rows.duration_us, floors)[found]
         self._put(hit, duration_us, duration_us * (1 - half), duration_us * (1 + half))
-        composed = [COMPOSITION_WORDS[each] for each in rows.composed]
-        for name, values in (("Quality", rows.quality), ("Run ID", rows.run_id), ("Composition", composed)):
+        caches, instruments = zip(*rows.row_conditions, strict=True)
+        cells: dict[str, Sequence[object]] = {
+            QUALITY: rows.quality,
+            RUN_ID: rows.run_id,
+            "Composition": [COMPOSITION_WORDS[each] for each in rows.composed],
+            CACHE_STATE: caches,
+            INSTRUMENT: instruments,
+            "Machines": ["" if count is None else count for count, _ in rows.machines],
+        }
+        for name, values in cells.items():
             self._words[name][hit] = np.array(values, dtype=object)[found]
-        self._words["How"][hit] = How.MEASURED.value
-        self._words["Implementation"][hit] = rows.label
+        for name, word in (("How", How.MEASURED.value), ("Implementation", rows.label), ("Device", rows.device)):
+            self._words[name][hit] = word
 
     def take_predicted(self, where: Positions, found: Sequence[Prediction | None], rows: StoredRows) -> None:
         """Takes predictions where they are faster than those of other implementations.
@@ -62,12 +74,19 @@ class Answers:
             found: their predictions; None where there is none.
             rows: the rows that the predictions come from.
         """
+        cache, instrument = rows.conditions()
+        words = {
+            "Implementation": rows.label,
+            "Composition": COMPOSITION_WORDS[rows.any_composed],
+            "Device": rows.device,
+            CACHE_STATE: cache,
+            INSTRUMENT: instrument,
+        }
         for i, each in zip(where.tolist(), found, strict=True):
             if each is not None and not self.duration_us[i] <= each.duration_us:
                 self.duration_us[i], (self.low_us[i], self.high_us[i]) = each.duration_us, each.interval_us
-                self._words["How"][i] = each.how.value
-                self._words["Implementation"][i] = rows.label
-                self._words["Composition"][i] = COMPOSITION_WORDS[rows.any_composed]
+                for name, word in {**words, "How": each.how.value}.items():
+                    self._words[name][i] = word
 
     def _put(self, where: Positions, *values: npt.NDArray[np.float64]) -> None:
         for target, value in zip((self.duration_us, self.low_us, self.high_us), values, strict=True):

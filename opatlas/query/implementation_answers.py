@@ -18,6 +18,7 @@ from opatlas.model.schema import (
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
+    PROFILING_POPULATIONS,
     RUNTIME,
 )
 from opatlas.model.signature import signature
@@ -127,7 +128,7 @@ class ImplementationAnswers:
         duration_us = float(rows.duration_us[position])
         one = slice(position, position + 1)
         floors = self._floors(rows)[one]
-        cache, instrument = rows.conditions(position)
+        cache, instrument = rows.row_conditions[position]
         half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], floors)[0])
         return QueryResult(
             duration_us,
@@ -141,7 +142,7 @@ class ImplementationAnswers:
             instrument=instrument,
             machines=rows.machines[position][0],
             quality=rows.quality[position],
-            note="" if rows.composed[position] is not None else NOT_TOLD,
+            note=_note(rows, position),
             composed=rows.composed[position],
         )
 
@@ -196,3 +197,11 @@ class ImplementationAnswers:
                 database.path, kernel_type, database.label.strip(), compositions=rules.compositions, noisy=rules.noisy
             )
         return self._rows[key]
+
+
+def _note(rows: StoredRows, position: int) -> str:
+    """Returns what is to know of a stored row: populations of a capture's launches, an unknown composition."""
+    if rows.captured[position] and rows.quality[position]:
+        # The duration is the average: neither population may have it.
+        return f"the capture has {rows.cells(PROFILING_POPULATIONS)[position]}: the duration is the average of all"
+    return "" if rows.composed[position] is not None else NOT_TOLD

@@ -28,6 +28,7 @@ from opatlas.model.schema import (
     POOLED_RUN_DURATIONS,
     POOLED_SPREAD,
     PROFILING_AVERAGE,
+    PROFILING_POPULATIONS,
     PROFILING_SAMPLES,
     PROFILING_STD,
     QUALITY,
@@ -66,7 +67,9 @@ class StoredRows:
         frame: their cells, as text.
         signatures: their signatures; the same for equal rows.
         duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
-        quality, run_id: the cells of these columns.
+        quality: the quality of the samples, as in the column Quality; of a captured duration BIMODAL if the capture
+            has two populations of its launches, else "".
+        run_id: the run that measured the duration; "" for a captured one.
         composed: whether the duration is that of a composition of torch operators; None if the row does not tell.
         captured: whether the duration is that of a capture, and not of a replay.
     """
@@ -132,13 +135,15 @@ class StoredRows:
         cells: list[str] = self.frame[column].tolist()
         return cells
 
-    def conditions(self, position: int | None = None) -> tuple[str, str]:
-        """Returns cache state and instrument of a row, or those of all rows; of a captured one "" and CAPTURED."""
+    @cached_property
+    def row_conditions(self) -> list[tuple[str, str]]:
+        """Cache state and instrument of each row; of a captured one "" and CAPTURED."""
         cells = zip(self.captured, self.cells(CACHE_STATE), self.cells(INSTRUMENT), strict=True)
-        found = [("", CAPTURED) if captured else (cache, instrument) for captured, cache, instrument in cells]
-        if position is not None:
-            return found[position]
-        caches, instruments = ({each[which] for each in found} - {""} for which in (0, 1))
+        return [("", CAPTURED) if captured else (cache, instrument) for captured, cache, instrument in cells]
+
+    def conditions(self) -> tuple[str, str]:
+        """Returns the cache states and the instruments of all rows, separated by commas."""
+        caches, instruments = ({each[which] for each in self.row_conditions} - {""} for which in (0, 1))
         return ", ".join(sorted(caches)), ", ".join(sorted(instruments))
 
     @cached_property
@@ -248,7 +253,7 @@ def _share(percent: str) -> float | None:
 def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, str]]:
     durations = row_kind(kernel_type).duration_columns
     wanted = (*durations, MICROBENCH_STD, MICROBENCH_SAMPLES, PROFILING_STD, PROFILING_SAMPLES)
-    wanted = (*wanted, QUALITY, STAND_IN, STATUS, RUN_ID, INSTRUMENT, MICROBENCH_DEVICE_KERNELS)
+    wanted = (*wanted, PROFILING_POPULATIONS, QUALITY, STAND_IN, STATUS, RUN_ID, INSTRUMENT, MICROBENCH_DEVICE_KERNELS)
     columns = [name for name in dict.fromkeys(wanted) if name in frame.columns]
     cells = [frame[name].tolist() for name in columns]
     if not cells:
@@ -271,7 +276,8 @@ def _usable(
         std_column, samples_column = _SPREAD.get(column, (MICROBENCH_STD, MICROBENCH_SAMPLES))
         std_us, samples = parse_real(row.get(std_column, "")), parse_real(row.get(samples_column, ""))
         replayed = column != PROFILING_AVERAGE
-        quality = row.get(QUALITY, "") if replayed else ""
+        captured_quality = Quality.BIMODAL.value if row.get(PROFILING_POPULATIONS, "").strip() else ""
+        quality = row.get(QUALITY, "") if replayed else captured_quality
         composed = composition_of(kernel_type, row) if replayed else False
         if replayed:
             noise = std_us / duration_us if std_us is not None else None

@@ -12,7 +12,7 @@ import pytest
 import opatlas
 from opatlas.model.quality import valid_duration
 from opatlas.model.row_kind import row_kind
-from opatlas.query.answers import COMPOSITION_WORDS
+from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.store.database import Database
 from tests.query.tables import RUN, product_rows, write_table
 
@@ -51,6 +51,38 @@ def test_a_row_answers_with_its_run_its_implementation_and_an_interval(tmp_path:
     assert answer.interval_us[0] < 12.5 < answer.interval_us[1]
     assert answer.run_ids == ("20260101T000000-aaaaaa",)
     assert answer.quality == "quiet"
+
+
+def test_many_answers_say_where_and_how_each_was_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    rows = product_rows([(m, 512, 1024) for m in (8, 16)], us=[12.5, 13.0])
+    conditions = {"Cache State": ["cold", "warm"], "Instrument": ["cupti", "events"]}
+    pooled = {"Pooled Machines": ["3", ""], "Pooled Machine Spread(%)": ["1.5", ""]}
+    write_table(folder, "MatMulV2", rows.assign(**conditions, **pooled, **{"Pooled Run Durations(us)": f"{RUN}:12.5"}))
+    asked = product_rows([(8, 512, 1024), (16, 512, 1024), (32, 512, 1024)], us=[0, 0, 0])
+    answers = opatlas.open(folder).query_many("MatMulV2", asked)
+    assert tuple(answers.columns) == ANSWER_COLUMNS
+    assert answers["Device"].tolist() == ["NVIDIA_H200"] * 3
+    assert answers["Cache State"].tolist() == ["cold", "warm", "cold, warm"]
+    assert answers["Instrument"].tolist() == ["cupti", "events", "cupti, events"]
+    assert answers["Machines"].tolist() == [3, "", ""]
+    assert answers["How"].tolist()[:2] == ["measured"] * 2
+
+
+@pytest.mark.parametrize(
+    ("populations", "quality"), [("", ""), ("10 launches around 11 us and 10 around 14 us", "bimodal")]
+)
+def test_a_captured_average_of_two_populations_is_told(tmp_path: Path, populations: str, quality: str) -> None:
+    rows = product_rows([(16, 512, 1024)], us=[0]).drop(columns=["Average Duration(us)", "Quality", "Run ID"])
+    rows = rows.assign(**{"Profiling Average Duration(us)": "12.5", "Profiling Populations": populations})
+    write_table(tmp_path, "MatMulV2", rows)
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "16,1024;512,1024")
+    assert (answer.duration_us, answer.instrument, answer.quality) == (12.5, "capture", quality)
+    assert bool(answer.note) == bool(populations)
+    assert populations in answer.note
+    many = database.query_many("MatMulV2", rows)
+    assert (many["Quality"][0], many["Instrument"][0]) == (quality, "capture")
 
 
 def test_the_interval_is_narrower_for_the_machine_that_measured_the_row(tmp_path: Path) -> None:
