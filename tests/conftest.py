@@ -27,6 +27,9 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)
 
+# Threads of OpenMP that spin while they wait take the cores from other workers and from sessions. Workers inherit this.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 hypothesis.settings.register_profile(
     "unhurried",
     deadline=None,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 from opatlas.query import model_cache
 from opatlas.query.features import RowFeatures, row_features
@@ -90,7 +92,8 @@ class Predictor:
         names = "\n".join(self._rows.signatures)
         key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
         stored = model_cache.load(key)
-        self._model = KernelModel(self._features, duration_us, stored)
+        with _blas_threads().limit(limits=1, user_api="blas"):
+            self._model = KernelModel(self._features, duration_us, stored)
         if stored is not None:
             self._source = FitSource.CACHE
         else:
@@ -123,12 +126,14 @@ class Predictor:
         model = self.model()
         if model is None or len(known) < len(features):
             return None
-        return model.correlations(known, model.predict(known))
+        with _blas_threads().limit(limits=1, user_api="blas"):
+            return model.correlations(known, model.predict(known))
 
     def _predict(self, features: Sequence[RowFeatures], with_rows: bool) -> list[Prediction]:
         model = self.model()
         assert model is not None
-        predicted = model.predict(features)
+        with _blas_threads().limit(limits=1, user_api="blas"):
+            predicted = model.predict(features)
         middle = np.exp(predicted.log_us)
         half = np.hypot(predicted.half_width, self._floor)
         found = []
@@ -173,3 +178,13 @@ class Predictor:
 
 def _width(features: RowFeatures) -> tuple[int, int, int]:
     return len(features.work), len(features.sizes), len(features.fills)
+
+
+@cache
+def _blas_threads() -> ThreadpoolController:
+    """Returns what limits the threads of numpy's BLAS.
+
+    The matrices are too small to gain from several threads, which spin while they wait: on cores that others use, fits
+    with them take more than twice as long.
+    """
+    return ThreadpoolController()

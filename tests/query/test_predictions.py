@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from threadpoolctl import threadpool_info
 
 import opatlas
+from opatlas.query.kernel_model import KernelModel, Predictions
 from opatlas.theory.model_calls import call_cells
 from tests.query.tables import RUN, product_rows, write_table
 
@@ -213,3 +216,29 @@ def test_a_large_table_answers_from_several_models_and_from_their_stored_fits(tm
         assert answer.interval_us[0] < answer.duration_us < answer.interval_us[1]
     assert len(list(own_cache.rglob("*.npz"))) == 1
     assert [opatlas.open(tmp_path / "db").matmul(m=m, n=n, k=k) for m, n, k in asked] == first
+
+
+def test_fits_and_predictions_use_one_thread_of_blas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [(m, n, 1024) for m in (1, 2, 4, 8, 16) for n in (512, 1024)]
+    write_table(tmp_path, "MatMulV2", product_rows(sizes, measured(sizes, 0.01)))
+    within: list[int] = []
+
+    def blas_threads() -> list[int]:
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    class Watched(KernelModel):
+        def __init__(self, *args: Any) -> None:
+            within.extend(blas_threads())
+            super().__init__(*args)
+
+        def predict(self, *args: Any) -> Predictions:
+            within.extend(blas_threads())
+            return super().predict(*args)
+
+    monkeypatch.setattr("opatlas.query.predictor.KernelModel", Watched)
+    before = blas_threads()
+    if not before:
+        pytest.skip("numpy has a BLAS whose threads threadpoolctl does not know")
+    opatlas.open(tmp_path).matmul(m=6, n=768, k=1024)
+    assert set(within) == {1}
+    assert blas_threads() == before
