@@ -119,7 +119,9 @@ def _read_own(
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    meant = suggest(name, known) or f" ({', '.join(known)})"
+    folder = Path(name).parent
+    beside = [str(folder / each.name) for each in folder.glob("[!._]*")] if folder.is_dir() else []
+    meant = suggest(name, [*known, *beside], least=0.6) or f" ({', '.join(known)})"
     return f"{name}: there is no such implementation, folder or file{meant}"
 
 

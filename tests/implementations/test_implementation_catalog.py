@@ -62,6 +62,16 @@ def test_the_default_of_a_device(kind: str, name: str) -> None:
     assert find_implementations([], kind) == find_implementations([name], kind) == [default_implementation(kind)]
 
 
+@pytest.mark.parametrize(("name", "meant"), [("rivalz", "rivals"), ("flashinfre", "flashinfer")])
+def test_a_misspelt_name_is_told_from_folders_and_from_what_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rivals").mkdir()
+    with pytest.raises(OpAtlasError, match=rf"^--implementation {name}: .*\b{meant}\?"):
+        find_implementations([name], "cpu")
+
+
 def test_all_are_those_that_are_installed_and_fit_the_device() -> None:
     found = find_implementations(["all"], "cpu")
     assert found[0].is_default

@@ -93,7 +93,7 @@
     ]);
     const titles = ["kernel type", "rows", "with a duration", "coverage", "median", "dtypes", "quality", "status", "implementation"]
       .map((title, i) => ({ title, number: [1, 2, 4].includes(i) }));
-    titles[4].title = "median duration";
+    Object.assign(titles[4], { title: "median duration", unit: "µs" });
     return [
       h("h1", {}, first.folder || first.device || first.path),
       factsOf(first),

@@ -22,7 +22,7 @@
   function smallTable(titles, rows) {
     const numeric = titles.map((title) => title.number ? "number" : null);
     return h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, ...titles.map((each, i) => h("th", { scope: "col", class: numeric[i] }, t(each.title))))),
+      h("thead", {}, h("tr", {}, ...titles.map((each, i) => h("th", { scope: "col", class: numeric[i] }, t(each.title) + (each.unit ? ` (${each.unit})` : ""))))),
       h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, i) => h("td", { class: numeric[i] }, cell)))))));
   }
 
