@@ -1,6 +1,6 @@
 """What the harness costs per row: a tiny Add, replayed thousands of times.
 
-    python -m tests.benchmarks.bench_replay [--rows N]
+    python -m tests.benchmarks.bench_replay [--rows N] [--rounds N]
 
 Prints the seconds of a short session and the milliseconds a row takes in `pytest bench/` (device
 process and journal included), the same with --in-process, and what plain pytest takes for a test that
@@ -19,8 +19,6 @@ from tests.benchmarks.children import measure
 from tests.benchmarks.databases import write_adds, write_plain_test
 
 TARGET_MS = 2.0
-#: Sessions whose start is measured; the quickest counts.
-_STARTS = 3
 #: Of isolation, against --in-process.
 SESSION_TARGET_S, ROW_TARGET_MS = 1.5, 0.5
 
@@ -28,6 +26,7 @@ SESSION_TARGET_S, ROW_TARGET_MS = 1.5, 0.5
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000, help="rows of the database (default: 20000)")
+    parser.add_argument("--rounds", type=int, default=3, help="sessions of ten rows, of which the best counts (default: 3)")
     arguments = parser.parse_args()
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     once = ["--repeat-count=1", "--cache=warm"]
@@ -39,7 +38,7 @@ def main() -> int:
             write_adds(few, 10)
             write_adds(many, arguments.rows)
             command = [*pytest, "bench", f"--database-path={few}", *once, *options]
-            start_s = min(measure(command).seconds for _ in range(_STARTS))
+            start_s = min(measure(command).seconds for _ in range(arguments.rounds))
             cost = measure([*pytest, "bench", f"--database-path={many}", *once, *options])
             print(f"  {name}: start {start_s:.2f} s, {arguments.rows:,} rows {cost}")
             return start_s, (cost.seconds - start_s) / (arguments.rows - 10) * 1000
