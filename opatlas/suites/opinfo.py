@@ -144,8 +144,8 @@ def _samples(opinfo: str, dtype_name: str) -> Sequence[Any]:
     """Returns the samples of an OpInfo on the CPU, from a seed of its name: those of OpInfo, then extreme values."""
     info, dtype = opinfos()[opinfo], getattr(torch, dtype_name)
     seed = int.from_bytes(hashlib.blake2b(f"{opinfo} {dtype}".encode(), digest_size=4).digest(), "little")
-    # OpInfo seeds torch for each sample. For each device that is not open torch then keeps a traceback, which takes longer
-    # than the samples; these are drawn on the CPU alone.
+    # OpInfo seeds torch for each sample. For each device that is not open torch then keeps a traceback, which takes
+    # longer than the samples; these are drawn on the CPU alone.
     with patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
         torch.manual_seed(seed)
         return [*info.sample_inputs("cpu", dtype, requires_grad=False), *_extreme(info, dtype)]

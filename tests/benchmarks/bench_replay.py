@@ -4,8 +4,7 @@
 
 Prints the seconds of a short session and the milliseconds a row takes in `pytest bench/` (device
 process and journal included), the same with --in-process, and what plain pytest takes for a test that
-does nothing. The rows are
-measured warm and once each, so that nearly all of the time is the harness's.
+does nothing. The rows are measured warm and once each, so that nearly all of the time is the harness's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SESSION_TARGET_S, ROW_TARGET_MS = 1.5, 0.5
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000, help="rows of the database (default: 20000)")
-    parser.add_argument("--rounds", type=int, default=3, help="sessions of ten rows, of which the best counts (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="sessions of ten rows: the best counts (default: 3)")
     arguments = parser.parse_args()
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     once = ["--repeat-count=1", "--cache=warm"]
