@@ -7,7 +7,6 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ class SessionJournal:
         elif known:
             return
         if len(known) > 1 or not Manifest.path(database, self._context.run_id).exists():
-            self._context.manifest([asdict(each) for each in known], target).write(database)
+            self._context.manifest(known, target).write(database)
 
     def _stop(self, error: OSError | OpAtlasError, target: int) -> str:
         """Asks the session to stop; returns the reason."""
@@ -114,7 +113,7 @@ class SessionRecords:
     """Collects the records of a session, and merges them into the CSVs.
 
     Attributes:
-        devices: name and facts of each device that rows were run on.
+        devices: each device that rows were run on, and each group, with the device of its first rank.
         reported_only: samples without a row that the update mode does not add, for the report.
         merged: what the merge did to the CSVs of all targets; None before the merge, and where one was not merged.
         pruned_in: the databases with rows that the merge pruned.
@@ -130,7 +129,7 @@ class SessionRecords:
         self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
         #: Number of the target and last status, by node id.
         self._status_of: dict[str, tuple[int, str]] = {}
-        self.devices: list[Mapping[str, Any]] = []
+        self.devices: list[DeviceDescription] = []
         self.reported_only: list[RowName] = []
         self.merged: WriteBackResult | None = None
         self.pruned_in: list[Database] = []
@@ -140,7 +139,7 @@ class SessionRecords:
     @property
     def device_name(self) -> str:
         """What the first device calls itself; "" before a row was run."""
-        return str(self.devices[0]["name"]) if self.devices else ""
+        return self.devices[0].name if self.devices else ""
 
     @property
     def statuses(self) -> Counter[str]:
@@ -157,9 +156,8 @@ class SessionRecords:
             self._unsaved.append((note.get("target", 0), record))
             # A worker with a full disk may not be able to ask the other processes to stop.
             self._context.stop(reason)
-        device = note.get("device")
-        if device is not None and device not in self.devices:
-            self.devices.append(device)
+        if "device" in note:
+            self._add_device(DeviceDescription(**note["device"]))
         self._status_of[report.nodeid] = note.get("target", 0), record["status"]
 
     def add(self, record: Record, device: DeviceDescription | None, target: int = 0) -> None:
@@ -167,15 +165,19 @@ class SessionRecords:
         values = record.to_json()
         if self._own_journal.append(values, device, target):
             self._unsaved.append((target, values))
-        if device is not None and asdict(device) not in self.devices:
-            self.devices.append(asdict(device))
+        if device is not None:
+            self._add_device(device)
 
     def add_arrived(self, record: Record, not_saved: str, device: DeviceDescription, target: int) -> None:
         """Adds a record that no report brings, unless the journal has it (`not_saved` is "")."""
         if not_saved:
             self._unsaved.append((target, record.to_json()))
-        if asdict(device) not in self.devices:
-            self.devices.append(asdict(device))
+        self._add_device(device)
+
+    def _add_device(self, device: DeviceDescription) -> None:
+        # Descriptions compare without their state: a device that is opened again has another temperature.
+        if device not in self.devices:
+            self.devices.append(device)
 
     def take_worker(self, node: Any) -> None:
         """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.devices.cpu_flush import EXPENSIVE_READ_BYTES, plan_flush
-from opatlas.devices.device import DeviceSpec
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
 from opatlas.installation import CHECKOUT, PACKAGE, code_folder
@@ -84,22 +84,22 @@ def new_manifest(
     started_at: float,
     settings: Settings,
     surroundings: Surroundings,
-    devices: Sequence[Mapping[str, Any]],
+    devices: Sequence[DeviceDescription],
     target: int = 0,
 ) -> Manifest:
     """Returns the manifest of a run that begins.
 
     Args:
         started_at: seconds since the epoch.
-        devices: name and facts of each device that rows were run on so far.
+        devices: each device and each group that rows were run on so far.
         target: number of the target whose database holds the manifest.
     """
     at_start = {} if settings.prof_path else facts_of(settings.devices, *surroundings.at_start(settings.devices))
     return Manifest(
         run_id=run_id,
         started_at=started_at,
-        device=devices[0] if devices else {},
-        other_devices=devices[1:],
+        device=asdict(devices[0]) if devices else {},
+        other_devices=[asdict(device) for device in devices[1:]],
         options=options_of(settings, target),
         code=present_code(),
         machine_at_start=at_start,

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from opatlas.capture.profile_samples import Profile
+from opatlas.devices.device import DeviceDescription
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.fresh_python import forget_imports_from
@@ -112,7 +113,7 @@ class SessionContext:
         mode = self.settings.workload.write_back_mode(self.settings.mode)
         return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
-    def manifest(self, devices: Sequence[Mapping[str, Any]], target: int = 0) -> Manifest:
+    def manifest(self, devices: Sequence[DeviceDescription], target: int = 0) -> Manifest:
         """Returns the manifest of a target.
 
         Args:

@@ -36,7 +36,9 @@ def _manifest_facts(manifest: Manifest) -> dict[str, str]:
     told = {"device": " and ".join(sorted(manifest.device_names)), "torch": manifest.torch}
     told |= {name: manifest.packages.get(name, "") for name in _PACKAGES}
     for name in _FACTS:
-        told[name] = " and ".join(sorted({str(each[name]) for each in known if each.get(name)})) or told.get(name, "")
+        # The ranks of a group share the threads of a CPU.
+        values = {str(each[name]) for each in known if each.get(name) and (name != "threads" or "ranks" not in each)}
+        told[name] = " and ".join(sorted(values)) or told.get(name, "")
     return {name: value for name, value in told.items() if value}
 
 

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     spec = GroupSpec(arguments.ep_size)
     if reason := pool.shortage(spec):
-        raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}")
+        raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}: give a smaller --ep-size, or show more devices")
     probe = ShapeProbe(pool, spec, arguments.weights, arguments.format, arguments.case_timeout)
     try:
         written = probe.run(path, arguments.start, arguments.most, arguments.time_budget)

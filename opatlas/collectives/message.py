@@ -10,6 +10,7 @@ from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.errors import InvalidRow, WrongResult
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.model.slots import known_dtype
+from opatlas.text import parse_whole
 
 #: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 such numbers exactly, in any order.
 _LARGEST = 3
@@ -46,7 +47,9 @@ class Message:
             raise InvalidRow(f"{kernel_type} is no collective, or column '{DTYPE}' = {cells[DTYPE]!r} is no dtype")
         if cells[NUM_DEVICES] != str(size):
             raise InvalidRow(f"column '{NUM_DEVICES}' = {cells[NUM_DEVICES]!r}, but the group has {size} ranks")
-        message_bytes = int(cells[MESSAGE_BYTES])
+        message_bytes = parse_whole(cells[MESSAGE_BYTES])
+        if not message_bytes:
+            raise InvalidRow(f"column '{MESSAGE_BYTES}' = {cells[MESSAGE_BYTES]!r} is no number of bytes of 1 or more")
         if message_bytes != collective.message_bytes(message_bytes, size, dtype.bytes):
             raise InvalidRow(
                 f"column '{MESSAGE_BYTES}' = {message_bytes} is no whole number of elements of {dtype.name}"
@@ -61,7 +64,7 @@ class Message:
     def input_tensor(self, chunks: int = 1) -> torch.Tensor:
         """Returns the tensor that this rank sends: `chunks` messages."""
         tensor = torch.empty(chunks * self.count, dtype=self.dtype, device=self.device)
-        for start, stop in _pieces(0, tensor.numel()):
+        for start, stop in _pieces(tensor.numel()):
             tensor[start:stop] = self.rank_values(self.rank, start, stop)
         return tensor
 
@@ -107,10 +110,11 @@ class Message:
         """Compares the result of this rank, and returns how many elements were compared.
 
         Args:
-            expected: returns the exact elements from `start` to `stop`.
+            result: the result, a tensor of one dimension.
+            expected: returns the exact elements from `start` to `stop`, as int64.
 
         Raises:
-            WrongResult: with the first wrong element.
+            WrongResult: an element is wrong. The message names the first one.
         """
         compared = 0
         for start, stop in _compared(result.numel()):
@@ -138,14 +142,16 @@ class Message:
         return torch.cat(pieces)
 
 
-def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    for at in range(start, stop, _AT_ONCE):
-        yield at, min(at + _AT_ONCE, stop)
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Yields start and stop of consecutive pieces of `count` elements."""
+    for at in range(0, count, _AT_ONCE):
+        yield at, min(at + _AT_ONCE, count)
 
 
 def _compared(count: int) -> Iterator[tuple[int, int]]:
+    """Yields start and stop of the compared stretches of a result of `count` elements."""
     if count <= _MOST_COMPARED:
-        yield from _pieces(0, count)
+        yield from _pieces(count)
         return
     length = _MOST_COMPARED // _STRETCHES
     for stretch in range(_STRETCHES):

@@ -182,13 +182,17 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | Non
         islands: of the GPUs of a node; None: they are looked for on this machine.
 
     Raises:
-        pytest.UsageError: options contradict each other, or the grid holds no group, or with --strict not all groups.
+        pytest.UsageError: options contradict each other, the grid has too many dimensions or holds no group, or, with
+            --strict, not all groups.
     """
     _check_nodes(option)
     collectives = named_collectives(option.ops)
     guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes, islands)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
-    grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
+    try:
+        grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
+    except ImpossibleGroup as error:
+        raise _usage_error(f"--grid-shape {error}") from None
     about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
     variables = [f"{name}={value}" for name, value in communication_variables().items()]
     about += [f"environment: {' '.join(variables)}"] if variables else []
@@ -205,7 +209,7 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | Non
         spec = message_group({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = nodes.placement_problem(nodes.placed(spec))
         if reason and option.strict:
-            raise _usage_error(f"--strict: --num-devices {size} {reason}")
+            raise _usage_error(f"--strict: --num-devices {size} {reason}: name fewer, or leave out --strict")
         for collective in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
                 sent = _round_up(collective, size, dtype, _sizes(option, nodes.devices))
@@ -216,7 +220,7 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | Non
                     for count in dict.fromkeys(sent.values())
                 ]
     if no_group and (option.strict or len(no_group) == len(sizes)):
-        raise _usage_error(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
+        raise _usage_error(f"{'; '.join(no_group)}: change --num-devices, --topology-tier or --grid-shape")
     return CollectivePlan(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
 
 
@@ -263,7 +267,7 @@ def communication_version(name: str, versions: Versions) -> str:
     """Returns the version of the library that carries messages between devices.
 
     Args:
-        name: of the devices.
+        name: database name of the devices.
 
     Raises:
         OpAtlasError: the version is not detected.

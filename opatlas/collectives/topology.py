@@ -26,6 +26,8 @@ class ImpossibleGroup(ValueError):
 class Grid:
     """A grid of devices. The number of a device counts its coordinates, the last dimension fastest.
 
+    Raises ImpossibleGroup for a shape with too many dimensions.
+
     Attributes:
         shape: number of places in each dimension, outermost first.
     """
@@ -34,14 +36,14 @@ class Grid:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.shape) <= len(TIERS) or min(self.shape) < 1:
-            raise ValueError(f"{self}: a grid has 1 to {len(TIERS)} dimensions of at least 1")
+            raise ImpossibleGroup(f"{self}: a grid has 1 to {len(TIERS)} dimensions of at least 1")
 
     def __str__(self) -> str:
         return " x ".join(map(str, self.shape))
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """The number of devices."""
         return prod(self.shape)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def _quota(group: Path) -> float | None:
 
 
 def _memory_limit(group: Path) -> int | None:
-    # `whole` returns None for "max" and for version 1's largest multiple of a page below 2^63: there is no limit.
+    # `parse_whole` returns None for "max", and for version 1's largest multiple of a page below 2^63: no limit.
     limits = [_first_number(group, name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -158,12 +158,9 @@ def _gpus(name: str | None) -> list[DeviceSpec]:
             f"the visible GPUs are {' and '.join(sorted(names))}, whose durations belong into separate folders: "
             f"name one with --device, or list GPUs of one kind in {variable}"
         )
-    # Without the variable GPUs are listed by UUID: CUDA orders them by speed, nvidia-smi by PCI bus.
-    chosen = [
-        entry if variable in os.environ else gpu.uuid
-        for entry, gpu in visible.items()
-        if name is None or gpu.name == name
-    ]
+    # CUDA numbers unlike GPUs by speed, and nvidia-smi by PCI bus. A UUID names the same GPU for both.
+    by_uuid = variable not in os.environ or len({gpu.name for gpu in present}) > 1
+    chosen = [gpu.uuid if by_uuid else entry for entry, gpu in visible.items() if name is None or gpu.name == name]
     if not chosen:
         raise OpAtlasError(
             f"--device {name} is not among the visible GPUs ({', '.join(sorted(names))}): name one of them"
@@ -172,7 +169,7 @@ def _gpus(name: str | None) -> list[DeviceSpec]:
 
 
 def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
-    """Returns the GPU of an entry of CUDA_VISIBLE_DEVICES: an index, or the beginning of a UUID.
+    """Returns the GPU of an entry of CUDA_VISIBLE_DEVICES: a number of nvidia-smi, or the beginning of a UUID.
 
     Raises:
         OpAtlasError: the entry names no GPU.

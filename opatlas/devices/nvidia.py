@@ -81,7 +81,7 @@ def open_nvml(name: str) -> Nvml:
 
 
 def _handle(library: Any, name: str) -> Any:
-    """Returns NVML's handle of a GPU. Raises the library's NVMLError if there is no such GPU."""
+    """Returns NVML's handle of a GPU, named as in `open_nvml`. Raises the library's NVMLError for an unknown GPU."""
     index = parse_whole(name)
     if index is not None:
         return library.nvmlDeviceGetHandleByIndex(index)
@@ -231,7 +231,7 @@ def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
     try:
         pynvml.nvmlInit()
         try:
-            handles = [_nvlink_handle(pynvml, device) for device in devices]
+            handles = [_handle(pynvml, device.pinned[1] if device.pinned else str(device.index)) for device in devices]
             return group_islands(len(handles), lambda one, other: _connected(pynvml, handles[one], handles[other]))
         finally:
             pynvml.nvmlShutdown()
@@ -262,14 +262,6 @@ def group_islands(count: int, joined: Callable[[int, int], bool]) -> NvlinkIslan
         if even
         else NvlinkIslands(None, "a guess: NVLink joins some GPUs, unevenly")
     )
-
-
-def _nvlink_handle(library: Any, device: DeviceSpec) -> Any:
-    name = device.pinned[1] if device.pinned is not None else str(device.index)
-    index = parse_whole(name)
-    if index is not None:
-        return library.nvmlDeviceGetHandleByIndex(index)
-    return library.nvmlDeviceGetHandleByUUID(name)
 
 
 def _connected(library: Any, one: Any, other: Any) -> bool:

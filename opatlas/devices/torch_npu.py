@@ -43,6 +43,8 @@ def import_torch_npu() -> ModuleType:
                 f"torch_npu is not installed in this Python: pip install torch_npu=={_torch() or 'VERSION'}, "
                 f"the version of torch"
             ) from None
+        if error.name is None:
+            raise TorchNpuMissing(_import_message(f"{error}")) from error
         raise TorchNpuMissing(
             f"torch_npu needs the package {error.name}, which is not installed: pip install {_distribution(error.name)}"
         ) from None
@@ -105,6 +107,6 @@ def _version(package: str) -> str:
         return ""
 
 
-def _distribution(module: str | None) -> str:
+def _distribution(module: str) -> str:
     """Returns the name of a module's package for pip."""
-    return {"yaml": "pyyaml"}.get(module or "", module or "it")
+    return {"yaml": "pyyaml"}.get(module, module)

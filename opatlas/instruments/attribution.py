@@ -359,7 +359,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
 
 def whole_call(found: ProfiledSamples) -> OwnKernel | NoSamples:
     """Returns samples of all launches of a call, for an implementation whose kernels have names of their own."""
-    calls, assumption = count_collectives_once("", found.calls)
+    calls = found.calls
     if not all(calls):
         return NoSamples("the profile holds no kernel of some of the samples")
     names = {tuple(launch.kernel_type for launch in call) for call in calls}
@@ -375,7 +375,7 @@ def whole_call(found: ProfiledSamples) -> OwnKernel | NoSamples:
         counters={counter: fmean(values) for counter, values in counters.items()},
         device_kernels=len(calls[0]),
         helper_kernels={},
-        assumptions=tuple(text for text in (found.assumption, assumption) if text),
+        assumptions=(found.assumption,) if found.assumption else (),
         kernel_names=next(iter(names)),
     )
 

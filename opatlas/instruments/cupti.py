@@ -24,7 +24,8 @@ from opatlas.model.errors import ReplayError
 
 NAME = "cupti"
 
-#: Size of a buffer, enough for the records of a thousand kernels. The library requests another one when it is full.
+#: Size of a buffer in bytes, enough for the records of a thousand kernels. The library requests another one when it is
+#: full.
 _BUFFER_BYTES = 1 << 18
 #: Status of cuptiActivityGetNextRecord after the last record of a buffer.
 MAX_LIMIT_REACHED = 12
@@ -132,7 +133,10 @@ class CuptiRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
+        # A call that raised in the last recording has left its records in the library's buffers.
+        self._cupti.activity_flush_all(0)
         self._records.clear()
+        self._broken = ""
         # A new kernel may get the address of an unloaded kernel.
         self._names.clear()
         for kind in self._kinds.values():
@@ -161,7 +165,12 @@ class CuptiRecorder:
         buffer[0], size[0], most_records[0] = self._free.pop(), _BUFFER_BYTES, 0
 
     def _completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
-        """Reads the records of a full buffer. Called by the library, so exceptions must not leave this function."""
+        """Reads the records of a buffer. Called by the library, so exceptions must not leave this function.
+
+        Args:
+            buffer: the address of the buffer.
+            valid: the number of its bytes that hold records.
+        """
         try:
             memory, names, layouts = ctypes.string_at(buffer, valid), self._names, self._layouts
             next_record, record = self._library.cuptiActivityGetNextRecord, ctypes.c_void_p(None)

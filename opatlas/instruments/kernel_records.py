@@ -82,7 +82,7 @@ class KernelRecords:
 
         Raises:
             NoKernelLaunched: a call has no record.
-        ReplayError: the records do not match the calls.
+            ReplayError: the records do not match the calls, or equal calls launched different kernels.
         """
         durations_us: list[float] = []
         spans_us: list[float] = []

@@ -49,7 +49,8 @@ class Manifest:
         run_id: as in the column Run ID.
         started_at, finished_at: seconds since the epoch; None while the run lasts, or if it was killed.
         device: name and facts of the device; empty until a row has run.
-        other_devices: the same for further devices of the session.
+        other_devices: the same for further devices of the session, and for each group: the device of its first rank,
+            with the number of its ranks among the facts.
         options: the options of the session, with defaults.
         code: the digest of the code (`code_digest`).
         host, system, python, packages: machine and software.

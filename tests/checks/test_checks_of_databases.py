@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,19 @@ def test_a_run_on_another_device_or_software_is_found(tmp_path: Path, facts: dic
     (finding,) = findings("mixed", two_runs(tmp_path, **facts))
     assert (finding.row, finding.value) == (OTHER_RUN, value)
     assert finding.file == str(tmp_path / "runs" / f"{OTHER_RUN}.json")
+
+
+def test_threads_of_the_ranks_of_a_group_are_no_other_threads(tmp_path: Path) -> None:
+    rows = [product(m, 9.0) for m in (1, 2, 3)] + [{**product(4, 9.0), RUN_ID: OTHER_RUN}]
+    write_database(tmp_path, {"MatMulV2": rows}, threads=2)
+    write_manifest(tmp_path, OTHER_RUN, threads=2)
+    path = tmp_path / "runs" / f"{OTHER_RUN}.json"
+    manifest = json.loads(path.read_text())
+    group = {**manifest["device"], "facts": {**manifest["device"]["facts"], "threads": 1, "ranks": 2}}
+    path.write_text(json.dumps({**manifest, "other_devices": [group]}))
+    assert not findings("mixed", CheckedDatabase(tmp_path))
+    write_manifest(tmp_path, OTHER_RUN, threads=1)
+    assert [finding.value for finding in findings("mixed", CheckedDatabase(tmp_path))] == ["threads 1"]
 
 
 def test_runs_alike_pass(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
         (["--grid-shape", "2", "2", "--num-devices", "8"], "--num-devices 8: the grid 2 x 2 has 4 devices"),
         (["--grid-shape", "1", "4", "--topology-tier", "0"], "tier 0 of the grid 1 x 4 links nothing"),
         (["--topology-tier", "2"], "has no tier 2: it has 2 dimensions"),
+        (["--grid-shape", "1", "2", "3", "4"], "--grid-shape 1 x 2 x 3 x 4: .* 3 dimensions"),
     ],
 )
 def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) -> None:

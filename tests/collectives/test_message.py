@@ -127,6 +127,8 @@ def test_large_messages_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         ("hcom_allReduce_", {"num_devices": "4"}, "'num_devices' = '4'.* 2 ranks"),
         ("hcom_allReduce_", {"message_bytes": "3"}, "'message_bytes' = 3 .*BF16"),
         ("hcom_alltoallv_", {"message_bytes": "6"}, "'message_bytes' = 6 .*2 devices"),
+        ("hcom_allReduce_", {"message_bytes": "1 KiB"}, "'message_bytes' = '1 KiB'"),
+        ("hcom_allReduce_", {"message_bytes": "0"}, "'message_bytes' = '0'"),
     ],
 )
 def test_cells_that_are_no_message(kernel_type: str, cells: dict[str, str], words: str) -> None:

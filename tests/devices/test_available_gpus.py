@@ -112,3 +112,12 @@ def test_of_different_gpus_one_kind_is_to_be_named(machine):
     assert pins(available_devices(H100)) == ["GPU-11111111-8a20-1476-0a48-dc80e3dc8688"]
     with pytest.raises(OpAtlasError, match=f"^--device NVIDIA_A100 .*{H100}, {H200}"):
         available_devices("NVIDIA_A100")
+
+
+@pytest.mark.parametrize(("visible", "name", "pinned"), [("0", H200, "GPU-f89c"), ("1,2", H100, "GPU-1111")])
+def test_of_different_gpus_the_one_of_the_folder_is_opened(machine, monkeypatch, visible, name, pinned):
+    """CUDA may give the numbers of nvidia-smi to other GPUs, so a process gets the UUID."""
+    machine(MIXED)
+    monkeypatch.setenv(VARIABLE, visible)
+    (spec,) = available_devices(name)
+    assert (spec.name, spec.pinned[1][:8]) == (name, pinned)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opatlas.devices.device import DeviceSpec, open_device
-from opatlas.devices.nvidia import gpu_states, open_nvml
+from opatlas.devices.nvidia import find_nvlink_islands, gpu_states, open_nvml
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 
@@ -141,3 +141,12 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
 def test_a_torch_without_cuda_says_what_to_do():
     with pytest.raises(OpAtlasError, match=r"--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())
+
+
+@pytest.mark.parametrize("names", [("0", "1"), ("GPU-0", UUID[:8]), ("GPU-0", UUID)])
+def test_nvlink_is_found_whatever_makes_the_gpus_visible(library, names):
+    library.nvmlShutdown = lambda: None
+    library.NVML_P2P_CAPS_INDEX_NVLINK, library.NVML_P2P_STATUS_OK = 2, 0
+    library.nvmlDeviceGetP2PStatus = lambda one, other, caps: 0 if {one, other} == {"another", "handle"} else 1
+    devices = [DeviceSpec("cuda", index, ("CUDA_VISIBLE_DEVICES", name)) for index, name in enumerate(names)]
+    assert find_nvlink_islands(devices).size == 2

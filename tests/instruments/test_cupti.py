@@ -140,6 +140,33 @@ def test_a_buffer_that_cannot_be_read_is_an_error(library):
     assert library.enabled == set()
 
 
+def test_a_call_that_raised_leaves_no_records_for_the_next_row(library):
+    recorder = instrument.CuptiRecorder(lambda: None)
+
+    def raises():
+        library.ran(KERNEL, 1, 0, 1000, b"of the row that failed")
+        raise ReplayError("the call failed")
+
+    with pytest.raises(ReplayError), recorder.recording():
+        raises()
+    with recorder.recording() as records:
+        library.ran(KERNEL, 2, 0, 2000, b"add")
+        assert list(records()) == [KernelRecord(2, "add", 0.0, 2.0)]
+
+
+def test_a_buffer_that_cannot_be_read_costs_its_own_row_alone(library):
+    recorder = instrument.CuptiRecorder(lambda: None)
+    library.broken = True
+    with recorder.recording() as records:
+        library.ran(KERNEL, 1, 0, 1000, b"add")
+        with pytest.raises(ReplayError):
+            records()
+    library.broken = False
+    with recorder.recording() as records:
+        library.ran(KERNEL, 2, 0, 2000, b"add")
+        assert list(records()) == [KernelRecord(2, "add", 0.0, 2.0)]
+
+
 def test_where_another_profiler_has_the_records_there_are_none_here(library):
     library.status = 39
     with pytest.raises(InstrumentMissing, match=r"status 39"):

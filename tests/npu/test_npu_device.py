@@ -191,6 +191,7 @@ def test_without_the_package():
             "torch's CPU build",
         ),
         ('OSError("Permission denied")', None, "torch_npu .*Permission denied"),
+        ('ModuleNotFoundError("decorator is too old")', None, "torch_npu .*: decorator is too old"),
     ],
 )
 def test_what_the_words_of_a_failed_import_mean(monkeypatch, tmp_path, raised, version, said):
