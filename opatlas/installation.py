@@ -36,6 +36,11 @@ def code_folder(name: str) -> Path:
     return (CHECKOUT or PACKAGE) / name
 
 
+def measuring_code() -> tuple[Path, ...]:
+    """Returns the folders with the code that affects what is measured; in a wheel the package holds all of it."""
+    return (PACKAGE, *map(code_folder, ("bench", "plugins") if CHECKOUT is not None else ()))
+
+
 def require_extra(extra: str, purpose: str, *modules: str) -> None:
     """Checks that modules of an extra are installed, and imports none of them.
 

@@ -11,7 +11,7 @@ from opatlas.devices.cpu_flush import EXPENSIVE_READ_BYTES, plan_flush
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
-from opatlas.installation import CHECKOUT, PACKAGE, code_folder
+from opatlas.installation import measuring_code
 from opatlas.store.manifest import Manifest, code_digest
 
 from .settings import Settings
@@ -70,13 +70,9 @@ def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequenc
     }
 
 
-#: In a wheel the package holds bench/ and plugins/.
-CODE = (PACKAGE, *map(code_folder, ("bench", "plugins") if CHECKOUT is not None else ()))
-
-
 def present_code() -> str:
     """Returns the digest of the code that this process runs."""
-    return code_digest(CODE)
+    return code_digest(measuring_code())
 
 
 def new_manifest(

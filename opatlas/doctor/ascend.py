@@ -31,7 +31,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.command import msprof_executable
 from opatlas.model.errors import ReplayError
 from opatlas.model.versions import cann_version
-from opatlas.text import exception_line, first_line, last_line
+from opatlas.text import exception_line, first_line, last_line, pluralize
 
 _DEVICE_FILES = Path("/dev")
 _ASCEND = Path("/usr/local/Ascend")
@@ -93,9 +93,10 @@ def npu_smi(target: Target) -> Verdict:
     found = [f"{chip.logic}: {chip.name}" for chip in list_chips()]
     if not found:
         return failed(
-            "`npu-smi info -m` shows no chip", "the form of its table is new: send us the report (--report)", info=said
+            "`npu-smi info -m` shows no chip", "its table has an unknown form: send us the report (--report)", info=said
         )
-    return passed(f"{len(found)} chips ({found[0]} ...)", info=said, chips=found)
+    more = ", ..." if len(found) > 1 else ""
+    return passed(f"{pluralize(len(found), 'chip')} ({found[0]}{more})", info=said, chips=found)
 
 
 def npu_driver(target: Target) -> Verdict:
@@ -150,7 +151,7 @@ def torch_npu(target: Target) -> Verdict:
             "repair what failed above first, or unset ASCEND_RT_VISIBLE_DEVICES",
             **facts,
         )
-    return passed(f"{module.__version__}, sees {count} devices", **facts)
+    return passed(f"{module.__version__}, sees {pluralize(count, 'device')}", **facts)
 
 
 def npu(target: Target) -> Verdict:

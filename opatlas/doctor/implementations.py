@@ -13,12 +13,13 @@ from importlib import import_module
 from pathlib import Path
 
 from opatlas.doctor.probe import Target, Verdict, failed, passed, skipped
+from opatlas.doctor.surroundings import existing_folder
 from opatlas.implementations.catalog import shipped
 
 
 @dataclass(frozen=True)
 class _Compiler:
-    """What a library compiles with: programs, one of each group, and the folder that keeps what it compiled.
+    """The programs with which a library compiles, one of each group, and the folder of its compiled kernels.
 
     Attributes:
         programs: groups of programs that replace each other.
@@ -92,10 +93,10 @@ def _examine(name: str, target: Target) -> Verdict:
             f"put {' and '.join(lacking)} on PATH",
         )
     folder = Path(os.environ.get(compiler.variable) or compiler.folder).expanduser()
-    if not os.access(_existing(folder), os.W_OK):
+    if not os.access(existing_folder(folder), os.W_OK):
         return failed(
-            f"{implementation.version} imports, and {folder}, which keeps compiled kernels, cannot be written",
-            f"set {compiler.variable} to a folder that can",
+            f"{implementation.version} imports, and the folder of its compiled kernels, {folder}, cannot be written",
+            f"set {compiler.variable} to another folder",
         )
     found = ", ".join(next(name for name in group if _find(name)) for group in compiler.programs)
     return passed(f"{implementation.version} imports; {found}; kernels are kept in {folder}", folder=str(folder))
@@ -105,7 +106,3 @@ def _find(program: str) -> str | None:
     """Returns the path of a program on PATH, or of nvcc in the toolkit that CUDA_HOME names."""
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
     return shutil.which(program) or shutil.which(program, path=str(toolkit))
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -25,7 +25,7 @@ _MOST_BYTES = 16 << 20
 _MOST_BYTES_IN_ALL = 96 << 20
 #: The files of a kept profile in the report: sources of durations, without raw records.
 _PROFILE_FILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
-#: The number of reports in the zip file, the last ones, because their names have a time and no run id.
+#: The number of session reports in the zip file: the newest ones, because a report's name does not tell its run.
 _REPORTS = 4
 
 

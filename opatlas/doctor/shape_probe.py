@@ -20,6 +20,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.inputs.experts import needed_bytes
 from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
+from opatlas.installation import measuring_code
 from opatlas.isolation.executor import Executor
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import EP_SIZE, Status
@@ -53,7 +54,15 @@ class ShapeProbe:
         case_timeout_s: float,
         replay: tuple[str, str] = _REPLAY,
     ) -> None:
-        """`replay` is the module and the function that replays a case."""
+        """
+        Args:
+            executor: runs the cases; its caller closes it.
+            spec: the group of ranks.
+            weights: dtype of the weights, a key of BLOCKS.
+            weight_format: "ND" or "FRACTAL_NZ".
+            case_timeout_s: time limit of a case.
+            replay: module and function that replay a case.
+        """
         self.trials: list[Trial] = []
         self._executor = executor
         self._kernel = MoeKernel(spec.ranks, weights)
@@ -76,6 +85,9 @@ class ShapeProbe:
 
         Args:
             path: the database.
+            start: the case from which the sizes vary.
+            most: the largest size of each axis.
+            budget_s: time limit of all cases, in seconds of `clock`.
             random_cases: the number of random cases in which all sizes differ.
 
         Raises:
@@ -102,7 +114,7 @@ class ShapeProbe:
                 "time_budget_s": budget_s,
                 "case_timeout_s": self._case_timeout_s,
             },
-            code_digest(Path(__file__).parents[2] / name for name in ("opatlas", "bench")),
+            code_digest(measuring_code()),
             device=asdict(self._executor.describe()) if self.trials else {},
             finished_at=time.time(),
             statuses=dict(Counter(trial.status.value for trial in self.trials)),
@@ -181,10 +193,11 @@ class ShapeSearch:
     """Searches the limits of a kernel's sizes, and remembers the answers."""
 
     def __init__(self, accepts: Try, axes: Mapping[str, SearchRange], is_over: Callable[[], bool]) -> None:
-        """Args:
-        accepts: tells whether the kernel accepts a case; called at most once for each case.
-        axes: the range of each size.
-        is_over: returns whether the search has to stop.
+        """
+        Args:
+            accepts: tells whether the kernel accepts a case; called at most once for each case.
+            axes: the range of each size.
+            is_over: returns whether the search has to stop.
         """
         self._accepts = accepts
         self._axes = axes
@@ -218,7 +231,7 @@ class ShapeSearch:
         while middle + step <= axis.most and not accepts(middle + step):
             step *= 2
             if step > middle:
-                # No size up to twice the middle is accepted; smaller sizes may be.
+                # No size up to twice the middle tells the step, so that smaller sizes are not tried.
                 step = middle
                 break
         high = self._last(middle, step, axis.most, accepts)

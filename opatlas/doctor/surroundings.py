@@ -33,6 +33,7 @@ _FLUSHES = 7
 #: A slower flush adds more than a second to a row of twenty samples.
 _SLOW_FLUSH_MS = 50.0
 _NAMED = 3
+_OTHER_TEMPORARY = "set TMPDIR to another folder"
 
 
 def database(target: Target) -> Verdict:
@@ -54,7 +55,7 @@ def database(target: Target) -> Verdict:
         return failed(str(error), "name another folder with --database-path")
     if not path.exists():
         try:
-            with tempfile.TemporaryFile(dir=_existing(path)):
+            with tempfile.TemporaryFile(dir=existing_folder(path)):
                 pass
         except OSError as error:
             return failed(
@@ -89,16 +90,21 @@ def disk(target: Target) -> Verdict:
         path = database_path(target)
     except OpAtlasError:  # the probe `database` reports it
         path = location.ROOT
-    return _room(_existing(path), "make room, or name another folder with --database-path")
+    return _room(existing_folder(path), "make room, or name another folder with --database-path")
 
 
 def temporary(target: Target) -> Verdict:
     """Writes and locks a file in the folder for temporary files, and looks for room there."""
     folder = Path(tempfile.gettempdir())
-    with tempfile.TemporaryFile(dir=folder) as file:
-        # Sessions on one device take turns by a lock in this folder.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    found = _room(folder, "make room, or set TMPDIR to another folder")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"opatlas")
+            file.flush()
+            # A device is locked with a record lock in this folder (opatlas/devices/device_lock.py).
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return failed(f"no file in {folder} can be written and locked ({error.strerror})", _OTHER_TEMPORARY)
+    found = _room(folder, f"make room, or {_OTHER_TEMPORARY}")
     wanted = os.environ.get("TMPDIR")
     if wanted and folder.resolve() != Path(wanted).resolve():
         # Python skips a folder that it cannot write.
@@ -120,7 +126,7 @@ def database_path(target: Target) -> Path:
     return location.default_path(database_name(available_devices(target.device or None)), versions.detect())
 
 
-def _existing(path: Path) -> Path:
+def existing_folder(path: Path) -> Path:
     """Returns the path, or the nearest folder above it that exists."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.exists())
 

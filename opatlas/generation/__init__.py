@@ -1,4 +1,4 @@
-"""Asks models for kernels, and for repairs of what was found wrong.
+"""Asks models for kernels, and for repairs of kernels that fail.
 
 endpoint.py     asks a model at an endpoint that takes OpenAI's chat completions
 answers.py      recorded exchanges, which answer without an endpoint

@@ -72,7 +72,9 @@ class AttemptLog:
                     raise
                 os.fsync(file)
         except OSError as error:
-            raise OpAtlasError(f"{self.path} was not written ({error.strerror}): make room, or name another") from None
+            raise OpAtlasError(
+                f"{self.path} was not written ({error.strerror}): make room, or name another folder"
+            ) from None
 
     def _read(self) -> None:
         """Reads the lines that were added since the last call. A line without an end is left for later."""

@@ -190,7 +190,7 @@ class Endpoint:
             on_wait: called before each wait with its reason and its seconds.
 
         Raises:
-            EndpointError: the address is none of HTTP, or the variable is not set.
+            EndpointError: the address is not one of HTTP, or the variable is not set.
         """
         self.url = _completions_url(url)
         self.limits = limits or EndpointLimits()
@@ -209,33 +209,34 @@ class Endpoint:
             EndpointError: the server refuses the request, does not speak the protocol, or exceeds the limits.
         """
         key, start, limits = self._key(), self._clock(), self.limits
-        body = json_line(request.body).encode()
+        body, left_s = json_line(request.body).encode(), limits.total_s
         for attempt in range(1, limits.attempts + 1):
             try:
-                answer = self._post(body, key, start, attempt)
+                answer = self._post(body, key, start, attempt, min(limits.read_s, left_s))
             except _Retryable as error:
                 wait_s = 2.0 ** (attempt - 1) if error.wait_s is None else error.wait_s
                 left_s = limits.total_s - (self._clock() - start)
-                if attempt == limits.attempts or wait_s > left_s:
+                if attempt == limits.attempts or wait_s >= left_s:
                     tried = f"{error.reason}, {attempt} times" if attempt > 1 else error.reason
-                    asked = f", and asks to wait {wait_s:.0f} s" if wait_s > left_s and error.wait_s else ""
+                    asked = f", and asks to wait {wait_s:.0f} s" if wait_s >= left_s and error.wait_s else ""
                     self._fail(f"{tried}{asked}", "try again later", key, status=error.status, attempts=attempt)
                 if self._on_wait is not None:
                     self._on_wait(_without(key, error.reason), wait_s)
                 self._sleep(wait_s)
+                left_s -= wait_s
             else:
                 return ChatAnswer(
                     answer.text, answer.finish_reason, answer.tokens_in, answer.tokens_out, self._clock() - start
                 )
         raise AssertionError("the last attempt returns or raises")
 
-    def _post(self, body: bytes, key: str, start: float, attempt: int) -> ChatAnswer:
+    def _post(self, body: bytes, key: str, start: float, attempt: int, silence_s: float) -> ChatAnswer:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
         posted = urllib.request.Request(self.url, body, headers, method="POST")
         try:
-            with self._opener.open(posted, timeout=self.limits.read_s) as response:
+            with self._opener.open(posted, timeout=silence_s) as response:
                 text = self._read(response, key, start, attempt)
                 return self._answer(text, key, attempt)
         except urllib.error.HTTPError as error:
@@ -247,7 +248,7 @@ class Endpoint:
                 self._fail(f"cannot be reached ({reason})", "check the address", key, attempts=attempt)
             raise _Retryable(f"cannot be reached ({reason})") from None
         except TimeoutError:
-            raise _Retryable(f"was silent for {self.limits.read_s:g} s") from None
+            raise _Retryable(f"was silent for {silence_s:g} s") from None
         except (http.client.HTTPException, OSError) as error:
             raise _Retryable(f"cut the connection ({type(error).__name__})") from None
 

@@ -92,9 +92,9 @@ class Prompts:
         """Returns the messages that ask for a repair.
 
         Args:
-            number: the number of the attempt, from 1.
+            number: the number of attempts so far, 1 or more.
             code: the candidate that was judged last; "" if no answer held code.
-            judgement: what was wrong.
+            judgement: the judgement of the last attempt.
         """
         texts = _texts()
         told = f"{judgement.error_class}{f' ({judgement.sub_class})' if judgement.sub_class else ''}"

@@ -37,10 +37,10 @@ class StopReason(str, Enum):
 
     PASSED = "passed"
     ATTEMPTS = "the last attempt failed"
-    SAME_FAILURE = "the same failure three times"
+    SAME_FAILURE = "the last attempts failed in the same way"
     COST = "the cost limit is reached"
     DEADLINE = "the deadline has passed"
-    NO_ANSWER = "no answer to it is recorded"
+    NO_ANSWER = "no answer to the next question is recorded"
 
     def __str__(self) -> str:
         return self.value
@@ -153,7 +153,11 @@ class RepairLoop:
         )
 
     def take(self, request: ChatRequest, answer: ChatAnswer, judge: Judge) -> ModelAttempt:
-        """Judges an answer, and records the attempt. Raises OpAtlasError if a file cannot be written."""
+        """Judges an answer, and records the attempt.
+
+        Raises:
+            OpAtlasError: a file cannot be written.
+        """
         start, path = self._clock(), None
         read = read_answer(answer.text, self._code or None)
         if isinstance(read, Judgement):
@@ -207,7 +211,7 @@ class RepairLoop:
 
 
 def _failure(attempt: ModelAttempt) -> tuple[str, str]:
-    """Returns class and text without what differs for the same failure: the file, and numbers of drawn inputs."""
+    """Returns class and text of a failure, without file names and, for wrong results, without numbers."""
     judgement = attempt.judgement
     text = _CANDIDATE.sub("", without_places(judgement.text))
     if judgement.error_class in (ErrorClass.MISMATCH, ErrorClass.UNSTABLE):

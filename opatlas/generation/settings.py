@@ -1,4 +1,4 @@
-"""What the loop of attempts is told: the language of the kernels, and when to end. Imports nothing that takes time."""
+"""Settings of the loop of attempts: the language of the kernels, and the limits. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KernelLanguage(str, Enum):
 
     @property
     def of_rules(self) -> str:
-        """The language whose static rules hold for a candidate; "" if those of all languages do."""
+        """The language in which the static rules require a candidate; "" for any."""
         return {"triton-ascend": "triton", "torch": ""}.get(self.value, self.value)
 
 
@@ -33,9 +33,10 @@ class LoopLimits:
 
     Attributes:
         attempts: the most attempts, the first one included.
-        same_failures: so many attempts in a row with one class and one text end the loop.
-        cost_usd: no request is sent once the attempts of the run cost as much; None: no limit.
-        deadline_s: no request is sent so many seconds after the first of this session.
+        same_failures: the number of attempts in a row with the same failure (class and text) that ends the loop.
+        cost_usd: the cost of all attempts of the run, of all models, in US dollars from which no request is sent;
+            None: no limit.
+        deadline_s: the age of the loop in seconds after which it sends no request.
         max_tokens: the largest number of tokens of an answer.
     """
 

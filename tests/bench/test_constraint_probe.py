@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import choosy_replay
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opatlas.plugins.run_manifest import present_code
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor.shape_probe import SearchRange, ShapeProbe, ShapeSearch
@@ -137,3 +139,4 @@ def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
     assert not constraints.accepts(replace(START, h=96, n=128, m=41), ep_size=2, weights="DT_BF16")
     (manifest,) = (tmp_path / "runs").glob("*.json")
     assert manifest.stem == constraints.trials[0].run_id
+    assert json.loads(manifest.read_text())["code"] == present_code()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -401,6 +402,15 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(surroundings, "_LEAST_FREE", 1 << 60)
     assert "make room" in surroundings.disk(Target(database=tmp_path / "a")).remedy
     assert "TMPDIR" in surroundings.temporary(Target()).remedy
+
+
+def test_a_folder_for_temporary_files_that_takes_no_locks_as_devices_do(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(surroundings.fcntl, "lockf", refuse)
+    verdict = surroundings.temporary(Target())
+    assert (verdict.state, "TMPDIR" in verdict.remedy) == (State.FAIL, True)
 
 
 def test_a_folder_for_temporary_files_that_is_not_used(tmp_path, monkeypatch):

@@ -81,6 +81,13 @@ def test_a_server_that_stays_silent_is_given_up(server: ChatServer) -> None:
     assert (caught.value.status, caught.value.attempts, waits.slept) == (None, 2, [1.0])
 
 
+def test_a_silent_server_is_not_waited_for_beyond_the_limit_of_all_requests(server: ChatServer) -> None:
+    server.faults = [Fault.SILENT]
+    with pytest.raises(EndpointError) as caught:
+        Waits().endpoint(server.url, limits=EndpointLimits(read_s=3, total_s=0.05)).ask(REQUEST)
+    assert (caught.value.attempts, "0.05 s" in str(caught.value)) == (1, True)
+
+
 @pytest.mark.parametrize(("asked", "sent"), [("3600", 1), ("Wed, 21 Oct 2015 07:28:00 GMT", 3), ("soon", 3)])
 def test_a_fault_that_lasts_ends_with_an_error(server: ChatServer, asked: str, sent: int) -> None:
     """An hour is longer than the limit of time; a date in the past means now."""
