@@ -50,6 +50,15 @@ def _collect_errors(problems: list[str]) -> Iterator[None]:
         problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
 
 
+@contextmanager
+def _damaged_histories(problems: list[str]) -> Iterator[None]:
+    """Adds histories that cannot be read to the problems, and continues."""
+    try:
+        yield
+    except history.DamagedHistory as error:
+        problems.append(str(error))
+
+
 def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[str]) -> int:
     """Copies the manifests that the target lacks; returns their number."""
     copied = 0
@@ -68,9 +77,13 @@ def copy_histories(target: Database, source: Database, journal: JournalContents 
 
     Args:
         journal: the journal from which the tables of the source were made; None for a database.
+
+    Raises:
+        OpAtlasError: a history of the target cannot be written. It may lack rows of its run, and these would count as
+            edited.
     """
     for run_id in history.runs(source):
-        with _collect_errors(problems):
+        with _damaged_histories(problems):
             contents = history.read(source, run_id)
             history.add(target, contents.header, contents.records)
             problems += [f"{history.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
@@ -79,7 +92,7 @@ def copy_histories(target: Database, source: Database, journal: JournalContents 
             run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
             history.save_replaced(target, run_id, path.stem, read_frame(path))
     if journal is not None:
-        with _collect_errors(problems):
+        with _damaged_histories(problems):
             history.add(target, journal.header, journal.records)
 
 
@@ -233,16 +246,23 @@ def combine(
 
     Raises:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
-            result; the other files are combined.
+            result; the other files are combined. A source whose histories cannot be written is left out.
     """
     result = CombineResult(all_kernel_types(sources))
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
     with target.lock(), gc_paused():
         # Manifests first, so that every Run ID in a table always has one.
+        combined = []
         for source in sources:
             result.manifests += copy_manifests(target, source.manifests, result.problems)
-            copy_histories(target, source.database, source.journal, result.problems)
+            try:
+                copy_histories(target, source.database, source.journal, result.problems)
+            except OpAtlasError as error:
+                result.problems.append(f"{error} (no row of {source.name} was combined)")
+                continue
+            combined.append(source)
             result.ingests += copy_ingests(target, source.database, result.problems)
+        sources = combined
         histories = Histories(target)
         edited = {source.name: EditedLookup(source.database) for source in sources}
         for kernel_type in result.kernel_types:

@@ -41,6 +41,10 @@ _PIECE_BYTES = 1 << 20
 _LEVEL = 4
 
 
+class DamagedHistory(OpAtlasError):
+    """A history that cannot be read. Its rows do not count as edited."""
+
+
 def file_path(database: Database, run_id: str) -> Path:
     """Returns the path of a run's history. Raises OpAtlasError if the run id cannot name a file."""
     return database.runs_dir / f"{_file_stem(run_id)}{_SUFFIX}"
@@ -86,7 +90,8 @@ def add(database: Database, header: JournalHeader, records: Sequence[Record]) ->
         header: the header of the journal with the records.
 
     Raises:
-        OpAtlasError: a file cannot be written, or is not a history.
+        DamagedHistory: a file is there that cannot be read.
+        OpAtlasError: a file cannot be written.
     """
     of_run: dict[str, list[Record]] = {}
     for record in records:
@@ -104,7 +109,8 @@ def read(database: Database, run_id: str) -> JournalContents:
     """Reads the records of a run, in the order of measurement within each process.
 
     Raises:
-        OpAtlasError: the file cannot be read, or is not a history.
+        OpAtlasError: the run id cannot name a file.
+        DamagedHistory: the file cannot be read.
     """
     path = file_path(database, run_id)
     return journal.parse(b"".join(_lines(path)), path)
@@ -191,7 +197,7 @@ def _read_lines(path: Path) -> Iterator[_RecordFields]:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Reads the lines of a history, with line ends. Raises OpAtlasError."""
+    """Reads the lines of a history, with line ends. Raises DamagedHistory."""
     remedy = "move it away, or restore it"
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
@@ -201,13 +207,18 @@ def _lines(path: Path) -> list[bytes]:
                 pieces.append(piece)
             content = b"".join(pieces)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise OpAtlasError(f"{path}: not a history of OpAtlas ({error}): {remedy}") from None
+        raise DamagedHistory(f"{path}: not a history of OpAtlas ({error}): {remedy}") from None
     except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): make it readable") from None
+        raise DamagedHistory(f"{path}: cannot be read ({error.strerror}): make it readable") from None
     if len(content) > _MOST_BYTES:
-        raise OpAtlasError(f"{path}: a history of more than {_MOST_BYTES:,} bytes, which is too large: {remedy}")
-    journal.parse(content.partition(b"\n")[0] + b"\n", path)
-    return content.splitlines(keepends=True)
+        raise DamagedHistory(f"{path}: a history of more than {_MOST_BYTES:,} bytes, which is too large: {remedy}")
+    # Another program may have removed the last line end.
+    lines = [each + b"\n" for each in content.splitlines()] or [b"\n"]
+    try:
+        journal.parse(lines[0], path)
+    except journal.NotAJournal as error:
+        raise DamagedHistory(str(error)) from None
+    return lines
 
 
 def _file_stem(run_id: str) -> str:

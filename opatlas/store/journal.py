@@ -115,9 +115,9 @@ class Journal:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            # A partial line would make the next line unreadable.
-            os.ftruncate(self._file.fileno(), self._size)
+            # A partial line would make the next line unreadable. If it cannot be cut off, the next line replaces it.
             self._file.seek(self._size)
+            os.ftruncate(self._file.fileno(), self._size)
             raise
         self._size += len(encoded)
         self._dirty.set()

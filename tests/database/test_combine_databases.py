@@ -10,6 +10,7 @@ from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read
 from combining import apply
 
 from opatlas.combine.apply import DurationCounts
+from opatlas.errors import OpAtlasError
 from opatlas.model.schema import AVERAGE, PROFILING_AVERAGE, RUN_ID
 from opatlas.store import csv_files as store
 from opatlas.store import history
@@ -90,6 +91,30 @@ def test_histories_come_along_and_their_durations_are_kept_there_only(target: Da
     assert history.read(target, OLD).records == history.read(source, OLD).records
     assert not history.replaced_tables(target)
     assert read(target)[0][AVERAGE] == "5.0"
+
+
+def test_a_source_whose_history_does_not_fit_waits_for_the_next_time(
+    target: Database, source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A history with a part of the run's rows would make the other rows count as edited."""
+    header = JournalHeader(OLD, "all", prune=False)
+    write(target, [measured(1, 5.0, OLD), cells(2)])
+    write(source, [measured(1, 5.0, OLD), measured(2, 6.0, OLD)])
+    history.add(target, header, [record(1, 5.0, run=OLD)])
+    history.add(source, header, [record(1, 5.0, run=OLD), record(2, 6.0, run=OLD)])
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OpAtlasError(f"{path}: no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(history, "write_bytes", refuse)
+        outcome = apply(target, source)
+    assert len(outcome.problems) == 1
+    assert history.edited_rows(target).count == 0
+    assert [row[AVERAGE] for row in read(target)] == ["5.0", ""]
+    assert not apply(target, source).problems
+    assert history.edited_rows(target).count == 0
+    assert [row[AVERAGE] for row in read(target)] == ["5.0", "6.0"]
 
 
 def test_each_table_of_a_source_is_read_once(

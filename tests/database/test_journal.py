@@ -241,6 +241,22 @@ def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database:
     assert (contents.unreadable, contents.torn) == ((), False)
 
 
+def test_a_record_that_can_be_neither_written_nor_cut_off_costs_no_later_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
+    kept.append(record(1, 10.0).to_json())
+    monkeypatch.setattr("os.ftruncate", refuse)
+    with room_for(3, kept.path), pytest.raises(OSError):
+        kept.append(record(3, 30.0).to_json())
+    kept.append(record(4, 40.0).to_json())
+    kept.close()
+    assert journal.read(kept.path).records == (record(1, 10.0), record(4, 40.0))
+
+
 def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(database: Database) -> None:
     kept = Journal(database, JournalHeader("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
