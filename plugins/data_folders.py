@@ -14,13 +14,17 @@ from pathlib import Path
 
 import pytest
 
-_PATH_OPTIONS = ("--database-path", "--prof-path", "--target-models", "--models", "--tasks", "--suite")
+#: The options whose value may be a file or a folder.
+PATH_OPTIONS = (
+    *("--database-path", "--prof-path", "--target-models", "--models", "--tasks", "--suite"),
+    "--implementation",
+)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     """Removes the values of OpAtlas' options from the folders whose conftest.py pytest is about to load."""
-    values = [value for option, value in pairwise(args) if option in _PATH_OPTIONS]
+    values = [value for option, value in pairwise(args) if option in PATH_OPTIONS]
     tests = early_config.known_args_namespace.file_or_dir
     for value in values:
         if value in tests:

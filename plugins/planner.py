@@ -94,11 +94,8 @@ def make_plan(
         raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
     suffix = implementation.suffix if implementation is not None else ""
     plan.suffixes = [suffix]
-    lacking = [
-        name
-        for name in dict.fromkeys((*names, *(sorted(chosen.ops) if requested is None else ())))
-        if implementation is not None and not implementation.implements(name)
-    ]
+    types = sorted(chosen.ops) if chosen.ops and requested is None else names
+    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
     if lacking and implementation is not None:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in names:

@@ -181,6 +181,9 @@ class SessionRecords:
 
     def take_worker(self, node: Any) -> None:
         """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""
+        if self._context.plan is None:
+            # The session has ordinary tests only: there may be no device, and so no database.
+            return
         # A worker that was killed leaves no output.
         output = getattr(node, "workeroutput", {})
         self._unsaved += map(tuple, output.get(_UNSAVED, ()))

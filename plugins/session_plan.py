@@ -136,8 +136,7 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
     )
     if settings.workload.tasks:
         add_rows(own.database, base.of_target(target))
-        return prepared
-    if target.rows_from is not None:
+    elif target.rows_from is not None:
         added = add_rows(own.database, base.of_target(target))
         rows_from = target.rows_from if Database(target.rows_from).kernel_types() else None
         prepared = replace(prepared, rows_for=target.implementation.label, rows_added=added, rows_from=rows_from)

@@ -250,9 +250,9 @@ def _refuse_with_ray(config: pytest.Config) -> None:
         "--models": bool(option.models),
         **{each.name: changed(option, [each]) for each in NODE_OPTIONS},
     }
-    if named := [name for name, is_given in refused.items() if is_given]:
+    if given := [name for name, is_given in refused.items() if is_given]:
         raise pytest.UsageError(
-            f"--ray runs rows in processes on the hosts of the cluster, which it finds: leave out {', '.join(named)}"
+            f"--ray runs rows in processes on the hosts of the cluster, which it finds: leave out {', '.join(given)}"
         )
 
 

@@ -158,18 +158,13 @@ class SessionSummary:
                     "kernel that ran for a row of a sibling type has",
                     "kernels that ran for rows of sibling types have",
                 )
-                yield f"{kernels} no row: --update-mode=all adds it"
+                yield f"{kernels} no row: --update-mode=all adds these rows"
             if merged.repeated:
                 rows_again = pluralize(merged.repeated, "repeated row")
                 yield f"{rows_again}: given the duration of the earlier row of the same signature"
         yield from self._not_replayable_lines(plan)
         yield from self._error_lines()
         yield from self._gap_lines()
-        failed = merged is None or merged.problems
-        for problem in self._records.problems:
-            yield _Failure(f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}")
-        for problem in self._ledger.problems:
-            yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         yield from self._problem_lines(plan)
         yield from self._model_lines()
         targets = self._context.settings.targets
@@ -223,6 +218,12 @@ class SessionSummary:
             yield continuation(plan, self._context.settings, not_run, self._context.run_id)
 
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
+        merged = self._records.merged
+        failed = merged is None or merged.problems
+        for problem in self._records.problems:
+            yield _Failure(f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}")
+        for problem in self._ledger.problems:
+            yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         if plan.problems:
             # The reasons are printed before the rows.
             files = pluralize(len(plan.problems), "file was", "files were")

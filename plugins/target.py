@@ -139,9 +139,9 @@ def targets_of(
         pytest.UsageError: options contradict each other, or no named implementation is installed.
     """
     option = config.option
-    named = _implementations(option.implementation, devices[0].kind, workload, models)
-    usable = [replace(each, counts_missing=workload.counts_missing) for each in named if not each.missing]
-    lines = [f"{each.name}: {each.missing}" for each in named if each.missing]
+    found = _implementations(option.implementation, devices[0].kind, workload, models)
+    usable = [replace(each, counts_missing=workload.counts_missing) for each in found if not each.missing]
+    lines = [f"{each.name}: {each.missing}" for each in found if each.missing]
     lines += dict.fromkeys(note for each in usable for note in each.notes)
     if not usable:
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")

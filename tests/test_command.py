@@ -153,6 +153,14 @@ def test_the_exit_status_of_pytest_is_passed_on(monkeypatch: pytest.MonkeyPatch)
     assert command.main(["bench", "-k", "Add"]) == 2
 
 
+def test_a_file_that_an_option_names_is_no_test_file(tmp_path: Path) -> None:
+    task = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
+    (tmp_path / "mine.py").write_text(f"{task}\n\ndef get_inputs():\n    return [torch.randn(8, 16)]\n")
+    done = opatlas("bench", "--tasks", "mine.py", "--co", "-q", "--device=cpu", "--database-path=db", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert ".mine-8x16-" in done.stdout
+
+
 def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:
     """Relative paths are the user's; configuration and plugins are the checkout's."""
     done = opatlas("bench", "--collect-only", "-q", "--database-path", "no-such-folder", cwd=tmp_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from opatlas.installation import code_folder, pytest_cache, require_extra
@@ -47,6 +47,8 @@ def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> 
 
 
 def _test_files(arguments: Sequence[str]) -> list[Path]:
-    """Returns the test files among the arguments. A folder may be the value of an option, and does not count."""
-    files = [Path(argument.partition("::")[0]) for argument in arguments if not argument.startswith("-")]
+    """Returns the test files among the arguments. Folders and the values of OpAtlas' options do not count."""
+    options = import_module("opatlas.plugins.data_folders").PATH_OPTIONS
+    words = [word for before, word in pairwise(("", *arguments)) if before not in options and not word.startswith("-")]
+    files = [Path(word.partition("::")[0]) for word in words]
     return [path.resolve() for path in files if path.suffix == ".py" and path.is_file()]

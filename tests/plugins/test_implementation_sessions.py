@@ -8,11 +8,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from opatlas.plugins.planner import make_plan
+from opatlas.plugins.selection import Choice
 from sessions import Sessions, row
 from stand_in_npus import StandInNpus
 
 from opatlas.cli.main import main
 from opatlas.implementations.catalog import find_implementations
+from opatlas.implementations.contract import KernelSource
+from opatlas.implementations.implementation import Implementation
 from opatlas.store.database import Database, SessionLock
 
 SIZES = (3, 5, 8)
@@ -225,6 +229,17 @@ def test_a_kernel_type_that_one_of_two_implementations_lacks_can_be_chosen(toys:
     chosen = f"--implementation=torch,{kernels(toys, Toy=RIGHT)}"
     assert toys.run_in_process(chosen, "--ops=Toy,OtherToy").ledger() == {"measured": 2 * len(SIZES) + 1}
     assert toys.run_in_process(chosen, "--ops=Tay").code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_only_chosen_kernel_types_are_named_as_lacking(toys: Sessions) -> None:
+    toys.write("OtherToy", [row(1)])
+    mine = Implementation("mine", sources={"Toy": KernelSource("mine", "", "", "kernel")})
+    notes = {
+        ops: make_plan(Database(toys.database), Choice(ops=frozenset(ops)), implementation=mine).notes
+        for ops in ((), ("Toy",), ("Toy", "OtherToy"))
+    }
+    assert [len(each) for each in notes.values()] == [1, 0, 1]
+    assert "OtherToy" in notes[()][0]
 
 
 @pytest.mark.parametrize("names", ["torch,{}", "{},torch"])

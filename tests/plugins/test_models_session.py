@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sessions import ROOT, Sessions
 from opatlas.candidates.judgement import ErrorClass
 from opatlas.experiment.attempts import read_attempts
 from opatlas.generation.answers import read_exchanges
+from opatlas.store.database import SessionHolder
 
 KEY = "sk-0123456789-secret"
 TASK = """
@@ -92,6 +94,18 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
     assert given.outcomes() == {"passed": 1, "xfailed": 1}
     assert given.tells("good-0")
     assert given.tells("good-1")
+
+
+def test_a_session_of_tasks_tells_whose_database_it_takes_over(sessions: Sessions) -> None:
+    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    (sessions.folder / "tasks").mkdir()
+    (sessions.folder / "tasks" / "relu.py").write_text(TASK)
+    killed = SessionHolder("20261121T163006-1f0c9a", "pytest", 1, "a-host", 0.0)
+    (sessions.database / "journal").mkdir()
+    (sessions.database / "journal" / "session.json").write_text(json.dumps(asdict(killed)))
+    done = sessions.run_in_process("test_tasks.py", "--tasks=tasks")
+    assert done.ledger() == {"measured": 1}
+    assert killed.run_id in done
 
 
 def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:

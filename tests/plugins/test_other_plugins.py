@@ -73,6 +73,16 @@ def test_a_device_whose_runtime_fails_ends_a_session_in_process(sessions: Sessio
     assert "no driver" in done
 
 
+def test_ordinary_tests_in_workers_need_no_device(sessions: Sessions) -> None:
+    conftest = sessions.folder / "conftest.py"
+    without_fixtures = tuple(f"opatlas.plugins.{name}" for name in ("options", "xdist", "theory", "hooks"))
+    conftest.write_text(conftest.read_text().replace('("opatlas.plugins",)', str(without_fixtures)))
+    (sessions.folder / "test_others.py").write_text("def test_other(): pass\n")
+    done = sessions.run("-n", "1", "--device=NO_SUCH_DEVICE", "test_others.py")
+    assert (done.code, done.outcomes()) == (0, {"passed": 1})
+    assert "INTERNALERROR" not in done
+
+
 def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(Mood.RAISE)])
     for option in (), ("--read-only",):

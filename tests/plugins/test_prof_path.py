@@ -236,6 +236,18 @@ def test_what_is_left_out_by_the_command_line_is_neither_filled_nor_added(bench:
     assert bench.durations("Sub") == {"9;9->9": "5.0000"}
 
 
+def test_samples_that_cannot_be_written_are_told_of_although_no_row_was_collected(bench: Bench) -> None:
+    bench.write("SomebodysKernel", cells("7,7", "7,7", **{"Average Duration(us)": "5.0"}))
+    # The replaced duration cannot be saved.
+    (bench.database / "runs").write_text("no folder")
+    write_summary(bench.profiles / "op_summary_1.csv", [launched("SomebodysKernel", 11.0, cells("7,7", "7,7"))])
+    done = bench.run()
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert bench.durations("SomebodysKernel") == {"7,7->7,7": "5.0"}
+    assert "NOT WRITTEN BACK" in done
+    assert str(bench.database / "journal") in done
+
+
 def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Bench) -> None:
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
     done = bench.run()

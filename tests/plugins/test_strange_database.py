@@ -86,6 +86,20 @@ def test_no_module_of_the_working_folder_is_imported(sessions: Sessions, tmp_pat
     assert done.returncode == 0, done.stdout
 
 
+def test_pytest_runs_no_module_of_a_folder_of_kernels(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    kernels = sessions.folder / "mine"
+    kernels.mkdir()
+    (kernels / "Toy.py").write_text("def kernel(x, y):\n    return x + y\n")
+    ran = kernels.with_suffix(".ran")
+    (kernels / "conftest.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    where = ("--database-path", sessions.database, "--implementation", "mine")
+    done = _pytest(sessions, sessions.folder, "test_toys.py", *where, "--in-process")
+    assert done.returncode == 0, done.stdout
+    assert Finished(done.returncode, done.stdout).ledger() == {"measured": 1}
+    assert not ran.exists()
+
+
 def test_a_configuration_of_pytest_in_a_database_is_refused(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     ran = _strange_modules(sessions.database)
