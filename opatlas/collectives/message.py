@@ -40,7 +40,16 @@ class Message:
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device, rank: int, size: int) -> None:
-        """Raises InvalidRow if the cells describe no message of a group of `size` ranks."""
+        """
+        Args:
+            kernel_type, cells: the row.
+            device: the device of this rank's tensors.
+            rank: number of this rank, from 0.
+            size: number of ranks.
+
+        Raises:
+            InvalidRow: the cells describe no message of a group of `size` ranks.
+        """
         collective = BY_KERNEL_TYPE.get(kernel_type)
         dtype = known_dtype(cells[DTYPE])
         if collective is None or dtype is None:
@@ -62,14 +71,14 @@ class Message:
         self.dtype: torch.dtype = getattr(torch, dtype.torch_name)
 
     def input_tensor(self, chunks: int = 1) -> torch.Tensor:
-        """Returns the tensor that this rank sends: `chunks` messages."""
+        """Returns the tensor that this rank sends: `chunks` messages in one dimension of chunks * count elements."""
         tensor = torch.empty(chunks * self.count, dtype=self.dtype, device=self.device)
         for start, stop in _pieces(tensor.numel()):
             tensor[start:stop] = self.rank_values(self.rank, start, stop)
         return tensor
 
     def output_tensor(self, chunks: int = 1) -> torch.Tensor:
-        """Returns a tensor for the result of this rank: `chunks` messages of unwritten elements."""
+        """Returns a tensor for this rank's result: one dimension of chunks * count elements, all unwritten."""
         return torch.full((chunks * self.count,), _UNWRITTEN, dtype=self.dtype, device=self.device)
 
     def rank_values(self, rank: int, start: int, stop: int) -> torch.Tensor:

@@ -179,7 +179,9 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | Non
     """Returns the messages that the options name, for groups on some nodes.
 
     Args:
-        islands: of the GPUs of a node; None: they are looked for on this machine.
+        option: the options of pytest.
+        nodes: the nodes of the groups.
+        islands: the NVLink islands of a node's GPUs; None: those of this machine are used.
 
     Raises:
         pytest.UsageError: options contradict each other, the grid has too many dimensions or holds no group, or, with

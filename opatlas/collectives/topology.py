@@ -69,6 +69,7 @@ class Grid:
         that they send crosses that tier.
 
         Args:
+            num_devices: the size of the group, 2 or more.
             tier: the dimension in which the devices differ; they share their places in the dimensions before it. None:
                 the tier of the devices from 0 on.
 
@@ -135,8 +136,10 @@ def default_grid(
     node, or its NVLink islands, and then the third the devices of an island.
 
     Args:
-        devices: of a node.
-        islands: of its GPUs; None: they are looked for on this machine.
+        devices: the devices of a node.
+        per_node: the number of ranks that a node can hold.
+        nnodes: the number of nodes.
+        islands: the NVLink islands of a node's GPUs; None: those of this machine are used.
     """
     device, everything = devices[0], per_node * nnodes
     if device.kind == "npu":

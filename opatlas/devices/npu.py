@@ -55,9 +55,9 @@ class NpuDevice:
         self._settings = settings
         self._spec = spec
         self._chip = _chip_of(spec)
-        told = int(getattr(self._properties, "L2_cache_size", 0) or 0)
-        self._l2_is_told = told >= _LEAST_L2_BYTES
-        self._l2_bytes = told if self._l2_is_told else _ASSUMED_L2_BYTES
+        reported_bytes = int(getattr(self._properties, "L2_cache_size", 0) or 0)
+        self._l2_is_reported = reported_bytes >= _LEAST_L2_BYTES
+        self._l2_bytes = reported_bytes if self._l2_is_reported else _ASSUMED_L2_BYTES
         self._flush_buffer: torch.Tensor | None = None
         number = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
         self._lock = device_lock(f"npu{number}")
@@ -78,7 +78,7 @@ class NpuDevice:
             "vector_cores": getattr(self._properties, "vector_core_num", None),
             "memory_bytes": self._properties.total_memory,
             "l2_cache_bytes": self._l2_bytes,
-            "l2_cache_bytes_are": "told by the device" if self._l2_is_told else "assumed",
+            "l2_cache_bytes_are": "told by the device" if self._l2_is_reported else "assumed",
             "visible_as": "=".join(self._spec.pinned) if self._spec.pinned and self._spec.sees_no_other else None,
             "custom_opp_path": os.environ.get(npu_operators.PATH_VARIABLE),
             "chip": self._chip.name if self._chip else None,

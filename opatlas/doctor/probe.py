@@ -53,6 +53,7 @@ class Verdict:
     """What a probe found.
 
     Attributes:
+        state: whether the examined part works.
         detail: the finding, in a line.
         remedy: what to do; "" if there is nothing to do.
         facts: details for the report.
@@ -117,7 +118,7 @@ class Probe:
 
     Attributes:
         function: examines the machine; an exception is a failure. Its name is the name of the probe.
-        deadline_s: the time after which its process is killed.
+        deadline_s: the time in seconds after which its process is killed.
         needed_by: the kinds of devices that need the examined part; () for no kind.
         of_ascend: runs only if the machine has signs of an NPU.
         of_device: runs only if the device was found.
@@ -143,7 +144,8 @@ class ProbeResult:
     """A verdict, with the time and the output of its process.
 
     Attributes:
-        took_s: wall time.
+        verdict: what the probe found; a failure if its process ended without a verdict.
+        took_s: wall time in seconds.
         output: the end of what the process printed.
     """
 

@@ -1,4 +1,4 @@
-"""What models achieved at tasks, from the attempts of one or more runs: repeated, missing and damaged ones told.
+"""The outcomes of models at tasks, from the attempts of one or more runs. Counts repeated, missing and damaged ones.
 
 Of a task that a model tried in several runs, the outcome of the last run counts; the earlier ones are repeats.
 """
@@ -240,8 +240,11 @@ def run_of(folder: Path, file: AttemptsFile) -> ExperimentRun:
         seen.add(attempt)
         counted += 1
         of_task = loops.setdefault((attempt.model, TaskName(attempt.task_set, attempt.task)), [])
-        if of_task and attempt.number > of_task[-1][-1].number:
-            of_task[-1].append(attempt)
+        same = next((loop for loop in reversed(of_task) if loop[-1].task_digest == attempt.task_digest), None)
+        if same is not None and attempt.number > same[-1].number:
+            # A task whose file has its former content again goes on with the former loop, which is then the last one.
+            of_task.append(of_task.pop(of_task.index(same)))
+            same.append(attempt)
         else:
             of_task.append([attempt])
     outcomes = {key: TaskOutcome(tuple(of_task[-1])) for key, of_task in loops.items()}

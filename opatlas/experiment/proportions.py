@@ -35,7 +35,7 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
     Args:
         only_first, only_second: numbers of tasks that only the first, only the second passed.
 
-    The tasks that both or neither passed tell nothing. Of the others each side has half, by chance: a binomial test.
+    Tasks that both or neither passed do not count. By chance each side passes half of the others: a binomial test.
     """
     differing = only_first + only_second
     tail = sum(math.comb(differing, count) for count in range(min(only_first, only_second) + 1))

@@ -78,7 +78,7 @@ def _heading(experiment: Experiment, figures: Sequence[ModelFigures]) -> Iterato
 def _irregularities(identical: int, restarted: int, gaps: int, torn: bool) -> Iterator[str]:
     yield f"{pluralize(identical, 'line')} repeated, counted once" if identical else ""
     yield f"{pluralize(restarted, 'task')} begun anew, the last attempts count" if restarted else ""
-    yield f"{pluralize(gaps, 'task')} with attempts that are not there" if gaps else ""
+    yield f"{pluralize(gaps, 'task')} with missing attempts" if gaps else ""
     yield "the last line is cut off and left out" if torn else ""
 
 

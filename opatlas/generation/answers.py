@@ -136,7 +136,7 @@ class RecordedAnswers:
 
         Args:
             folder: the folder of the exchanges.
-            endpoint: who answers requests that are not recorded; None: nobody does.
+            endpoint: answers requests that are not recorded; None: such requests raise NoRecordedAnswer.
         """
         self._folder = folder
         self._endpoint = endpoint

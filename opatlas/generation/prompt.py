@@ -1,7 +1,7 @@
 """Writes the messages that ask a model for a kernel, or for a repair. Equal arguments give equal messages.
 
-Nothing of the machine but the name and the peaks of its device is in a message: `without_places` takes paths and
-addresses out of the text of errors.
+A message tells the name and the peaks of the device, and nothing else of the machine: `without_places` removes paths
+and addresses from the text of errors.
 """
 
 from __future__ import annotations

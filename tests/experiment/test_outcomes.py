@@ -67,6 +67,15 @@ def test_a_loop_that_later_sessions_went_on_with_is_one_outcome(tmp_path: Path) 
     assert (experiment.runs[0].restarted, experiment.runs[0].gaps, experiment.runs[0].torn) == (0, 0, True)
 
 
+def test_a_task_with_its_former_content_goes_on_with_the_attempts_at_that_content(tmp_path: Path) -> None:
+    first = attempt("m", "relu", ErrorClass.COMPILE, task_digest="one", cost_usd=0.1)
+    changed = attempt("m", "relu", ErrorClass.CRASH, task_digest="two", cost_usd=0.2)
+    second = attempt("m", "relu", number=1, task_digest="one", cost_usd=0.4)
+    experiment = read_experiment([write_run(tmp_path, [first, changed, second])])
+    assert experiment.outcomes["m"][RELU].attempts == (first, second)
+    assert (experiment.runs[0].restarted, experiment.runs[0].gaps) == (1, 0)
+
+
 def test_a_whole_line_without_a_line_break_counts(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [attempt("m", "relu")], tail=attempt_line(attempt("m", "sort")).rstrip())
     found = read_attempts(folder / ATTEMPTS)
