@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import as_json, run
 from compared import lost, measured, shape, write_tables
 
 from opatlas.cli import compare as command
-from opatlas.cli.main import main
 
 Golden = Callable[[str, str], None]
 COMPOSITION = "composition of 11 torch operators (pow, mean, ...)"
@@ -61,18 +59,6 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    status = main(["compare", *map(str, arguments)])
-    return status, *capsys.readouterr()
-
-
-def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    status, out, err = run(capsys, *arguments, "--json", "-")
-    assert (status, err) == (0, "")
-    content: dict[str, Any] = json.loads(out)
-    return content
-
-
 @pytest.mark.parametrize(("form", "file"), [("text", "compare.txt"), ("markdown", "compare.md")])
 def test_the_implementations_of_a_base(
     base: Path,
@@ -82,7 +68,7 @@ def test_the_implementations_of_a_base(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    status, out, err = run(capsys, base, "--format", form)
+    status, out, err = run(capsys, "compare", base, "--format", form)
     assert (status, err) == (0, "")
     plain = out.replace(str(base), "BASE")
     golden(file, plain)
@@ -103,7 +89,7 @@ def test_many_rows_and_long_names_fit_the_terminal(tmp_path: Path, capsys: pytes
         for name in names
     }
     folders = [write_tables(tmp_path / "a", ours), write_tables(tmp_path / "b", theirs)]
-    status, out, _ = run(capsys, *folders)
+    status, out, _ = run(capsys, "compare", *folders)
     assert status == 0
     tables = [line for line in out.splitlines() if str(tmp_path) not in line and names[2] not in line]
     assert max(map(len, tables)) <= 80
@@ -111,7 +97,7 @@ def test_many_rows_and_long_names_fit_the_terminal(tmp_path: Path, capsys: pytes
 
 
 def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, base)
+    found = as_json(capsys, "compare", base)
     assert found["baseline"] == {"name": "torch", "version": "", "path": str(base), "state": ""}
     assert found["without_rival"] == ["Sort"]
     assert found["fastest"] == {"flashinfer": 3, "torch": 8}
@@ -141,21 +127,21 @@ def test_json_has_every_row_and_figure(base: Path, capsys: pytest.CaptureFixture
 
 def test_a_rival_without_common_rows_is_told_in_a_line(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tables(base / "implementations" / "liger-0.8.5", {"SwiGlu": [measured(7, 4)], "Rope": [measured(1, 4)]})
-    content = as_json(capsys, base)
+    content = as_json(capsys, "compare", base)
     assert content["without_common_rows"] == ["liger"]
     for form in ("text", "markdown"):
-        _, out, _ = run(capsys, base, "--format", form)
+        _, out, _ = run(capsys, "compare", base, "--format", form)
         (line,) = (line for line in out.splitlines() if "liger 0.8.5" in line)
         assert "2 rows" in line
-    assert run(capsys, base, "--fail-slower", "50")[0] == 1
+    assert run(capsys, "compare", base, "--fail-slower", "50")[0] == 1
 
 
 def test_rows_that_one_of_two_states_has_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [write_tables(tmp_path / name, {"SwiGlu": [measured(size, 4)]}) for size, name in enumerate("ab", 1)]
-    content = as_json(capsys, *folders)
+    content = as_json(capsys, "compare", *folders)
     (rival,) = content["rivals"]
     assert (content["without_common_rows"], rival["all"]["lost"], rival["all"]["new"]) == ([], 1, 1)
-    assert rival["path"] in run(capsys, *folders)[1]
+    assert rival["path"] in run(capsys, "compare", *folders)[1]
 
 
 def test_the_runs_of_a_pooled_duration_widen_its_margin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,13 +149,13 @@ def test_the_runs_of_a_pooled_duration_widen_its_margin(tmp_path: Path, capsys: 
     replaced = measured(2, 10, run="d", pooled="a 10; b 11; c 9")
     ours = write_tables(tmp_path / "ours", {"Sort": [pooled, replaced]})
     theirs = write_tables(tmp_path / "theirs", {"Sort": [measured(1, 8.5), measured(2, 8.5)]})
-    rows = as_json(capsys, ours, theirs)["rows"]
+    rows = as_json(capsys, "compare", ours, theirs)["rows"]
     assert [row["pairs"]["theirs"]["verdict"] for row in rows] == ["AMBIGUOUS", "FAST"]
     assert [row["calls"]["ours"]["run_medians_us"] for row in rows] == [[10, 11, 9], []]
 
 
 def test_csv_has_a_line_for_each_row_and_database(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, base, "--format", "csv")
+    status, out, _ = run(capsys, "compare", base, "--format", "csv")
     assert status == 0
     lines = list(csv.DictReader(io.StringIO(out)))
     assert len(lines) == 11 * 3
@@ -184,7 +170,7 @@ def test_siblings_of_a_default_database(tmp_path: Path, capsys: pytest.CaptureFi
     for version in ("0.5.3_torch2.11.0_cuda13.0", "0.5.10_torch2.11.0_cuda13.0", "0.6.0_torch2.12.0_cuda13.0"):
         write_tables(device / "flashinfer" / f"flashinfer{version}", rows)
     write_tables(device / "nccl" / "2.28.9", rows)
-    found = as_json(capsys, base)
+    found = as_json(capsys, "compare", base)
     # 0.6.0 was measured with another torch than the base.
     assert [(each["name"], each["version"]) for each in found["rivals"]] == [("flashinfer", "0.5.10")]
 
@@ -196,19 +182,19 @@ def test_siblings_have_the_remark_of_a_default_database(tmp_path: Path, capsys: 
     cold, warm = (write_tables(device / "torch" / f"torch2.11.0_cuda13.0{end}", rows) for end in ("", "_warm"))
     for name in ("0.5.3_torch2.11.0_cuda13.0", "0.7.0_torch2.11.0_cuda13.0_warm"):
         write_tables(device / "flashinfer" / f"flashinfer{name}", rows)
-    assert [each["version"] for each in as_json(capsys, cold)["rivals"]] == ["0.5.3"]
-    assert [each["version"] for each in as_json(capsys, warm)["rivals"]] == ["0.7.0"]
+    assert [each["version"] for each in as_json(capsys, "compare", cold)["rivals"]] == ["0.5.3"]
+    assert [each["version"] for each in as_json(capsys, "compare", warm)["rivals"]] == ["0.7.0"]
 
 
 def test_the_default_database_of_this_machine(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "default_path", lambda device, versions: base)
-    assert as_json(capsys)["baseline"]["path"] == str(base)
+    assert as_json(capsys, "compare")["baseline"]["path"] == str(base)
 
 
 def test_a_device_stands_for_its_default_database(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, Path("NVIDIA_H200"), "--ops", "Sort")
+    found = as_json(capsys, "compare", Path("NVIDIA_H200"), "--ops", "Sort")
     assert Path(found["baseline"]["path"]).parts[-3:-1] == ("NVIDIA_H200", "torch")
 
 
@@ -218,7 +204,7 @@ def test_named_databases_have_names_that_tell_them_apart(tmp_path: Path, capsys:
     old, new = (write_tables(one / "implementations" / f"liger-{version}", rows) for version in ("0.8", "0.9"))
 
     def names(*folders: Path) -> list[str]:
-        found = as_json(capsys, *folders)
+        found = as_json(capsys, "compare", *folders)
         return [found["baseline"]["name"], *(each["name"] for each in found["rivals"])]
 
     assert names(two, one) == ["two", "one"]
@@ -232,7 +218,7 @@ def test_collectives_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     for name, us in (("one", 100), ("two", 50)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "hcom_allReduce_.csv").write_text(f"{header}1048576,2,DT_BF16,1,{us}\n")
-    found = as_json(capsys, tmp_path / "one", tmp_path / "two", "--ops", "all_reduce")
+    found = as_json(capsys, "compare", tmp_path / "one", tmp_path / "two", "--ops", "all_reduce")
     assert found["rivals"][0]["all"]["covered"] == pytest.approx(2)
 
 
@@ -240,7 +226,7 @@ def test_collectives_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("least", "below"), [("1.05", []), ("1.15", ["flag_gems 5.0.2"]), ("1.3", ["flag_gems 5.0.2", "flashinfer 0.5.3"])]
 )
 def test_fail_below(base: Path, least: str, below: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = run(capsys, base, "--fail-below", least, "--ops", "SwiGlu,MatMulV2")
+    status, _, err = run(capsys, "compare", base, "--fail-below", least, "--ops", "SwiGlu,MatMulV2")
     # flag_gems has 1.10 and flashinfer 1.19.
     assert status == bool(below)
     assert [name for name in ("flag_gems 5.0.2", "flashinfer 0.5.3") if name in err] == below
@@ -249,8 +235,8 @@ def test_fail_below(base: Path, least: str, below: list[str], capsys: pytest.Cap
 def test_a_rival_without_rows_is_below_any_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write_tables(tmp_path / "one", {"Sort": [measured(1, 2)]})
     two = write_tables(tmp_path / "two", {"Sort": [shape(1)]})
-    assert as_json(capsys, one, two)["rivals"][0]["all"]["covered"] is None
-    status, _, err = run(capsys, one, two, "--fail-below", "0.1")
+    assert as_json(capsys, "compare", one, two)["rivals"][0]["all"]["covered"] is None
+    status, _, err = run(capsys, "compare", one, two, "--fail-below", "0.1")
     assert status == 1
     assert "two" in err
 
@@ -265,7 +251,7 @@ def test_a_rival_without_rows_is_below_any_ratio(tmp_path: Path, capsys: pytest.
 def test_a_wrong_name_is_refused_with_the_right_one(
     base: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, err = run(capsys, base, *arguments)
+    status, out, err = run(capsys, "compare", base, *arguments)
     assert (status, out) == (2, "")
     assert named in err
 
@@ -278,7 +264,7 @@ def test_wrong_databases_are_refused(base: Path, tmp_path: Path, capsys: pytest.
         ([tmp_path / "none"], "none"),
         ([base, tmp_path / "none"], "none"),
     ):
-        status, out, err = run(capsys, *folders)
+        status, out, err = run(capsys, "compare", *folders)
         assert (status, out) == (2, ""), folders
         assert named in err
 
@@ -289,14 +275,14 @@ def test_no_link_is_followed_to_an_implementation(tmp_path: Path, capsys: pytest
     for link, to in ((one / "implementations", tmp_path), (other / "implementations" / "liger-0.8", one)):
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(to)
-    assert run(capsys, one)[0] == 2
-    assert run(capsys, other)[0] == 2
+    assert run(capsys, "compare", one)[0] == 2
+    assert run(capsys, "compare", other)[0] == 2
 
 
 def test_a_file_that_cannot_be_read_costs_itself(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = base / "implementations" / "flashinfer-0.5.3" / "SwiGlu.csv"
     damaged.write_text("")
-    status, out, err = run(capsys, base)
+    status, out, err = run(capsys, "compare", base)
     assert status == 1
     assert str(damaged) in err
     assert "AddRmsNorm" in out
@@ -305,15 +291,15 @@ def test_a_file_that_cannot_be_read_costs_itself(base: Path, capsys: pytest.Capt
 def test_text_of_a_stranger_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write_tables(tmp_path / "one", {"Sort": [measured(1, 2)]})
     two = write_tables(tmp_path / "two", {"Sort": [lost(1, "failed", "\x1b[2J <script>x</script> |")]})
-    assert "\x1b" not in run(capsys, one, two)[1]
-    shown = run(capsys, one, two, "--format", "markdown")[1]
+    assert "\x1b" not in run(capsys, "compare", one, two)[1]
+    shown = run(capsys, "compare", one, two, "--format", "markdown")[1]
     assert "\x1b" not in shown
     assert "<script>" not in shown
 
 
 def test_a_folder_with_html_in_its_name_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [write_tables(tmp_path / f"<script>|{each}", {"Sort": [measured(1, 2)]}) for each in ("one", "two")]
-    shown = run(capsys, *folders, "--format", "markdown")[1]
+    shown = run(capsys, "compare", *folders, "--format", "markdown")[1]
     assert "&lt;script&gt;" in shown
     assert "<script>" not in shown
 
@@ -322,7 +308,7 @@ def test_rows_that_are_all_ambiguous_have_no_mean(tmp_path: Path, capsys: pytest
     before = write_tables(tmp_path / "before", {"Sort": [measured(1, 100, std_us=90), measured(2, 100, std_us=90)]})
     after = write_tables(tmp_path / "after", {"Sort": [measured(1, 10, std_us=9), measured(2, 10, std_us=9)]})
     for form in ("text", "markdown"):
-        _, out, _ = run(capsys, before, after, "--format", form)
+        _, out, _ = run(capsys, "compare", before, after, "--format", form)
         cells = [line.replace("|", " ").split() for line in out.splitlines()]
         means = [words[-1] for words in cells if words[:1] == ["Sort"] or words[:2] == ["all", "rows"]]
         assert means == ["-", "-"]

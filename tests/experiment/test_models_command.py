@@ -6,14 +6,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import as_json, run
 from doc_commands import ROOT
 from simulated_attempts import attempt, loop, mixed_run, write_run
 
 from opatlas.candidates.judgement import ErrorClass
-from opatlas.cli.main import USAGE, main
+from opatlas.cli.main import USAGE
 
 PAGE = ROOT / "docs" / "models-experiment.md"
 
@@ -23,20 +23,8 @@ def folder(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", mixed_run())
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    status = main(["models", *map(str, arguments)])
-    return status, *capsys.readouterr()
-
-
-def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    status, out, err = run(capsys, *arguments, "--json", "-")
-    assert (status, err) == (0, "")
-    content: dict[str, Any] = json.loads(out)
-    return content
-
-
 def test_the_tables(folder: Path, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(capsys, folder)
+    status, out, err = run(capsys, "models", folder)
     assert (status, err) == (0, "")
     plain = out.replace(str(folder), "RUN")
     golden("models.txt", plain)
@@ -48,7 +36,7 @@ def test_the_tables(folder: Path, golden: Callable[[str, str], None], capsys: py
 
 
 def test_json_has_all_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = run(capsys, folder, "--json", tmp_path / "all.json")
+    status, _, err = run(capsys, "models", folder, "--json", tmp_path / "all.json")
     assert (status, err) == (0, "")
     content = json.loads((tmp_path / "all.json").read_text("utf-8"))
     lists = {name: lines for name, lines in content.items() if isinstance(lines, list)}
@@ -69,7 +57,7 @@ def test_json_has_all_tables(folder: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_only_some_sets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = as_json(capsys, folder, "--task-sets", "ours", "--baseline", "small-7b")
+    content = as_json(capsys, "models", folder, "--task-sets", "ours", "--baseline", "small-7b")
     assert {each["task_set"] for each in content["outcomes"]} == {"ours"}
     assert content["tasks"] == 8
     assert content["strategies"][0]["models"] == {"small-7b": 8}
@@ -82,11 +70,11 @@ def test_without_data_there_are_no_figures(tmp_path: Path, capsys: pytest.Captur
         attempt("b", "2", ErrorClass.OOM, complexity="C4", level=None),
     ]
     folder = write_run(tmp_path / "run", attempts)
-    content = as_json(capsys, folder)
+    content = as_json(capsys, "models", folder)
     assert {each["passed"]["rate"] for each in content["strategies"]} == {None}
     assert {each["cost_per_pass_usd"] for each in content["task_sets"]} == {None}
     assert {each["geometric_mean"] for each in content["speed_ups"]} == {None}
-    status, out, _ = run(capsys, folder)
+    status, out, _ = run(capsys, "models", folder)
     assert status == 0
     assert "no data" in out
     assert "nan" not in out.lower().split()
@@ -101,7 +89,7 @@ def test_long_names_and_large_counts_fit_the_terminal(tmp_path: Path, capsys: py
         for each in loop(model, f"task-{at}", at % 9, at % 7 == 0, complexity=f"C{1 + at % 4}", cost_usd=12.3456)
     ]
     folder = write_run(tmp_path / "run", attempts)
-    status, out, err = run(capsys, folder, write_run(tmp_path / "later", attempts[:4000]))
+    status, out, err = run(capsys, "models", folder, write_run(tmp_path / "later", attempts[:4000]))
     assert (status, err) == (0, "")
     lines = [line for line in out.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 80
@@ -111,11 +99,11 @@ def test_long_names_and_large_counts_fit_the_terminal(tmp_path: Path, capsys: py
 def test_wrong_usage_and_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", [attempt("m", "relu")])
     for arguments in ([tmp_path / "nothing"], [folder, "--task-sets", "n"], [folder, "--baseline", "n"]):
-        status, _, err = run(capsys, *arguments)
+        status, _, err = run(capsys, "models", *arguments)
         assert status == USAGE
         assert str(arguments[-1]) in err
     write_run(folder, [], tail="{}\n")
-    assert run(capsys, folder)[0] == 1
+    assert run(capsys, "models", folder)[0] == 1
     (tmp_path / "file").touch()
     write_run(folder, [attempt("m", "relu")])
-    assert run(capsys, folder, "--json", tmp_path / "file" / "all.json")[0] == 1
+    assert run(capsys, "models", folder, "--json", tmp_path / "file" / "all.json")[0] == 1

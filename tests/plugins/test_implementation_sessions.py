@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from opatlas.plugins.planner import make_plan
 from opatlas.plugins.selection import Choice
-from sessions import Sessions, row
+from sessions import WAITING_KERNEL, Sessions, row
 from stand_in_npus import StandInNpus
 
 from opatlas.cli.main import main
@@ -31,18 +31,6 @@ def kernel(x, y):
         x.add_(y)
         return x
     return Prepared(call, changes=[x], converted=["nothing of note"])
-"""
-
-#: Says that it waits, in the row of length 8, and waits for ever.
-WAITS = """
-import pathlib
-import time
-
-def kernel(x, y):
-    if len(x) == 8:
-        pathlib.Path(__file__).with_suffix(".waits").touch()
-        time.sleep(3600)
-    return x + y
 """
 
 
@@ -280,7 +268,7 @@ def test_a_kernel_that_is_changed_while_rows_run_is_not_measured_as_the_former_o
 
 
 def test_ctrl_c_twice_names_the_journals_of_all_implementations(toys: Sessions) -> None:
-    folder = kernels(toys, Toy=WAITS)
+    folder = kernels(toys, Toy=WAITING_KERNEL)
     running = toys.start(f"--implementation=torch,{folder}", "--case-timeout=3000")
     running.wait_until((folder / "Toy.waits").exists)
     running.send(signal.SIGINT)

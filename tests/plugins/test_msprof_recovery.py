@@ -6,7 +6,7 @@ import csv
 import signal
 
 from moods import Mood
-from sessions import Sessions, row, wait_for
+from sessions import WAITING_KERNEL, Sessions, row, wait_for
 from stand_in_npus import StandInNpus, measured_right
 
 
@@ -36,17 +36,6 @@ from opatlas.engine.registry import replays
 def test_add(row, replay):
     replay(impl.add, *row.inputs(), expected=formulas.add)
 """
-#: Waits for ever in the row of length 8, after it said so.
-WAITS = """
-import pathlib
-import time
-
-def kernel(x, y):
-    if len(x) == 8:
-        pathlib.Path(__file__).with_suffix(".waits").touch()
-        time.sleep(3600)
-    return x + y
-"""
 
 
 def test_the_profile_of_a_killed_session_of_two_implementations_goes_into_the_database_of_each(
@@ -56,7 +45,7 @@ def test_the_profile_of_a_killed_session_of_two_implementations_goes_into_the_da
     (sessions.folder / "test_adds.py").write_text(ADDS)
     kernel = sessions.folder / "mine" / "Add.py"
     kernel.parent.mkdir()
-    kernel.write_text(WAITS)
+    kernel.write_text(WAITING_KERNEL)
     chosen = f"--implementation=torch_npu,{kernel.parent}"
     killed = npus.start(chosen)
     assert wait_for(lambda: kernel.with_suffix(".waits").exists(), seconds=300)

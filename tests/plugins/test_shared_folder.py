@@ -37,5 +37,5 @@ def test_word_reaches_who_joins(made: SharedFolder) -> None:
 
 def test_a_plan_that_cannot_be_handed_names_the_remedy(made: SharedFolder) -> None:
     (made.path / "plan.pickle").mkdir()
-    with pytest.raises(OpAtlasError, match=r"plan\.pickle cannot be written .*let TMPDIR name another folder"):
+    with pytest.raises(OpAtlasError, match=r"plan\.pickle .*TMPDIR"):
         made.publish_plan(Plan())

@@ -185,9 +185,11 @@ def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session
     )
     done = sessions.run_in_process("-k", "Breaking", BREAK=str(path))
     assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert f"NOT WRITTEN BACK: {path}: an empty file" in done
+    assert str(path) in done
+    assert sessions.records() == 1
     path.write_text(whole)
-    assert "merged 1 record" in sessions.run_in_process("-k", "nothing")
+    sessions.run_in_process("-k", "nothing")
+    assert sessions.records() == 0
     assert [r["Status"] for r in sessions.read("Breaking")] == ["measured"]
 
 
@@ -197,16 +199,15 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
     captured = {"Profiling Average Duration(us)": "30.0", "Profiling Samples": "1"}
     sessions.write("Toy", [{**row(1), **captured}])
     sessions.write("NoReplay", [{**row(1), **captured, "Profiling Samples": "2"}, {**row(2), **captured}])
-    told = "2 rows of 1 kernel type, 75.0 % of the captured device time: NoReplay 2"
     for options in (["--co"], []):
         done = sessions.run(*options)
         assert done.output.count("without a replay: ") == 1
-        assert told in " ".join(done.output.split())
+        assert re.search(r"\b2 rows .* 75\.0 % .*\bNoReplay 2\b", " ".join(done.output.split()))
         assert "docs/adding-a-kernel.md" in done
     # The time of kernel types that are not asked for is not known: nothing is a share of it.
     some = sessions.run("--co", "--ops=NoReplay").output
-    assert "without a replay: " in some
-    assert "captured device time" not in some
+    assert "NoReplay 2" in some
+    assert " % " not in some
 
 
 def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
