@@ -157,7 +157,11 @@ def _write_templates(arguments: argparse.Namespace) -> int:
         chosen = shlex.quote(suite or "opinfo")
         show(f"opatlas bench --suite {chosen} --implementation torch,{folder}{ops} measures them beside torch")
     if kernel_types:
-        show(f"opatlas bench --implementation torch,{folder} --ops {','.join(kernel_types)} measures them beside torch")
+        database = f" --database-path {shlex.quote(str(arguments.database_path))}" if arguments.database_path else ""
+        show(
+            f"opatlas bench --implementation torch,{folder} --ops {','.join(kernel_types)}{database} measures them "
+            f"beside torch"
+        )
     return 0
 
 

@@ -126,6 +126,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--kind {arguments.kind} plots one database, and {len(folders)} are named: leave one, or choose a --kind"
         )
+    output: Path = arguments.output
+    if output.suffix.removeprefix(".").lower() in FORMATS and not output.is_dir():
+        raise UsageError(
+            f"--output {output}: --kind {arguments.kind} writes several plots into a folder: name a folder; --format "
+            f"chooses their format"
+        )
     return _plot_all(folders[0], names, arguments)
 
 

@@ -14,7 +14,7 @@ from opatlas.options import names
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.writer import write_site
-from opatlas.text import pluralize, print_problems, show
+from opatlas.text import pluralize, print_problems, show, wrap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         kernel_types=arguments.ops,
     )
     show(f"{site.start}: {pluralize(site.rows, 'row')} of {pluralize(site.kernel_types, 'kernel type')}")
+    if len(site.rows_of) > 1:
+        show(wrap(", ".join(f"{rows:,} of {name}" for name, rows in site.rows_of.items()), 2))
     print_problems(site.problems)
     return 1 if site.problems else 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
@@ -40,12 +41,14 @@ class WrittenSite:
     Attributes:
         start: the file to open.
         kernel_types, rows: their numbers.
+        rows_of: the number of rows of each implementation, and of collectives, the most first.
         problems: messages about files that cannot be read.
     """
 
     start: Path
     kernel_types: int
     rows: int
+    rows_of: Mapping[str, int]
     problems: Sequence[str]
 
 
@@ -137,8 +140,12 @@ def write_site(
     _write_data(folder, "overview", overview)
     for name, content in (*_assets(), *scripts):
         write_bytes(folder / name, content)
-    rows = sum(int(each["rows"]) for each in types)
-    return WrittenSite(folder / "index.html", len(types), rows, list(dict.fromkeys(problems)))
+    rows_of = Counter[str]()
+    for each, table in zip(types, tables, strict=True):
+        rows_of.update(["collectives"] * len(table) if each["collective"] else table["implementation"])
+    return WrittenSite(
+        folder / "index.html", len(types), rows_of.total(), dict(rows_of.most_common()), list(dict.fromkeys(problems))
+    )
 
 
 def _expect_own(folder: Path) -> None:

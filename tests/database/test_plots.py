@@ -344,8 +344,9 @@ def test_a_misspelt_column_is_warned_of(kind: str, tmp_path: Path, capsys: pytes
     header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Averge Duration(us)\n"
     (tmp_path / "MatMulV2.csv").write_text(header)
     (tmp_path / "hcom_allReduce_.csv").write_text("message_bytes,num_devices\n")
+    output = "plots" if kind == "all" else "plots.svg"
     weights = ["--weights", "1024,512"] if kind == "products" else []
-    assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 1
+    assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / output), *weights]) == 1
     err = capsys.readouterr().err
     assert all(named in err for named in ("MatMulV2.csv:1: ", "'Averge Duration(us)'"))
 
@@ -402,3 +403,10 @@ def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
 @pytest.mark.parametrize(("size", "text"), [(1, "1 B"), (512, "512 B"), (1 << 16, "64 KiB"), (3 << 40, "3 TiB")])
 def test_sizes_are_written_in_powers_of_1024(size: int, text: str) -> None:
     assert bytes_text(size) == text
+
+
+@pytest.mark.parametrize("name", ["plots.png", "plots.SVG"])
+def test_a_file_in_place_of_the_folder_of_plots_is_refused(folder: Path, name: str, tmp_path: Path) -> None:
+    output = tmp_path / "new" / name
+    assert main(["plot", str(folder), "--output", str(output)]) == 2
+    assert not output.exists()

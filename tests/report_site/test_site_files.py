@@ -162,3 +162,13 @@ def test_without_peaks_there_is_no_diagnosis(tmp_path: Path) -> None:
     write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3)], [1.0]))
     write_site(tmp_path / "db", tmp_path / "site")
     assert content(tmp_path / "site", "overview")["diagnosis"] is None
+
+
+def test_the_rows_of_a_site_are_counted_by_implementation(database: Path, tmp_path: Path) -> None:
+    site = write_site(database, tmp_path / "counted")
+    messages = opened(database).messages
+    assert messages is not None
+    collectives = sum(len(row_table(messages, name)) for name in messages.kernel_types())
+    assert site.rows_of["collectives"] == collectives > 0
+    assert site.rows_of["flashinfer 0.5.3"] == len(SIZES)
+    assert sum(site.rows_of.values()) == site.rows
