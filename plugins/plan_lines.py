@@ -46,7 +46,7 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
                 f"--update-mode=unreplayed replays the {captured:,}"
             )
         else:
-            yield "--update-mode=all measures them again"
+            yield f"--update-mode=all measures {'it' if left_out == 1 else 'them'} again"
     elif elsewhere := requested.in_other_shards(plan):
         yield f"nothing to do: {pluralize(elsewhere, unit)} in other shards, and none in this one"
     elif not_selected := requested.not_selected(plan):

@@ -352,10 +352,9 @@ class Theory:
         # The replay reports manifests that cannot be read.
         return replay_pace(read_manifests(self.plan.database, []).values(), self.plan.kind)
 
-    @property
+    @cached_property
     def _coverage_path(self) -> Path:
-        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(self._started_at))
-        return self.plan.database.reports_dir / f"coverage_{stamp}.md"
+        return self.plan.database.new_report_path("coverage", self._started_at, suffix=".md")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._is_worker or not self._results:

@@ -118,6 +118,8 @@ class CuptiRecorder:
         self._records: list[KernelRecord] = []
         self._names: dict[int, str] = {}
         self._broken = ""
+        # Whether the library's buffers may hold records of the last recording, such as those of a call that raised.
+        self._may_be_left = False
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._free: list[int] = []
         self._library = loaded_library()
@@ -133,16 +135,20 @@ class CuptiRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
-        # A call that raised in the last recording has left its records in the library's buffers.
-        self._cupti.activity_flush_all(0)
+        if self._may_be_left:
+            self._cupti.activity_flush_all(0)
         self._records.clear()
         self._broken = ""
         # A new kernel may get the address of an unloaded kernel.
         self._names.clear()
         for kind in self._kinds.values():
             self._cupti.activity_enable(kind)
+        self._may_be_left = True
         try:
             yield self._read
+        except BaseException:
+            self._may_be_left = True
+            raise
         finally:
             for kind in self._kinds.values():
                 self._cupti.activity_disable(kind)
@@ -151,6 +157,7 @@ class CuptiRecorder:
         self._synchronize()
         # No record is incomplete, because all work has ended.
         self._cupti.activity_flush_all(0)
+        self._may_be_left = False
         if self._broken:
             raise ReplayError(f"CUPTI's records cannot be read: {self._broken}")
         return self._records

@@ -170,7 +170,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
         return QualityVerdict(
             Quality.ABOVE_ROOFLINE,
-            f"the median of {middle:.4g} us is below {bound_us:.4g} us, the least that the device's peaks allow",
+            f"the median of {_us(middle)} is below {_us(bound_us)}, the least that the device's peaks allow",
             len(outliers),
         )
     if throttled:
@@ -183,7 +183,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
         return QualityVerdict(Quality.DRIFTING, _join_reasons(drift, named), len(outliers))
     noise = relative_noise(samples_us) or 0.0
     if noise > NOISE_LIMIT:
-        text = f"standard deviation {percent_text(noise, 0)} of the mean, median {middle:.4g} us"
+        text = f"standard deviation {percent_text(noise, 0)} of the mean, median {_us(middle)}"
         return QualityVerdict(Quality.NOISY, _join_reasons(text, named), len(outliers))
     return QualityVerdict(Quality.QUIET, named, len(outliers))
 
@@ -196,7 +196,7 @@ def _outlier_text(outliers: Sequence[float], count: int) -> str:
     if not outliers:
         return ""
     verb = "is an outlier" if len(outliers) == 1 else "are outliers"
-    return f"{len(outliers)} of {count} samples {verb}, up to {max(outliers):.4g} us"
+    return f"{len(outliers)} of {count} samples {verb}, up to {_us(max(outliers))}"
 
 
 def _outliers(samples_us: Sequence[float], middle: float) -> list[float]:
@@ -228,7 +228,7 @@ def _drift(samples_us: Sequence[float], middle: float) -> str:
     deviation = math.sqrt(half * half * (2 * half + 1) / 12)
     if abs(rank_sum - expected) < _DRIFT_Z * deviation:
         return ""
-    return f"the samples drift: median {before:.4g} us of the first half, {after:.4g} us of the last"
+    return f"the samples drift: median {_us(before)} of the first half, {_us(after)} of the last"
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -257,9 +257,7 @@ class Modes:
 
     def text(self, sample: str) -> str:
         """Returns a phrase with sizes and medians; `sample` is the plural noun for the samples."""
-        return (
-            f"{self.low_count} {sample} around {self.low_us:.4g} us and {self.high_count} around {self.high_us:.4g} us"
-        )
+        return f"{self.low_count} {sample} around {_us(self.low_us)} and {self.high_count} around {_us(self.high_us)}"
 
 
 def find_modes(samples_us: Sequence[float]) -> Modes | None:
@@ -290,3 +288,8 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
     if width * _MODES_D > distance * math.sqrt(2):
         return None
     return Modes(len(low), float(np.median(low)), len(high), float(np.median(high)))
+
+
+def _us(value: float) -> str:
+    """Returns `75.61 us`, `22,965 us`: four digits, and all digits before the point."""
+    return f"{value:,.0f} us" if value >= 9999.5 else f"{value:.4g} us"

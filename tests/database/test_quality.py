@@ -7,9 +7,11 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from printed import numbers_in
 
 from opatlas.model.quality import (
     NOISE_LIMIT,
+    Modes,
     Quality,
     judge,
     relative_noise,
@@ -103,3 +105,7 @@ def test_every_row_of_samples_has_a_verdict(samples: list[float]) -> None:
 def test_a_cell_is_read_as_it_was_written(quality: Quality) -> None:
     assert Quality.from_cell(f" {quality} ".upper()) is quality
     assert Quality.from_cell("fine") is Quality.from_cell("") is None
+
+
+def test_long_durations_have_all_digits_before_the_point() -> None:
+    assert numbers_in(Modes(10, 75.614, 12, 22_965.4).text("samples")) == (10, 75.61, 12, 22_965)
