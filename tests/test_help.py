@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def test_every_option_says_what_it_is_without_being_given(parser: argparse.Argum
         if not action.required and "default: " not in (action.help or "")
     ]
     assert silent == []
+
+
+@pytest.mark.parametrize("parser", command_parsers().values(), ids=lambda parser: parser.prog)
+def test_every_command_tells_its_exit_statuses(parser: argparse.ArgumentParser) -> None:
+    assert {"0", "1", "2"} <= set(re.findall(r"\b\d\b", (parser.epilog or "").partition("exit status: ")[2]))
 
 
 def test_an_option_takes_the_same_wherever_it_stands() -> None:

@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--models",
         type=Path,
         metavar="FILE",
-        help="post the prompt to the models of a YAML file with their endpoints, as of pytest's --models (default: "
-        "nothing is posted)",
+        help="post the prompt to the models of a YAML file with their endpoints, as of `opatlas bench --models` "
+        "(default: nothing is posted)",
     )
     parser.add_argument(
         "--output",

@@ -51,7 +51,7 @@ _NO_BREAK = "\0"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "exit status: 0 everything that the device needs passes; 1 something that it needs fails, or the report "
-        "cannot be written"
+        "cannot be written; 2 wrong usage"
     )
     parser.add_argument(
         "--device", default="", metavar="NAME", help="as in pytest bench/ (default: the device at hand)"

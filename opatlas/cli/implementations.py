@@ -72,6 +72,10 @@ class Listed:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 done; 1 a row of --build failed, NAME is unknown, or a file could not be read or written; "
+        "2 wrong usage"
+    )
     parser.add_argument("name", nargs="?", metavar="NAME", help="an implementation, folder or file (default: all)")
     add_json(parser, "what is listed,")
     parser.add_argument(

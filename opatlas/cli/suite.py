@@ -22,6 +22,7 @@ _SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 1 DB has no case of a suite, or a file could not be read; 2 wrong usage"
     add_database(parser)
     parser.add_argument(
         "--threshold",
