@@ -16,8 +16,13 @@ import pytest
 
 #: The options whose value may be a file or a folder.
 PATH_OPTIONS = (
-    *("--database-path", "--prof-path", "--target-models", "--models", "--tasks", "--suite"),
+    "--database-path",
     "--implementation",
+    "--models",
+    "--prof-path",
+    "--suite",
+    "--target-models",
+    "--tasks",
 )
 
 

@@ -57,7 +57,7 @@ def test_a_misspelt_option_is_told_from_what_was_meant(
     assert meant is None or f"{meant}?" in said
 
 
-def test_words_after_two_dashes_and_words_with_spaces_are_no_options(tmp_path: Path) -> None:
+def test_words_after_two_dashes_and_words_with_spaces_are_no_options() -> None:
     parser = command.parser_of("opatlas.cli.show", "opatlas show")
     parser.expect_known_options(["--json", "--a file.json", "--", "--a-folder"])
 

@@ -85,7 +85,8 @@ class Answers:
         for i, each in zip(where.tolist(), found, strict=True):
             if each is not None and not self.duration_us[i] <= each.duration_us:
                 self.duration_us[i], (self.low_us[i], self.high_us[i]) = each.duration_us, each.interval_us
-                for name, word in {**words, "How": each.how.value}.items():
+                self._words["How"][i] = each.how.value
+                for name, word in words.items():
                     self._words[name][i] = word
 
     def _put(self, where: Positions, *values: npt.NDArray[np.float64]) -> None:

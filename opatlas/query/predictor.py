@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -92,7 +93,7 @@ class Predictor:
         names = "\n".join(self._rows.signatures)
         key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
         stored = model_cache.load(key)
-        with _blas_threads().limit(limits=1, user_api="blas"):
+        with _one_blas_thread():
             self._model = KernelModel(self._features, duration_us, stored)
         if stored is not None:
             self._source = FitSource.CACHE
@@ -126,13 +127,13 @@ class Predictor:
         model = self.model()
         if model is None or len(known) < len(features):
             return None
-        with _blas_threads().limit(limits=1, user_api="blas"):
+        with _one_blas_thread():
             return model.correlations(known, model.predict(known))
 
     def _predict(self, features: Sequence[RowFeatures], with_rows: bool) -> list[Prediction]:
         model = self.model()
         assert model is not None
-        with _blas_threads().limit(limits=1, user_api="blas"):
+        with _one_blas_thread():
             predicted = model.predict(features)
         middle = np.exp(predicted.log_us)
         half = np.hypot(predicted.half_width, self._floor)
@@ -180,11 +181,15 @@ def _width(features: RowFeatures) -> tuple[int, int, int]:
     return len(features.work), len(features.sizes), len(features.fills)
 
 
-@cache
-def _blas_threads() -> ThreadpoolController:
-    """Returns what limits the threads of numpy's BLAS.
+#: Looks for the libraries of this process once.
+_thread_pools = cache(ThreadpoolController)
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """Limits numpy's BLAS to one thread.
 
     The matrices are too small to gain from several threads, which spin while they wait: on cores that others use, fits
     with them take more than twice as long.
     """
-    return ThreadpoolController()
+    limited: AbstractContextManager[object] = _thread_pools().limit(limits=1, user_api="blas")
+    return limited

@@ -276,8 +276,10 @@ def _usable(
         std_column, samples_column = _SPREAD.get(column, (MICROBENCH_STD, MICROBENCH_SAMPLES))
         std_us, samples = parse_real(row.get(std_column, "")), parse_real(row.get(samples_column, ""))
         replayed = column != PROFILING_AVERAGE
-        captured_quality = Quality.BIMODAL.value if row.get(PROFILING_POPULATIONS, "").strip() else ""
-        quality = row.get(QUALITY, "") if replayed else captured_quality
+        if replayed:
+            quality = row.get(QUALITY, "")
+        else:
+            quality = Quality.BIMODAL.value if row.get(PROFILING_POPULATIONS, "").strip() else ""
         composed = composition_of(kernel_type, row) if replayed else False
         if replayed:
             noise = std_us / duration_us if std_us is not None else None
