@@ -17,7 +17,7 @@ from opatlas.model.slots import dtype_name, format_name, known_dtype
 from opatlas.text import parse_real, suggest
 from opatlas.theory.patterns import ExpressionError, parse_tree
 
-from .where_variables import STATUSES, VARIABLES, VariableKind
+from .where_variables import STATUSES, VARIABLES
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any
@@ -138,7 +138,7 @@ def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: 
     if isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
         beside = [VARIABLES.get(other.id.lower()) for other in (*before, *after) if isinstance(other, ast.Name)]
         is_behind_column = any(isinstance(other, ast.Name) and other.id.lower() not in VARIABLES for other in before)
-        if is_behind_column or VariableKind.TEXT in beside or VariableKind.TEXTS in beside:
+        if is_behind_column or any(other is not None and other.is_text for other in beside):
             text = node.id
             return lambda row: text
     return _walk(node, names)

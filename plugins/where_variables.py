@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
@@ -22,6 +22,7 @@ from opatlas.model.schema import (
     MICROBENCH_STD,
     OUTPUT_SLOTS,
     PROFILING_AVERAGE,
+    QUALITY,
     RUN_ID,
     STATUS,
     Status,
@@ -35,50 +36,19 @@ from opatlas.text import parse_real
 _DAY_S = 86400.0
 
 
-class VariableKind(Enum):
-    """The type of a variable's values."""
-
-    NUMBER = auto()
-    TEXT = auto()
-    TEXTS = auto()
-    SHAPES = auto()
-
-
-#: The variables by name. Any other name is the slug of a column of the CSV.
-VARIABLES: Mapping[str, VariableKind] = {
-    "type": VariableKind.TEXT,
-    "dtype": VariableKind.TEXT,
-    "dtypes": VariableKind.TEXTS,
-    "format": VariableKind.TEXT,
-    "formats": VariableKind.TEXTS,
-    "inputs": VariableKind.SHAPES,
-    "outputs": VariableKind.SHAPES,
-    "m": VariableKind.NUMBER,
-    "n": VariableKind.NUMBER,
-    "k": VariableKind.NUMBER,
-    "tokens": VariableKind.NUMBER,
-    "elements": VariableKind.NUMBER,
-    "bytes": VariableKind.NUMBER,
-    "duration": VariableKind.NUMBER,
-    "captured": VariableKind.NUMBER,
-    "noise": VariableKind.NUMBER,
-    "samples": VariableKind.NUMBER,
-    "age_days": VariableKind.NUMBER,
-    "status": VariableKind.TEXT,
-    "quality": VariableKind.TEXT,
-    "cache": VariableKind.TEXT,
-    "instrument": VariableKind.TEXT,
-    "run": VariableKind.TEXT,
-}
 #: The values of `status`; the first value is that of a row that was never run.
 STATUSES = ("none", *(status.value for status in Status))
-#: Variables that are a column under another name.
-_COLUMNS = {"cache": CACHE_STATE, "instrument": INSTRUMENT, "samples": MICROBENCH_SAMPLES}
 
 
 def slug_of_column(column: str) -> str:
     """`Average Duration(us)` → `average_duration_us`."""
     return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
+
+
+def _number_or_text(cell: str) -> float | str | None:
+    """Returns the number in a cell, or its text; None for an empty cell."""
+    number = parse_real(cell)
+    return number if number is not None else cell or None
 
 
 class TableVariables:
@@ -108,30 +78,27 @@ class TableVariables:
 
     def by_slug(self, slug: str, position: int) -> float | str | None:
         """Returns a cell by the slug of its column, a number if it is one; None where it is empty or missing."""
-        cell = self.cell(self._by_slug.get(slug, ""), position)
-        number = parse_real(cell)
-        return number if number is not None else cell or None
+        return _number_or_text(self.cell(self._by_slug.get(slug, ""), position))
 
 
 class RowVariables:
     """The variables of one row. A call with a name returns the value, None where the row has no value."""
 
     def __init__(self, kernel_type: str, table: TableVariables, position: int) -> None:
-        self._kernel_type = kernel_type
+        self.kernel_type = kernel_type
         self._table = table
         self._position = position
 
     def __call__(self, name: str) -> object:
-        if name in VARIABLES and hasattr(type(self), f"_{name}"):
-            return getattr(self, f"_{name}")
-        column = _COLUMNS.get(name)
-        return self._table.by_slug(slug_of_column(column) if column else name, self._position)
+        variable = VARIABLES.get(name)
+        return self._table.by_slug(name, self._position) if variable is None else variable.value(self)
 
-    def _cell(self, column: str) -> str:
+    def cell(self, column: str) -> str:
+        """Returns a cell; "" where the table lacks the column."""
         return self._table.cell(column, self._position)
 
     @cached_property
-    def _tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
+    def tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
         """The inputs and outputs; empty where one of their cells is malformed."""
         try:
             return self._slots(INPUT_SLOTS), self._slots(OUTPUT_SLOTS)
@@ -139,92 +106,87 @@ class RowVariables:
             return (), ()
 
     def _slots(self, columns: tuple[str, str, str]) -> Sequence[Slot]:
-        shapes, dtypes, formats = map(self._cell, columns)
+        shapes, dtypes, formats = map(self.cell, columns)
         return parse_slots(shapes, dtypes, formats, columns)
 
     @property
-    def _type(self) -> str:
-        return self._kernel_type
-
-    @property
-    def _dtype(self) -> str | None:
-        return next((slot.dtype for slot in self._tensors[0][:1] if slot.dtype), None)
-
-    @property
-    def _dtypes(self) -> tuple[str, ...]:
-        return tuple(slot.dtype for slot in self._tensors[0])
-
-    @property
-    def _format(self) -> str | None:
-        return next((slot.format for slot in self._tensors[0][:1] if slot.format), None)
-
-    @property
-    def _formats(self) -> tuple[str, ...]:
-        return tuple(slot.format for slot in self._tensors[0])
-
-    @property
-    def _inputs(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(slot.shape for slot in self._tensors[0])
-
-    @property
-    def _outputs(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(slot.shape for slot in self._tensors[1])
-
-    @property
-    def _tokens(self) -> int | None:
-        return next((slot.shape[0] for slot in self._tensors[0][:1] if slot.shape), None)
-
-    @property
-    def _elements(self) -> int | None:
-        return next((math.prod(slot.shape) for slot in self._tensors[1][:1]), None)
-
-    @property
-    def _bytes(self) -> int | None:
-        inputs, outputs = self._tensors
-        return tensor_bytes((*inputs, *outputs)) if inputs or outputs else None
+    def inputs(self) -> Sequence[Slot]:
+        """The input slots."""
+        return self.tensors[0]
 
     @cached_property
-    def _product(self) -> tuple[int | None, int | None, int | None]:
+    def product(self) -> tuple[int | None, int | None, int | None]:
         """M, N and K of a product, in a batch of each; of experts with the M of all. None if the row does not tell."""
-        inputs, outputs = self._tensors
-        sizes = product_sizes(self._kernel_type, inputs, outputs) or grouped_sizes(self._kernel_type, inputs)
+        inputs, outputs = self.tensors
+        sizes = product_sizes(self.kernel_type, inputs, outputs) or grouped_sizes(self.kernel_type, inputs)
         return (None, None, None) if sizes is None else (sizes.m, sizes.n, sizes.k)
 
     @property
-    def _m(self) -> int | None:
-        return self._product[0]
+    def duration(self) -> float | None:
+        """The replayed duration."""
+        return valid_duration(self.cell(duration_columns(self.kernel_type)[0]))
 
-    @property
-    def _n(self) -> int | None:
-        return self._product[1]
 
-    @property
-    def _k(self) -> int | None:
-        return self._product[2]
+def _bytes(row: RowVariables) -> int | None:
+    inputs, outputs = row.tensors
+    return tensor_bytes((*inputs, *outputs)) if inputs or outputs else None
 
-    @property
-    def _duration(self) -> float | None:
-        return valid_duration(self._cell(duration_columns(self._kernel_type)[0]))
 
-    @property
-    def _captured(self) -> float | None:
-        return valid_duration(self._cell(PROFILING_AVERAGE))
+def _noise(row: RowVariables) -> float | None:
+    mean, deviation = row.duration, parse_real(row.cell(MICROBENCH_STD))
+    return deviation / mean if mean and deviation is not None else None
 
-    @property
-    def _noise(self) -> float | None:
-        mean, deviation = self._duration, parse_real(self._cell(MICROBENCH_STD))
-        return deviation / mean if mean and deviation is not None else None
 
-    @property
-    def _status(self) -> str:
-        status = Status.from_cell(self._cell(STATUS))
-        return STATUSES[0] if status is None else status.value
+def _status(row: RowVariables) -> str:
+    status = Status.from_cell(row.cell(STATUS))
+    return STATUSES[0] if status is None else status.value
 
-    @property
-    def _run(self) -> str:
-        return self._cell(RUN_ID) or "none"
 
-    @property
-    def _age_days(self) -> float | None:
-        began = run_id_time(self._cell(RUN_ID))
-        return None if began is None else (time.time() - began) / _DAY_S
+def _age_days(row: RowVariables) -> float | None:
+    began = run_id_time(row.cell(RUN_ID))
+    return None if began is None else (time.time() - began) / _DAY_S
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable.
+
+    Attributes:
+        value: returns the value of a row, None where the row has none.
+        is_text: whether values are texts, which a user may write without quotes.
+    """
+
+    value: Callable[[RowVariables], object]
+    is_text: bool = False
+
+
+def _first(texts: Iterable[str]) -> str | None:
+    return next(iter(texts), None) or None
+
+
+#: The variables by name. Any other name is the slug of a column of the CSV.
+VARIABLES: Mapping[str, Variable] = {
+    "type": Variable(lambda row: row.kernel_type, is_text=True),
+    "dtype": Variable(lambda row: _first(slot.dtype for slot in row.inputs), is_text=True),
+    "dtypes": Variable(lambda row: tuple(slot.dtype for slot in row.inputs), is_text=True),
+    "format": Variable(lambda row: _first(slot.format for slot in row.inputs), is_text=True),
+    "formats": Variable(lambda row: tuple(slot.format for slot in row.inputs), is_text=True),
+    "inputs": Variable(lambda row: tuple(slot.shape for slot in row.inputs)),
+    "outputs": Variable(lambda row: tuple(slot.shape for slot in row.tensors[1])),
+    "m": Variable(lambda row: row.product[0]),
+    "n": Variable(lambda row: row.product[1]),
+    "k": Variable(lambda row: row.product[2]),
+    "tokens": Variable(lambda row: next((x.shape[0] for x in row.inputs[:1] if x.shape), None)),
+    "elements": Variable(lambda row: next((math.prod(x.shape) for x in row.tensors[1]), None)),
+    "bytes": Variable(_bytes),
+    "duration": Variable(lambda row: row.duration),
+    "captured": Variable(lambda row: valid_duration(row.cell(PROFILING_AVERAGE))),
+    "noise": Variable(_noise),
+    "samples": Variable(lambda row: _number_or_text(row.cell(MICROBENCH_SAMPLES))),
+    "age_days": Variable(_age_days),
+    "status": Variable(_status, is_text=True),
+    "quality": Variable(lambda row: row.cell(QUALITY) or None, is_text=True),
+    "cache": Variable(lambda row: row.cell(CACHE_STATE) or None, is_text=True),
+    "instrument": Variable(lambda row: row.cell(INSTRUMENT) or None, is_text=True),
+    "run": Variable(lambda row: row.cell(RUN_ID) or "none", is_text=True),
+}
