@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
-from opatlas.errors import CellError
-from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.roofline import row_bytes
 from opatlas.model.signature import make_case_id
-from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.pace import replay_pace
@@ -238,20 +234,10 @@ def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], reque
         for case_id, row, known_failure in table.rows():
             if (known_failure is None or known_failure.run) and requested(table.kernel_type, case_id):
                 rows += 1
-                largest = max(largest, (_tensor_bytes(row.cells), table.kernel_type))
+                largest = max(largest, (row_bytes(row.cells) or 0, table.kernel_type))
     if not rows:
         return
     pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
     size, kernel_type = largest
     memory = f"; the largest, of {kernel_type}, has tensors of {format_bytes(size)}" if size else ""
     yield f"{pluralize(rows, settings.unit)} would take about {pace.time_of(rows)}{memory}"
-
-
-def _tensor_bytes(cells: Mapping[str, str]) -> int:
-    """Returns the bytes of the tensors of a row; 0 if its cells do not tell."""
-    slots: list[Slot] = []
-    with suppress(CellError):
-        for names in (INPUT_SLOTS, OUTPUT_SLOTS):
-            shapes, dtypes, formats = (cells.get(name, "") for name in names)
-            slots += parse_slots(shapes, dtypes, formats, names)
-    return tensor_bytes(slots) or 0

@@ -28,7 +28,7 @@ from opatlas.model.schema import (
     Status,
 )
 from opatlas.model.sizes import grouped_sizes, product_sizes
-from opatlas.model.slots import Slot, parse_slots
+from opatlas.model.slots import Slot, row_slots
 from opatlas.store.cells import duration_columns
 from opatlas.store.manifest import run_id_time
 from opatlas.text import parse_real
@@ -101,13 +101,9 @@ class RowVariables:
     def tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
         """The inputs and outputs; empty where one of their cells is malformed."""
         try:
-            return self._slots(INPUT_SLOTS), self._slots(OUTPUT_SLOTS)
+            return row_slots({column: self.cell(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)})
         except CellError:
             return (), ()
-
-    def _slots(self, columns: tuple[str, str, str]) -> Sequence[Slot]:
-        shapes, dtypes, formats = map(self.cell, columns)
-        return parse_slots(shapes, dtypes, formats, columns)
 
     @property
     def inputs(self) -> Sequence[Slot]:

@@ -13,20 +13,17 @@ import numpy as np
 
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.errors import CellError, OpAtlasError
+from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.model.quality import valid_duration
-from opatlas.model.roofline import tensor_bytes
+from opatlas.model.roofline import row_bytes
 from opatlas.model.schema import (
     CACHE_STATE,
-    INPUT_SLOTS,
     INSTRUMENT,
     MICROBENCH_MEDIAN,
-    OUTPUT_SLOTS,
     POOLED_MEDIAN,
     is_file_name,
 )
-from opatlas.model.slots import parse_slots
 from opatlas.query.result import Floats, measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 from opatlas.store.csv_files import write_text
@@ -217,22 +214,10 @@ def _candidates(folder: Path, kernel_type: str) -> Iterable[_Candidate]:
         duration_us = float(stored.duration_us[position])
         is_known = all(conditions) and stored.run_id[position]
         if is_known and duration_us <= _LONGEST_US and half_widths[position] <= _WIDEST:
-            size = _bytes(stored.frame.iloc[position].to_dict())
+            size = row_bytes(stored.frame.iloc[position].to_dict())
             if size is not None and size <= _LARGEST_BYTES:
                 half_width = float(half_widths[position])
                 yield _Candidate(kernel_type, stored.case_id(position), duration_us, half_width, conditions)
-
-
-def _bytes(cells: Mapping[str, str]) -> int | None:
-    """Returns the bytes of the tensors of a row; None if they are unknown."""
-    try:
-        inputs, outputs = (
-            parse_slots(cells[names[0]], cells[names[1]], cells.get(names[2], ""), names)
-            for names in (INPUT_SLOTS, OUTPUT_SLOTS)
-        )
-    except CellError:
-        return None
-    return tensor_bytes((*inputs, *outputs))
 
 
 def _shares(families: Mapping[str, list[_Candidate]]) -> list[tuple[str, list[_Candidate], int]]:

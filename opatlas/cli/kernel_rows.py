@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from opatlas.errors import CellError
 from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.slots import parse_slots
+from opatlas.model.schema import INPUT_DTYPES
+from opatlas.model.slots import row_slots
 from opatlas.store.database import Database
 from opatlas.store.row_copy import read_rows
 
@@ -41,22 +41,13 @@ def smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[str
         sizes: dict[str, tuple[int, Mapping[str, str]]] = {}
         for cells in read_rows(database, kernel_type):
             try:
-                size = _bytes(cells)
+                inputs, outputs = row_slots(cells)
             except CellError:
                 # A session reports the wrong cell.
                 continue
-            dtypes = cells[INPUT_DTYPES]
+            dtypes, size = cells[INPUT_DTYPES], tensor_bytes((*inputs, *outputs)) or 0
             if dtypes not in sizes or size < sizes[dtypes][0]:
                 sizes[dtypes] = (size, cells)
         if sizes:
             found[kernel_type] = [cells for _, cells in sorted(sizes.values(), key=lambda sized: sized[0])]
     return found
-
-
-def _bytes(cells: Mapping[str, str]) -> int:
-    """Returns the bytes of the tensors of a row; 0 where a dtype is unknown. Raises CellError."""
-    inputs, outputs = (
-        parse_slots(cells[columns[0]], cells[columns[1]], cells[columns[2]], columns)
-        for columns in (INPUT_SLOTS, OUTPUT_SLOTS)
-    )
-    return tensor_bytes((*inputs, *outputs)) or 0

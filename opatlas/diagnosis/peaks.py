@@ -23,8 +23,8 @@ from opatlas.model.schema import (
     RUNTIME_PREFIX,
 )
 from opatlas.model.sizes import attention_sizes, grouped_sizes
-from opatlas.model.slots import Slot, known_dtype
-from opatlas.query.features import row_features, row_slots
+from opatlas.model.slots import Slot, known_dtype, row_slots
+from opatlas.query.features import row_features
 from opatlas.text import suggest
 from opatlas.yaml_file import YamlError, parse_yaml
 
@@ -138,7 +138,7 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     if work is not None:
         return work
     try:
-        inputs = row_slots(cells, INPUT_SLOTS)
+        inputs, _ = row_slots(cells)
         features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
     except OpAtlasError:
         return None

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opatlas.errors import CellError
-from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.model.siblings import base_type
-from opatlas.model.slots import FP8, Slot, known_dtype, parse_slots
+from opatlas.model.slots import FP8, Slot, known_dtype, row_slots
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,15 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
     return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)
 
 
+def row_bytes(cells: Mapping[str, str]) -> int | None:
+    """Returns the bytes of all tensors of a row; None if its cells do not tell."""
+    try:
+        inputs, outputs = row_slots(cells)
+    except CellError:
+        return None
+    return tensor_bytes((*inputs, *outputs))
+
+
 def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
     """Returns the bytes of all inputs and outputs; None if the kernel may not read and write each element once."""
     if base_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
@@ -171,7 +179,7 @@ class AchievedRates:
 def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     """Returns the work of a row; None if it is unknown for the kernel type or the cells."""
     try:
-        inputs, outputs = _slots(cells, INPUT_SLOTS), _slots(cells, OUTPUT_SLOTS)
+        inputs, outputs = row_slots(cells)
     except CellError:
         return None
     moved, read = moved_bytes(kernel_type, inputs, outputs), tensor_bytes(inputs)
@@ -179,11 +187,6 @@ def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
         return None
     counted = operations(kernel_type, inputs, outputs) if base_type(kernel_type) in PRODUCTS else None
     return Work(read, moved, counted, inputs[0].dtype)
-
-
-def _slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slot, ...]:
-    shapes, dtypes, formats = (cells.get(name, "") for name in columns)
-    return parse_slots(shapes, dtypes, formats, columns)
 
 
 def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from opatlas.errors import CellError
-from opatlas.model.schema import INPUT_DTYPES, OUTPUT_DTYPES
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SLOTS
 from opatlas.text import parse_whole
 
 #: Words that mean "nothing" in a shape, dtype or format cell.
@@ -116,6 +116,16 @@ def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str,
             raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
         slots.append(Slot(dimensions, dtype, form))
     return tuple(slots)
+
+
+def row_slots(cells: Mapping[str, str]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """Returns the input and the output tensors of a row; a missing cell counts as empty. Raises CellError."""
+
+    def read(columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+        shapes, dtypes, formats = (cells.get(column, "") for column in columns)
+        return parse_slots(shapes, dtypes, formats, columns)
+
+    return read(INPUT_SLOTS), read(OUTPUT_SLOTS)
 
 
 def _dimension(text: str, column: str, cell: str) -> int:

@@ -17,15 +17,13 @@ from opatlas.model.communication import is_communication
 from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import (
     DTYPE,
-    INPUT_SLOTS,
     MESSAGE_BYTES,
     NUM_DEVICES,
-    OUTPUT_SLOTS,
     RUNTIME_PREFIX,
     TOPOLOGY_TIER,
 )
 from opatlas.model.sizes import GroupedSizes, attention_sizes, grouped_sizes, product_sizes
-from opatlas.model.slots import Slot, known_dtype, parse_slots
+from opatlas.model.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +63,7 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
     if is_communication(kernel_type):
         return _message(cells)
     try:
-        inputs, outputs = row_slots(cells, INPUT_SLOTS), row_slots(cells, OUTPUT_SLOTS)
+        inputs, outputs = row_slots(cells)
     except CellError:
         return None
     slots = (*inputs, *outputs)
@@ -109,12 +107,6 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
             dims,
         )
     return RowFeatures(*_generic(slots, outputs, moved), regime, dims)
-
-
-def row_slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slot, ...]:
-    """Returns the tensors of a row. Raises CellError."""
-    shapes, dtypes, formats = (cells.get(name, "") for name in columns)
-    return parse_slots(shapes, dtypes, formats, columns)
 
 
 def _regime(inputs: Sequence[Slot], outputs: Sequence[Slot]) -> str:

@@ -9,10 +9,9 @@ import pandas as pd
 
 from opatlas.errors import CellError
 from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import INPUT_SLOTS, MESSAGE, MICROBENCH_MEDIAN, OUTPUT_SLOTS
+from opatlas.model.schema import MESSAGE, MICROBENCH_MEDIAN
 from opatlas.model.sizes import attention_sizes, grouped_sizes, product_sizes
-from opatlas.model.slots import known_dtype
-from opatlas.query.features import row_slots
+from opatlas.model.slots import known_dtype, row_slots
 from opatlas.query.stored_rows import StoredRows
 from opatlas.text import parse_real, parse_whole
 
@@ -64,7 +63,7 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
     if set(MESSAGE[:2]) <= cells.keys():
         return {_LOWER[name]: parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
     try:
-        inputs, outputs = row_slots(cells, INPUT_SLOTS), row_slots(cells, OUTPUT_SLOTS)
+        inputs, outputs = row_slots(cells)
     except CellError:
         return {}
     found: dict[str, object] = {}

@@ -25,11 +25,9 @@ from opatlas.model.schema import (
     EP_SIZE,
     INPUT_DTYPES,
     INPUT_SHAPES,
-    INPUT_SLOTS,
     OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
 )
-from opatlas.model.slots import Slot, parse_slots, slot_words
+from opatlas.model.slots import Slot, row_slots, slot_words
 
 #: Number of slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
 _FIXED = 3
@@ -276,12 +274,8 @@ def _experts(counts: int, ranks: int) -> Iterator[int]:
 
 
 def _slots(cells: Mapping[str, str]) -> tuple[Sequence[Slot], Sequence[Slot]]:
-    def of(columns: tuple[str, str, str]) -> Sequence[Slot]:
-        shapes, dtypes, formats = (cells.get(column, "") for column in columns)
-        return parse_slots(shapes, dtypes, formats, columns)
-
     try:
-        return of(INPUT_SLOTS), of(OUTPUT_SLOTS)
+        return row_slots(cells)
     except CellError as error:
         raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 
