@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_NAME, Collective
 from opatlas.model.location import communication_library
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.model.slots import known_dtype
+from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.text import parse_whole
 
-if TYPE_CHECKING:
-    from opatlas.query.database import OpenDatabase
-
 
 def answer_collective(
-    messages: OpenDatabase | None, name: str, message_bytes: int, devices: int, dtype: str, tier: int | None
+    messages: ImplementationAnswers | None,
+    name: str,
+    message_bytes: int,
+    devices: int,
+    dtype: str,
+    tier: int | None = None,
 ) -> QueryResult:
     """Returns the duration of a collective, as `OpenDatabase.collective`.
 
@@ -34,10 +36,10 @@ def answer_collective(
     if name not in BY_NAME:
         raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
     kernel_type = BY_NAME[name].kernel_type
-    if messages is None or kernel_type not in messages.kernel_types():
+    if messages is None or kernel_type not in messages.kernel_types:
         raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
     (label, *_) = messages.implementations
-    rows = messages.answers.stored_rows(kernel_type, label)
+    rows = messages.stored_rows(kernel_type, label)
     counts = [count for cell in rows.cells(NUM_DEVICES) if (count := parse_whole(cell.strip()))]
     if counts and devices > max(counts):
         return _of_more_devices(messages, BY_NAME[name], message_bytes, devices, max(counts), dtype, tier)
@@ -48,12 +50,12 @@ def answer_collective(
     )
     told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
     cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
-    answer = messages.answers.answer_row(label, kernel_type, cells)
+    answer = messages.answer_row(label, kernel_type, cells)
     return replace(answer, implementation=communication_library(messages.path) or answer.implementation)
 
 
 def _of_more_devices(
-    messages: OpenDatabase,
+    messages: ImplementationAnswers,
     collective: Collective,
     message_bytes: int,
     devices: int,

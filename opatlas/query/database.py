@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from opatlas.compare.databases import ComparedDatabase, with_implementations
+from opatlas.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
-from opatlas.model.location import parse_path
-from opatlas.model.named_databases import database_folder, newness
+from opatlas.model.named_databases import database_folder
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.query.collectives import answer_collective
 from opatlas.query.implementation_answers import AnswerRules, ImplementationAnswers
@@ -55,7 +53,8 @@ def open(  # noqa: A001
     Raises:
         OpAtlasError: there is no such folder or device, or the folder has no CSVs.
     """
-    return OpenDatabase(database_folder(place), same_machine=same_machine, compositions=compositions, noisy=noisy)
+    rules = AnswerRules(same_machine, compositions, noisy)
+    return OpenDatabase(ImplementationAnswers(database_folder(place), rules))
 
 
 def model_cost(
@@ -91,30 +90,19 @@ class OpenDatabase:
     """A database that answers questions.
 
     Attributes:
+        answers: what each implementation answers.
         path: the folder.
         implementations: the databases of the implementations by name, the default one first.
-        answers: what each implementation answers.
     """
 
-    def __init__(
-        self, path: Path, *, same_machine: bool = False, compositions: bool = False, noisy: bool = False
-    ) -> None:
-        """The arguments are those of `open`. Raises OpAtlasError."""
-        databases = with_implementations(path)
-        self.path = databases[0].path
-        self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
-        self.answers = ImplementationAnswers(
-            self.path, self.implementations, AnswerRules(same_machine, compositions, noisy)
-        )
+    def __init__(self, answers: ImplementationAnswers) -> None:
+        self.answers = answers
+        self.path = answers.path
+        self.implementations: Mapping[str, ComparedDatabase] = answers.implementations
 
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that some implementation had rows of at the first question."""
-        return list(self._kernel_types)
-
-    @cached_property
-    def _kernel_types(self) -> list[str]:
-        found = {path.stem for each in self.implementations.values() for path in each.path.glob("[!.]*.csv")}
-        return sorted(found)
+        return list(self.answers.kernel_types)
 
     def query(
         self,
@@ -174,7 +162,7 @@ class OpenDatabase:
         Raises:
             NoAnswer, OpAtlasError: as `query` does.
         """
-        known = self._kernel_types
+        known = self.answers.kernel_types
         named = kernel_type or next((name for name in _PRODUCT_TYPES if name in known), _PRODUCT_TYPES[0])
         self._expect(named)
         first = self.answers.completion(named, next(iter(self._chosen(implementation))))
@@ -267,17 +255,15 @@ class OpenDatabase:
             NoAnswer: no communication database has such messages.
             OpAtlasError: there is no such collective.
         """
-        return answer_collective(self.messages, name, bytes, devices, dtype, tier)
+        return answer_collective(self.answers.messages, name, bytes, devices, dtype, tier)
 
-    @cached_property
+    @property
     def messages(self) -> OpenDatabase | None:
         """The newest communication database of the same device; this one, if it has messages itself."""
-        if next(self.path.glob("hcom_*.csv"), None):
-            return self
-        beside = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
-        if not beside or parse_path(self.path) is None:
+        answers = self.answers.messages
+        if answers is None:
             return None
-        return self._reopened(max(beside, key=newness))
+        return self if answers is self.answers else OpenDatabase(answers)
 
     def frame(self, kernel_type: str, *, implementation: str = "") -> pd.DataFrame:
         """Returns the rows of a kernel type as typed columns (`opatlas.query.typed_rows`).
@@ -329,18 +315,10 @@ class OpenDatabase:
             model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
             for nz in (False, True)
         )
-        parts = part_costs(self, self._with_compositions, zip(*layouts, strict=True), tell)
+        parts = part_costs(self.answers, zip(*layouts, strict=True), tell)
         return ModelCost(
             facts.name, self.path, parts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype
         )
-
-    @cached_property
-    def _with_compositions(self) -> OpenDatabase:
-        return self if self.answers.rules.compositions else self._reopened(compositions=True)
-
-    def _reopened(self, path: Path | None = None, **changes: bool) -> OpenDatabase:
-        """Returns this database, or another one, opened as this one is but for the changes."""
-        return OpenDatabase(path or self.path, **{**asdict(self.answers.rules), **changes})
 
     def next_rows(
         self,
@@ -381,7 +359,7 @@ class OpenDatabase:
             dtype=dtype,
         )
         # What another machine would measure does not matter, and a composition cannot be measured better.
-        answering = self._reopened(same_machine=True, compositions=True)
+        answering = self.answers.under(same_machine=True, compositions=True)
         return next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
 
     def query_many(
@@ -414,7 +392,7 @@ class OpenDatabase:
         return names
 
     def _expect(self, kernel_type: str) -> None:
-        known = self._kernel_types
+        known = self.answers.kernel_types
         if kernel_type not in known:
             raise OpAtlasError(
                 f"{kernel_type}: {self.path} has no such kernel type{suggest(kernel_type, known)}: "

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from opatlas.compare.databases import ComparedDatabase
+from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.model.communication import is_communication
+from opatlas.model.location import parse_path
+from opatlas.model.named_databases import newness
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -64,20 +66,48 @@ class AnswerRules:
 
 
 class ImplementationAnswers:
-    """What the implementations of a database answer. Tables are read, and models fitted, at the first question."""
+    """What the implementations of a database answer. Tables are read, and models fitted, at the first question.
 
-    def __init__(self, path: Path, implementations: Mapping[str, ComparedDatabase], rules: AnswerRules) -> None:
-        """Opens nothing yet.
+    Attributes:
+        path: the folder of the default implementation.
+        implementations: the databases of the implementations by name, the default one first.
+        rules: which rows answer.
+    """
 
-        Args:
-            path: the folder of the default implementation.
-            implementations: the databases by the names of implementations.
-        """
+    def __init__(self, path: Path, rules: AnswerRules) -> None:
+        """Reads no table yet. Raises OpAtlasError if the folder is missing or has no CSVs."""
+        databases = with_implementations(path)
+        self.path = databases[0].path
+        self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
         self.rules = rules
-        self._path, self._implementations = path, implementations
         self._rows: dict[tuple[str, str], StoredRows] = {}
         self._predictors: dict[tuple[str, str], Predictor] = {}
         self._completions: dict[tuple[str, str], Completion] = {}
+
+    @cached_property
+    def kernel_types(self) -> list[str]:
+        """The kernel types that some implementation had rows of at the first question."""
+        found = {path.stem for each in self.implementations.values() for path in each.path.glob("[!.]*.csv")}
+        return sorted(found)
+
+    @cached_property
+    def messages(self) -> ImplementationAnswers | None:
+        """The newest communication database of the same device, itself if it has messages; None if there is none."""
+        if next(self.path.glob("hcom_*.csv"), None):
+            return self
+        beside = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
+        if not beside or parse_path(self.path) is None:
+            return None
+        return ImplementationAnswers(max(beside, key=newness), self.rules)
+
+    @cached_property
+    def with_compositions(self) -> ImplementationAnswers:
+        """The same with rows whose duration is that of a composition."""
+        return self if self.rules.compositions else self.under(compositions=True)
+
+    def under(self, **rules: bool) -> ImplementationAnswers:
+        """Returns the same with some rules changed."""
+        return ImplementationAnswers(self.path, replace(self.rules, **rules))
 
     def answer(self, name: str, question: Question) -> QueryResult:
         """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""
@@ -183,7 +213,7 @@ class ImplementationAnswers:
     @cached_property
     def _cores(self) -> int:
         """The multiprocessors of the device, by the manifests of its runs."""
-        manifests = read_manifests(Database(self._path), problems=[])
+        manifests = read_manifests(Database(self.path), problems=[])
         found = {(each.device.get("facts") or {}).get("multiprocessors") for each in manifests.values()}
         counts = [count for count in found if isinstance(count, int) and count > 0]
         return max(counts, default=_CORES_IF_UNKNOWN)
@@ -192,7 +222,7 @@ class ImplementationAnswers:
         """Returns the rows of a kernel type that answer for an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._rows:
-            database, rules = self._implementations[implementation], self.rules
+            database, rules = self.implementations[implementation], self.rules
             self._rows[key] = StoredRows(
                 database.path, kernel_type, database.label.strip(), compositions=rules.compositions, noisy=rules.noisy
             )

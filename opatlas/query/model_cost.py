@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.query.answers import COMPOSITION_WORDS
+from opatlas.query.collectives import answer_collective
+from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.result import How, NoAnswer
 from opatlas.query.stored_rows import StoredRows
 from opatlas.theory.model_calls import ModelCall, Phase
-
-if TYPE_CHECKING:
-    from opatlas.query.database import OpenDatabase
 
 #: How a part is known whose duration nothing tells.
 MISSING = "missing"
@@ -150,31 +148,29 @@ class ModelCost:
 
 
 def part_costs(
-    database: OpenDatabase,
-    composed: OpenDatabase,
+    answers: ImplementationAnswers,
     calls: Iterable[tuple[ModelCall, ModelCall]],
     tell: Callable[[str], object],
 ) -> list[PartCost]:
-    """Returns what the calls of a step cost.
+    """Returns what the calls of a step cost. Rows of compositions answer where no others do.
 
     Args:
-        composed: the database with compositions, whose rows answer where no others do.
         calls: with weights in ND and in FRACTAL_NZ.
         tell: gets the kernel type of each call after its answer.
     """
     parts = []
     for layouts in calls:
-        parts.append(_part_cost(layouts, database, composed))
+        parts.append(_part_cost(layouts, answers))
         tell(layouts[0].kernel_type)
     return parts
 
 
-def _part_cost(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase, composed: OpenDatabase) -> PartCost:
+def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers) -> PartCost:
     """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
-    found = _answer(layouts, database) or _answer(layouts, composed)
+    found = _answer(layouts, answers) or _answer(layouts, answers.with_compositions)
     if found is not None:
         return found
-    call, known = layouts[0], composed.kernel_types()
+    call, known = layouts[0], answers.kernel_types
     names = [name for name in (call.kernel_type, *call.twins) if name in known]
     reason = "no row tells it" if names or call.kernel_type in BY_KERNEL_TYPE else "no rows of this kernel type"
     return replace(_unknown(call), reason=reason)
@@ -196,37 +192,38 @@ def _unknown(call: ModelCall) -> PartCost:
     )
 
 
-def _answer(layouts: tuple[ModelCall, ModelCall], database: OpenDatabase) -> PartCost | None:
+def _answer(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers) -> PartCost | None:
     """Returns the cost of a call by the rows of a database; None if no row tells.
 
     A stored row comes before others, and after it the layout that most rows have.
     """
     call, in_nz = layouts
     if call.kernel_type in BY_KERNEL_TYPE:
-        return next(_message_answers(call, database), None)
-    found = list(_kernel_answers(call, database))
-    if in_nz.cells != call.cells and any(rows.share_in_nz for rows in _tables(call, database)):
-        stored = list(_kernel_answers(in_nz, database))
-        mostly = any(rows.share_in_nz > 0.5 for rows in _tables(call, database))
+        return next(_message_answers(call, answers), None)
+    found = list(_kernel_answers(call, answers))
+    if in_nz.cells != call.cells and any(rows.share_in_nz for rows in _tables(call, answers)):
+        stored = list(_kernel_answers(in_nz, answers))
+        mostly = any(rows.share_in_nz > 0.5 for rows in _tables(call, answers))
         found = stored + found if mostly else found + stored
     return min(found, key=lambda part: part.how != How.MEASURED.value, default=None)
 
 
-def _tables(call: ModelCall, database: OpenDatabase) -> Iterator[StoredRows]:
-    known = database.kernel_types()
+def _tables(call: ModelCall, answers: ImplementationAnswers) -> Iterator[StoredRows]:
+    known = answers.kernel_types
     for kernel_type in (call.kernel_type, *call.twins):
         if kernel_type in known:
-            yield from (database.answers.stored_rows(kernel_type, name) for name in database.implementations)
+            yield from (answers.stored_rows(kernel_type, name) for name in answers.implementations)
 
 
-def _message_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCost]:
+def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[PartCost]:
     cells = call.cells
     try:
-        answer = database.collective(
+        answer = answer_collective(
+            answers.messages,
             BY_KERNEL_TYPE[call.kernel_type].name,
-            bytes=int(cells[MESSAGE_BYTES]),
-            devices=int(cells[NUM_DEVICES]),
-            dtype=cells[DTYPE],
+            int(cells[MESSAGE_BYTES]),
+            int(cells[NUM_DEVICES]),
+            cells[DTYPE],
         )
     except NoAnswer:
         return
@@ -239,15 +236,16 @@ def _message_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCo
     )
 
 
-def _kernel_answers(call: ModelCall, database: OpenDatabase) -> Iterator[PartCost]:
-    known = database.kernel_types()
+def _kernel_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[PartCost]:
+    known = answers.kernel_types
     for kernel_type in (call.kernel_type, *call.twins):
         if kernel_type not in known:
             continue
-        (answer,) = database.query_many(kernel_type, pd.DataFrame([dict(call.cells)])).to_dict("records")
+        asked = pd.DataFrame([dict(call.cells)])
+        (answer,) = answers.answer_frame(answers.implementations, kernel_type, asked).to_dict("records")
         if not answer["How"]:
             continue
-        tables = [database.answers.stored_rows(kernel_type, name) for name in database.implementations]
+        tables = [answers.stored_rows(kernel_type, name) for name in answers.implementations]
         yield replace(
             _unknown(call),
             kernel_type=kernel_type,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +21,12 @@ from opatlas.errors import UsageError
 from opatlas.model.communication import is_communication
 from opatlas.model.signature import signature, signatures
 from opatlas.query.features import RowFeatures, row_features
+from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.result import NORMAL_90
 from opatlas.store.database import Database
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts, built_in_models
 from opatlas.theory.sources import resolve_model
-
-if TYPE_CHECKING:
-    from opatlas.query.database import OpenDatabase
 
 Floats = npt.NDArray[np.float64]
 
@@ -149,7 +146,7 @@ def _facts(model: str) -> ModelFacts:
 
 
 def next_rows(
-    database: OpenDatabase,
+    answers: ImplementationAnswers,
     n: int,
     steps: Sequence[Sequence[ModelCall]],
     tell: Callable[[str], None] = lambda kernel_type: None,
@@ -169,7 +166,7 @@ def next_rows(
     if n < 1:
         raise UsageError(f"{n} rows: give a number above 0")
     types: dict[str, _Calls] = {}
-    known = database.kernel_types()
+    known = answers.kernel_types
     for number, calls in enumerate(steps):
         for call in calls:
             # A twin has equal rows; the device runs one of them.
@@ -178,13 +175,13 @@ def next_rows(
     tables = []
     for each in types.values():
         tell(each.kernel_type)
-        tables.append(each.durations(database))
+        tables.append(each.durations(answers))
     step_us = np.zeros(len(steps))
     for table in tables:
         for row, of_steps in enumerate(table.calls):
             for number, count in of_steps.items():
                 step_us[number] += count * table.us[row]
-    choices = [_Choice(table, database, step_us) for table in tables]
+    choices = [_Choice(table, answers, step_us) for table in tables]
     now = sum(choice.error for choice in choices)
     for choice in choices:
         choice.take_waiting()
@@ -229,21 +226,21 @@ class _Calls:
         self.cells.setdefault(name, call.cells)
         self.counts[name][step] = self.counts[name].get(step, 0) + call.calls_per_step
 
-    def durations(self, database: OpenDatabase) -> _Table:
+    def durations(self, answers: ImplementationAnswers) -> _Table:
         names, cells = list(self.cells), list(self.cells.values())
         us, low, high = (np.full(len(cells), np.nan) for _ in range(3))
         measured = np.zeros(len(cells), dtype=bool)
         listed: set[str] = set()
-        if self.kernel_type in database.kernel_types():
-            listed = set(signatures(self.kernel_type, Database(database.path).read_or_empty(self.kernel_type).frame))
-            for name in database.implementations:
-                stored = database.answers.stored_rows(self.kernel_type, name).duration_by_signature
+        if self.kernel_type in answers.kernel_types:
+            listed = set(signatures(self.kernel_type, Database(answers.path).read_or_empty(self.kernel_type).frame))
+            for name in answers.implementations:
+                stored = answers.stored_rows(self.kernel_type, name).duration_by_signature
                 for i, known_us in enumerate(map(stored.get, names)):
                     if known_us is not None and not us[i] <= known_us:
                         us[i] = low[i] = high[i] = known_us
             measured = ~np.isnan(us)
-            for name in database.implementations:
-                predictions = database.answers.predictor(self.kernel_type, name).predict(cells)
+            for name in answers.implementations:
+                predictions = answers.predictor(self.kernel_type, name).predict(cells)
                 for i, prediction in enumerate(predictions):
                     if prediction is not None and np.isnan(us[i]):
                         us[i], (low[i], high[i]) = prediction.duration_us, prediction.interval_us
@@ -270,7 +267,7 @@ class _Choice:
         error: the sum of the expected errors of all candidates, as a share of a step's time.
     """
 
-    def __init__(self, table: _Table, database: OpenDatabase, step_us: Floats) -> None:
+    def __init__(self, table: _Table, answers: ImplementationAnswers, step_us: Floats) -> None:
         self._table = table
         share = np.array([sum(n / step_us[step] for step, n in each.items()) for each in table.calls]) / len(step_us)
         log_deviation = np.log(table.high / table.low) / (2 * NORMAL_90)
@@ -279,16 +276,16 @@ class _Choice:
         self._rows = open_rows[np.argsort(-counted[open_rows], kind="stable")[:_MOST_CANDIDATES]]
         self._value = (share * table.us)[self._rows]
         deviation = log_deviation[self._rows]
-        self._joint = self._correlations(database) * np.outer(deviation, deviation)
+        self._joint = self._correlations(answers) * np.outer(deviation, deviation)
         self.waiting = np.flatnonzero(table.listed[self._rows])
 
-    def _correlations(self, database: OpenDatabase) -> Floats:
+    def _correlations(self, answers: ImplementationAnswers) -> Floats:
         kernel_type, cells = self._table.kernel_type, [self._table.cells[i] for i in self._rows]
         if not cells:
             return np.zeros((0, 0))
-        if kernel_type in database.kernel_types():
-            default = next(iter(database.implementations))
-            found = database.answers.predictor(kernel_type, default).correlations(cells)
+        if kernel_type in answers.kernel_types:
+            default = next(iter(answers.implementations))
+            found = answers.predictor(kernel_type, default).correlations(cells)
             if found is not None:
                 return found
         sizes = [() if (row := row_features(kernel_type, each, 1)) is None else row.sizes for each in cells]

@@ -20,6 +20,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
+from opatlas.query.database import open as open_database
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.diagnosis import diagnosis_page
 from opatlas.site.pages import comparison_page, model_page, overview_page
@@ -75,7 +76,7 @@ def write_site(
     """
     scripts = list(_bokeh())
     _expect_own(folder)
-    database = OpenDatabase(place, compositions=True, noisy=True)
+    database = open_database(place, compositions=True, noisy=True)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
     _expect(kernel_types, sources)

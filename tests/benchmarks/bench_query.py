@@ -273,7 +273,7 @@ def _planned(title: str, database: opatlas.OpenDatabase, steps: Sequence[Sequenc
     for share in PLANNED_ROUNDS:
         with TemporaryDirectory() as place:
             some = with_rows(database, Path(place), chosen)
-            found = next_rows(some, round(share * len(every)) - len(chosen), steps)
+            found = next_rows(some.answers, round(share * len(every)) - len(chosen), steps)
         chosen |= {(row.kernel_type, row.signature) for row in found.rows}
         ours = step_errors(database, chosen, steps)
         draws = []

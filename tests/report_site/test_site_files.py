@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import opatlas
 from opatlas.cli.main import main
 from opatlas.query.database import OpenDatabase
 from opatlas.site.columns import number_column, word_column
@@ -31,7 +32,7 @@ def content(site: Path, name: str) -> Any:
 
 
 def opened(place: Path) -> OpenDatabase:
-    return OpenDatabase(place, compositions=True, noisy=True)
+    return opatlas.open(place, compositions=True, noisy=True)
 
 
 def test_rows_without_a_duration_have_sizes_and_reasons(database: Path) -> None:
