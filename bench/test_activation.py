@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
@@ -42,7 +42,7 @@ def test_scaled_masked_softmax(row, replay):
     row.expect_dtype(1, "BOOL")
     row.expect_output_like(0)
     x, mask = row.matrices(0), row.matrices(1)
-    if operands.broadcast([tuple(x.shape), tuple(mask.shape)]) != tuple(x.shape):
+    if shape_rules.broadcast([tuple(x.shape), tuple(mask.shape)]) != tuple(x.shape):
         raise row.refuse(INPUT_SHAPES, "slot 1 (mask) does not broadcast to slot 0", "correct one of the shapes")
     # A result in FRACTAL_NZ is compared as matrices, whose shape is not that of the slot.
     slots = [None] if tuple(x.shape) != row.output_shape() else [0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.sequences import expect_slots, has_input, split_evenly
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
@@ -61,7 +61,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
     batch, _, tokens, size = kv
     rotary = size - gamma[0]
     angles = (batch, 1, tokens, rotary)
-    if cos != row.shape(3) or cos[-1:] != (rotary,) or operands.broadcast([cos, angles]) != angles or len(cos) != 4:
+    if cos != row.shape(3) or cos[-1:] != (rotary,) or shape_rules.broadcast([cos, angles]) != angles or len(cos) != 4:
         raise row.refuse(
             INPUT_SHAPES,
             f"slots 2 (cos) and 3 (sin) must have the shape {angles}, or 1 along an axis",

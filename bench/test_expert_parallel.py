@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from opatlas.engine.expert_parallel import RankValues, ep_size, expect_hccl_buffer
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.experts import (
     GroupWeights,
     LayerSlots,
@@ -314,5 +314,5 @@ def _weight_shape(row, slots):
     shape = shapes.pop()
     if shapes:
         return ()
-    plain = operands.nz_shape(shape) if len(shape) > 3 else shape
+    plain = shape_rules.nz_shape(shape) if len(shape) > 3 else shape
     return (len(slots), *plain) if len(plain) == 2 else plain if len(slots) == 1 else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.operands import gathered_axis, indexed_axes, is_grid_index
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
@@ -34,7 +34,7 @@ def test_index(row, replay):
     if row.shape(2) != (1,):
         row.expect_list(2, x.dim(), "the steps of the axes of slot 0")
     indices = [row.indices(slot, x.shape[axis]) for slot, axis in enumerate(axes, start=3)]
-    if operands.broadcast([tuple(index.shape) for index in indices]) is None:
+    if shape_rules.broadcast([tuple(index.shape) for index in indices]) is None:
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 3 on) do not broadcast", "correct their shapes")
     replay(impl.index, x, [*[None] * axes.start, *indices], expected=formulas.index)
 
@@ -90,6 +90,6 @@ def test_largest(row, replay):
     if not x.shape[-1:].numel():
         raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no largest one", "correct the shape of slot 0")
     along_last = result in (tuple(x.shape[:-1]), (*x.shape[:-1], 1))
-    if not along_last and operands.reduction(tuple(x.shape), result, 1) is not None:
+    if not along_last and shape_rules.reduction(tuple(x.shape), result, 1) is not None:
         raise Unsupported(f"{row.kernel_type} is replayed along the last axis only")
     replay(impl.max, x, -1, len(result) == x.dim(), output_slots=[1, 0], expected=formulas.largest)

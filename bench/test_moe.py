@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.operands import (
     LARGEST,
     bias,
@@ -194,7 +194,7 @@ def _grouped(row, *, halves=False):
     With `halves` the output has N / 2 columns.
     """
     x, stored, y = row.shape(0), row.shape(1), row.output_shape()
-    weight = operands.nz_shape(stored) if len(stored) == 5 else stored
+    weight = shape_rules.nz_shape(stored) if len(stored) == 5 else stored
     if not len(x) == len(y) == 2 or len(weight) != 3:
         raise row.refuse(
             INPUT_SHAPES,
@@ -202,7 +202,7 @@ def _grouped(row, *, halves=False):
             "correct the shapes",
         )
     wanted = (y[0], y[1] * 2 if halves else y[1])
-    fitting = operands.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
+    fitting = shape_rules.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
     if fitting is None or fitting[0]:
         whole_layer = x == y and x[1] in weight[1:]
         raise row.refuse(

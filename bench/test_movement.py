@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
@@ -110,14 +110,14 @@ def test_transpose(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     row.expect_list(1, x.dim(), "the axes")
-    permutation = operands.permutation(tuple(x.shape), row.output_shape())
+    permutation = shape_rules.permutation(tuple(x.shape), row.output_shape())
     if permutation is None:
         raise row.refuse(
             OUTPUT_SHAPES,
             f"the output must have the axes of the input {tuple(x.shape)} in any order",
             "correct one of the shapes",
         )
-    if not operands.permutation_is_unique(row.shape(0)):
+    if not shape_rules.permutation_is_unique(row.shape(0)):
         row.assume(f"axes {list(permutation)}, of several orders that fit the shapes")
     replay(impl.transpose_copy, x, list(permutation), expected=formulas.transpose_copy)
 
@@ -125,7 +125,7 @@ def test_transpose(row, replay):
 @replays("ConcatD", npu="torch.cat")
 def test_concat(row, replay):
     parts = row.inputs()
-    axis = operands.concatenation([tuple(part.shape) for part in parts], row.output_shape()) if parts else None
+    axis = shape_rules.concatenation([tuple(part.shape) for part in parts], row.output_shape()) if parts else None
     if axis is None:
         raise row.refuse(
             INPUT_SHAPES,
@@ -140,7 +140,7 @@ def test_broadcast_to(row, replay):
     row.expect_inputs(1, 2)
     x, shape = row.tensor(0), row.output_shape()
     row.expect_list(1, len(shape), "the output's sizes")
-    if operands.broadcast([tuple(x.shape), shape]) != shape:
+    if shape_rules.broadcast([tuple(x.shape), shape]) != shape:
         raise row.refuse(
             OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast to the output", "correct one of them"
         )
@@ -152,7 +152,7 @@ def test_tile(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     row.expect_list(1, len(row.output_shape()), "the repetitions")
-    repeats = operands.repetition(tuple(x.shape), row.output_shape())
+    repeats = shape_rules.repetition(tuple(x.shape), row.output_shape())
     if repeats is None:
         raise row.refuse(
             OUTPUT_SHAPES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
@@ -79,7 +79,7 @@ def test_lp_norm(row, replay):
     On 910A and 310P, which have no LpNormV2, the call launches LpNormReduceV2, then LpNormUpdateV2.
     """
     row.expect_inputs(1)
-    reduction = operands.reduction(row.shape(0), row.output_shape())
+    reduction = shape_rules.reduction(row.shape(0), row.output_shape())
     if reduction is None or len(reduction[0]) == 0 < len(row.shape(0)):
         raise row.refuse(
             OUTPUT_SHAPES, f"no norm over axes of the input {row.shape(0)} has this shape", "correct one of the shapes"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
@@ -42,7 +42,7 @@ def test_cumsum(row, replay):
 def _reduction(row, name):
     """Returns the axes and whether they stay as ones; the length of slot 1, a list of axes, is their number."""
     count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
-    reduction = operands.reduction(row.shape(0), row.output_shape(), count)
+    reduction = shape_rules.reduction(row.shape(0), row.output_shape(), count)
     if reduction is None:
         raise row.refuse(
             OUTPUT_SHAPES,

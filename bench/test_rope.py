@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
@@ -174,7 +174,7 @@ def _expect_angles(row, turned, cos, sin):
                 f"slot {slot} and slot {cos} (cos) must have as many axes and the same even number of features",
                 "correct one of the two shapes",
             )
-        if operands.broadcast([shape, angles]) != shape:
+        if shape_rules.broadcast([shape, angles]) != shape:
             raise row.refuse(
                 INPUT_SHAPES, f"slot {cos} (cos) does not broadcast to slot {slot}", "correct one of the two shapes"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.operands import gathered_axis, indexed_axes
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
@@ -88,11 +88,11 @@ def test_index_put(row, replay):
     target, axes = row.shape(0), indexed_axes(row, list_slot=2, first_slot=4)
     slots = range(4, 4 + len(axes))
     shapes = [row.shape(slot) for slot in slots]
-    indexed = operands.broadcast(shapes)
+    indexed = shape_rules.broadcast(shapes)
     if indexed is None:
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
     written = target[: axes.start] + indexed + target[axes.stop :]
-    if operands.broadcast([row.shape(1), written]) != written:
+    if shape_rules.broadcast([row.shape(1), written]) != written:
         raise row.refuse(INPUT_SHAPES, f"slot 1 (values) does not broadcast to {written}", "correct one of the shapes")
     row.assume("values are put, not added")
     replay(

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.replay_row import ReplayRow
 
 #: Other processes on a shared machine may hold up an example for any time.
@@ -25,7 +25,7 @@ shapes = st.lists(sizes, min_size=0, max_size=4).map(tuple)
 def test_matrix_product_has_the_recorded_shape(m, k, n, transposed, b_first):
     a = (k, m) if transposed[0] else (m, k)
     b = (n, k) if transposed[1] else (k, n)
-    found = operands.matrix_product(a, b, (m, n), transposed_b_first=b_first)
+    found = shape_rules.matrix_product(a, b, (m, n), transposed_b_first=b_first)
     assert found is not None
     left, right = numpy.ones(a), numpy.ones(b)
     assert ((left.T if found[0] else left) @ (right.T if found[1] else right)).shape == (m, n)
@@ -41,7 +41,7 @@ def test_matrix_product_is_found_where_there_is_one(a, b, result):
         if (m := a[::-1] if a_is_transposed else a)[1] == (n := b[::-1] if b_is_transposed else b)[0]
         and (m[0], n[1]) == result
     ]
-    assert operands.matrix_product(a, b, result, transposed_b_first=True) == (readings[0] if readings else None)
+    assert shape_rules.matrix_product(a, b, result, transposed_b_first=True) == (readings[0] if readings else None)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_matrix_product_is_found_where_there_is_one(a, b, result):
     ],
 )
 def test_matrix_product_of_real_rows(a, b, result, reading):
-    assert operands.matrix_product(a, b, result, transposed_b_first=True) == reading
+    assert shape_rules.matrix_product(a, b, result, transposed_b_first=True) == reading
 
 
 @relaxed
@@ -64,7 +64,7 @@ def test_matrix_product_of_real_rows(a, b, result, reading):
 def test_permutation_gives_the_recorded_shape(source, data):
     axes = data.draw(st.permutations(range(len(source))))
     result = tuple(source[axis] for axis in axes)
-    found = operands.permutation(source, result)
+    found = shape_rules.permutation(source, result)
     assert found is not None
     assert numpy.zeros(source).transpose(found).shape == result
 
@@ -76,7 +76,7 @@ def test_permutation_moves_the_fewest_axes(source, data):
     rank = len(source)
     fitting = [p for p in permutations(range(rank)) if tuple(source[axis] for axis in p) == result]
     moving = [p for p in fitting if (large := [axis for axis in p if source[axis] > 1]) != sorted(large)]
-    found = operands.permutation(source, result)
+    found = shape_rules.permutation(source, result)
     assert found in (moving or fitting)
     assert moved(found) == min(map(moved, moving or fitting))
 
@@ -89,7 +89,7 @@ def test_permutation_is_unique_where_others_move_the_same(source):
         for p in permutations(range(len(source)))
         if tuple(source[axis] for axis in p) == source
     }
-    assert operands.permutation_is_unique(source) == (len(orders) == 1)
+    assert shape_rules.permutation_is_unique(source) == (len(orders) == 1)
 
 
 def moved(permutation):
@@ -119,7 +119,7 @@ def moved(permutation):
     ],
 )
 def test_permutation_of_real_rows(source, result, permutation):
-    assert operands.permutation(source, result) == permutation
+    assert shape_rules.permutation(source, result) == permutation
 
 
 @relaxed
@@ -127,7 +127,7 @@ def test_permutation_of_real_rows(source, result, permutation):
 def test_reduction_gives_the_recorded_shape(source, data, keepdim, counted):
     axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(source) - 1)) if source else st.just(set()))))
     result = numpy.zeros(source).sum(axis=axes, keepdims=keepdim).shape
-    found = operands.reduction(source, result, len(axes) if counted else None)
+    found = shape_rules.reduction(source, result, len(axes) if counted else None)
     assert found is not None
     assert numpy.zeros(source).sum(axis=found[0], keepdims=found[1]).shape == result
     assert len(found[0]) == len(axes) if counted else len(found[0]) <= len(axes)
@@ -144,7 +144,7 @@ def test_reduction_gives_the_recorded_shape(source, data, keepdim, counted):
     ],
 )
 def test_reduction_of_real_rows(source, count, result, found):
-    assert operands.reduction(source, result, count) == found
+    assert shape_rules.reduction(source, result, count) == found
 
 
 @relaxed
@@ -157,7 +157,7 @@ def test_concatenation_gives_the_recorded_shape(shape, lengths, data):
     axis = data.draw(st.integers(0, len(shape) - 1))
     parts = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
     result = numpy.concatenate([numpy.zeros(part) for part in parts], axis).shape
-    found = operands.concatenation(parts, result)
+    found = shape_rules.concatenation(parts, result)
     assert found is not None
     assert numpy.concatenate([numpy.zeros(part) for part in parts], found).shape == result
     if len(parts) > 1:
@@ -169,7 +169,7 @@ def test_concatenation_gives_the_recorded_shape(shape, lengths, data):
 def test_repetition_gives_the_recorded_shape(source, leading, data):
     repeats = (*leading, *data.draw(st.lists(sizes, min_size=len(source), max_size=len(source))))
     result = numpy.tile(numpy.zeros(source), repeats).shape
-    found = operands.repetition(source, result)
+    found = shape_rules.repetition(source, result)
     assert found == tuple(repeats)
 
 
@@ -180,7 +180,7 @@ def test_broadcast_is_numpys(shapes):
         expected = numpy.broadcast_shapes(*shapes)
     except ValueError:
         expected = None
-    assert operands.broadcast(shapes) == expected
+    assert shape_rules.broadcast(shapes) == expected
 
 
 def nz_stored(matrices, block):
@@ -202,7 +202,7 @@ def nz_stored(matrices, block):
 def test_nz_matrix_is_what_was_stored(blocks, batch, block, dtype):
     shape = (*batch, blocks[0] * block[0], blocks[1] * block[1])
     matrices = torch.arange(math.prod(shape)).remainder(127).reshape(shape).to(dtype)
-    assert torch.equal(operands.nz_matrix(nz_stored(matrices, block)), matrices)
+    assert torch.equal(shape_rules.nz_matrix(nz_stored(matrices, block)), matrices)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_nz_matrix_is_what_was_stored(blocks, batch, block, dtype):
     [((128, 448, 16, 32), (7168, 4096)), ((320, 200, 16, 16), (3200, 5120)), ((8, 64, 128, 16, 32), (8, 2048, 2048))],
 )
 def test_nz_shapes_of_real_rows(stored, matrices):
-    assert operands.nz_matrix(torch.empty(stored, device="meta")).shape == matrices
+    assert shape_rules.nz_matrix(torch.empty(stored, device="meta")).shape == matrices
 
 
 class TestRowValues:

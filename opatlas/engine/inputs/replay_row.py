@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.row_slots import RowSlots, is_blocked
 from opatlas.model.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.model.signature import signature
@@ -169,7 +169,7 @@ class ReplayRow(RowSlots):
             values = self.tensor(slot, -largest, largest)
         else:
             values = self.integers(slot, -largest, largest)
-        return self.in_format("FRACTAL_NZ", operands.nz_matrix(values)) if blocked else values
+        return self.in_format("FRACTAL_NZ", shape_rules.nz_matrix(values)) if blocked else values
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensor in a format of NPUs; unchanged on other devices."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from opatlas.engine.inputs import operands
+from opatlas.engine.inputs import shape_rules
 from opatlas.errors import CellError
 from opatlas.model.errors import InvalidRow, Unsupported
 from opatlas.model.schema import (
@@ -94,7 +94,7 @@ class RowSlots:
             rank: as for `ReplayRow.matrices`.
         """
         slot = self._output(0)
-        return operands.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
+        return shape_rules.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
 
     def expect_inputs(self, *counts: int) -> None:
         """Refuses a row whose number of input slots is not one of `counts`."""
@@ -157,7 +157,7 @@ class RowSlots:
     def expect_broadcast(self) -> None:
         """Refuses a row whose inputs do not broadcast to its output."""
         inputs = [slot.shape for slot in self.input_slots]
-        common = operands.broadcast(inputs)
+        common = shape_rules.broadcast(inputs)
         if common is None:
             raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common shape", "correct one of them")
         if common != self.output_shape():
