@@ -26,7 +26,6 @@ from opatlas.model.location import (
     communication_path,
     default_database_of,
     default_path,
-    refuse_former_name,
     suite_path,
     tasks_path,
 )
@@ -272,9 +271,8 @@ class CollectiveWorkload(Workload):
         return self._node_database(folder)
 
     def default_database(self, device_name: str, versions: Versions) -> Path:
-        folder = communication_path(device_name, collectives.communication_version(device_name, versions))
-        refuse_former_name(folder)
-        return self._node_database(folder)
+        version = collectives.communication_version(device_name, versions)
+        return self._node_database(communication_path(device_name, version))
 
     def _node_database(self, folder: Path) -> Path:
         """Returns the folder of this node: all nodes may see the same disk, and each has the same results."""

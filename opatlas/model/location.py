@@ -290,26 +290,6 @@ def communication_path(device: str, version: str) -> Path:
     return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
 
 
-def refuse_former_name(folder: Path) -> None:
-    """Checks that no communication database lies under the former name of its folder (`hccl/8.5`).
-
-    Raises:
-        OpAtlasError: such a database exists. The message has the command that renames the folder, or, if both names
-            exist, asks to move the former folder away.
-    """
-    former = folder.with_name(folder.name.removeprefix("v"))
-    if former == folder or not former.is_dir():
-        return
-    if folder.exists():
-        remedy = "both folders exist: copy the CSVs that the new folder lacks, then move the former folder away"
-    else:
-        remedy = f"rename it (mv {former} {folder})"
-    raise OpAtlasError(
-        f"{former} is a database under the former name of {folder.name}: {remedy}, or name a folder "
-        f"with --database-path"
-    )
-
-
 def _prefix(kind: Kind) -> str:
     """Returns the prefix of the version of a communication database; "v" for NPUs, as in msmodeling."""
     return "v" if kind == "npu" else ""

@@ -46,23 +46,6 @@ def test_communication_databases():
     assert relative(location.communication_path("AMD_EPYC", "2.13.0+cpu")) == "AMD_EPYC/gloo/2.13.0"
 
 
-def test_a_communication_database_under_its_former_name_is_to_be_renamed(tmp_path):
-    folder = tmp_path / "hccl" / "v8.5"
-    location.refuse_former_name(folder)
-    (tmp_path / "hccl" / "8.5").mkdir(parents=True)
-    renaming = f"mv {tmp_path / 'hccl' / '8.5'} {folder}"
-    with pytest.raises(OpAtlasError) as former_only:
-        location.refuse_former_name(folder)
-    assert renaming in str(former_only.value)
-    folder.mkdir()
-    with pytest.raises(OpAtlasError) as both:
-        location.refuse_former_name(folder)
-    assert renaming not in str(both.value)
-    (tmp_path / "hccl" / "8.5").rmdir()
-    location.refuse_former_name(folder)
-    location.refuse_former_name(tmp_path / "nccl" / "2.28.9")
-
-
 def test_an_undetected_version_is_named_with_its_option():
     with pytest.raises(OpAtlasError, match=r"--versions vllm=V,cann=V"):
         location.default_path(location.DEFAULT_NPU_DEVICE, Versions(torch="2.9.0"))
