@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.model.roofline import Peak
 
 #: Shortest duration of a kernel on an accelerator, in microseconds.

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from opatlas.model.errors import ReplayError
 from opatlas.model.schema import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
 
 #: Microseconds in a file. Ratios of them are finite.
@@ -98,3 +99,17 @@ class Judgement:
     def passed(self) -> bool:
         """Whether the candidate is right and was measured."""
         return self.error_class is ErrorClass.PASS
+
+
+class CandidateRejected(ReplayError):
+    """A candidate does not pass.
+
+    Attributes:
+        error_class: why.
+        sub_class: the guard or the part of the class ("stale-result", "nan").
+    """
+
+    def __init__(self, error_class: ErrorClass, sub_class: str, text: str) -> None:
+        super().__init__(text)
+        self.error_class = error_class
+        self.sub_class = sub_class

@@ -3,7 +3,6 @@
 columns.py       columns of numbers and words in few characters
 rows.py          the rows of a kernel type, with and without durations
 pages.py         the contents of the pages: overview, comparisons, costs of models
-scopes.py        the scopes of a capture that a SuperKernel may fuse
 writer.py        the files of the site
 assets/          HTML, CSS and JavaScript of the site; plots are Bokeh's, which comes with its Python package
 

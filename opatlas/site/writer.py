@@ -25,9 +25,12 @@ from opatlas.query.model_cost import ModelCost
 from opatlas.site.diagnosis import diagnosis_page
 from opatlas.site.pages import comparison_page, model_page, overview_page
 from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
-from opatlas.site.scopes import scopes_page
 from opatlas.store.csv_files import write_bytes, write_text
 from opatlas.store.database import Database
+from opatlas.superkernel.advice import advise
+from opatlas.superkernel.analysis import analyse
+from opatlas.superkernel.report import analysis_as_json
+from opatlas.superkernel.timeline import read_timeline
 from opatlas.text import suggest
 
 #: What the files of rows are called, before their numbers.
@@ -134,7 +137,7 @@ def write_site(
         "pages": comparisons,
         "diagnosis": diagnosis_page(tables),
         "models": [model_page(cost, question) for question, cost in costs],
-        "superkernel": None if capture is None else scopes_page(capture),
+        "superkernel": None if capture is None else _scopes_page(capture),
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),
     }
@@ -195,3 +198,9 @@ def _version() -> str:
         return metadata.version("opatlas")
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _scopes_page(capture: Path) -> dict[str, Any]:
+    """Returns what `opatlas superkernel CAPTURE --json` writes. Raises OpAtlasError if the capture cannot be read."""
+    analysis = analyse(read_timeline(capture))
+    return analysis_as_json(analysis, advise(analysis))

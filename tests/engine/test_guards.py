@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.engine.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
 from opatlas.engine.guards.functions import FunctionTable
 from opatlas.engine.guards.input_sets import MARGIN_BYTES, InputSets, Variant
-from opatlas.engine.guards.package_files import PackageFiles
-from opatlas.engine.guards.persisting_cache import PersistingCache
-from opatlas.engine.guards.process_guard import ProcessGuard
+from opatlas.engine.guards.process_guard import PackageFiles, PersistingCache, ProcessGuard
 from opatlas.engine.guards.results import plain_results, same_results
 from opatlas.engine.guards.settings import TorchSettings
 from opatlas.engine.guards.threads import ThreadWatch
@@ -294,15 +290,12 @@ def test_a_part_of_the_cache_that_was_set_aside_is_given_back() -> None:
     assert PersistingCache(CPU, runtime).reset() == []
 
 
-def test_guards_of_a_process_take_less_than_a_second(tmp_path: Path) -> None:
-    """A hundred times less, in fact: the limit is for a machine that does something else, too."""
-    start = time.process_time()
+def test_a_process_that_nothing_has_changed_passes() -> None:
     guard = ProcessGuard(CPU)
     for step in ("its import", "its first call", "its timed calls"):
         guard.examine(step)
     guard.expect_files()
     assert guard.notes == []
-    assert time.process_time() - start < 1
 
 
 def _relu_trial(candidate: Callable[..., Any], seed: int) -> tuple[CandidateTrial, Callable[..., Any]]:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 
 _PACKAGE = "opatlas"
 #: Modules and classes besides those of OpAtlas whose functions are compared.

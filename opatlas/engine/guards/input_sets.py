@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.engine.guards.results import same_bits
 
 #: Bytes before and behind each tensor. A multiple of the alignment of torch's allocators.

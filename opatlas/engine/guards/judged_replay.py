@@ -22,9 +22,8 @@ import torch
 
 from opatlas.candidates.error_class import CandidateFailure, Phase, classify
 from opatlas.candidates.floor import drift_notes, expect_possible
-from opatlas.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_notes
-from opatlas.candidates.rejection import CandidateRejected
 from opatlas.candidates.source import CandidateSource
 from opatlas.devices.cpu import bounded_memory
 from opatlas.devices.device import Device

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.engine.result_check import RELATIVE_TOLERANCE
 
 #: Elements that are compared at once: the comparison needs some bytes for each.

@@ -10,8 +10,7 @@ from types import FrameType
 
 import torch
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 
 #: Modules that leave threads for later compilations.
 _COMPILERS = ("torch._inductor", "triton")

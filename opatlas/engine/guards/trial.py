@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.engine.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
 from opatlas.engine.guards.input_sets import InputSets, Variant
 from opatlas.engine.guards.results import FlatResults, have_equal_bits, kept, plain_results, same_results

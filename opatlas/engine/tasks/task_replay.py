@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from opatlas.candidates.error_class import Phase
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.candidates.rejection import CandidateRejected
+from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.devices.device import Device
 from opatlas.engine.group import Group
 from opatlas.engine.guards.input_sets import InputSets, Variant
