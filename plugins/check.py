@@ -124,7 +124,7 @@ class Cases:
         known: the entries of its known_findings.yaml.
         strict: whether known and advisory findings fail (--strict).
         show_all: whether each finding is listed (-vv).
-        tallies: by the name of the check, as far as its cases were run.
+        tallies: results of the cases that ran, by the name of the check.
     """
 
     def __init__(self, database: CheckedDatabase, known: Sequence[KnownFinding]) -> None:

@@ -90,7 +90,7 @@ class Collector:
 
 
 def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
-    """Yields the cases of tables; those of one row and several implementations follow each other.
+    """Yields the cases of tables; the cases of one row in several implementations follow each other.
 
     The clocks of a device change with time, so rivals are measured within seconds of each other.
     """

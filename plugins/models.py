@@ -55,7 +55,7 @@ class ModelRuns:
     """Runs the loop of attempts for the rows of models, in one process of a session.
 
     Attributes:
-        rules: the language whose static rules hold for candidates; "" if those of all languages do.
+        rules: the language whose static rules hold for candidates; "" for the rules of all languages.
     """
 
     def __init__(self, context: SessionContext) -> None:

@@ -29,7 +29,7 @@ def count_in_progress(terminal: pytest.TerminalReporter, report: pytest.TestRepo
 
 
 def fitted(config: pytest.Config, text: str) -> str:
-    """Returns printable text as wide as the terminal that pytest writes to; unbroken lines where it is none."""
+    """Returns printable text as wide as the terminal that pytest writes to; unbroken lines without a terminal."""
     writer = config.get_terminal_writer()
     return wrap_lines(text, writer.fullwidth, on_terminal=bool(writer._file.isatty()))
 

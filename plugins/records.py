@@ -223,7 +223,7 @@ class SessionRecords:
         if len(known) == len(results):
             self.merged = functools.reduce(operator.add, known)
             self.problems += [
-                f"{path} was removed while rows ran: it was made anew from what was measured"
+                f"{path} was removed while rows ran: it was written again, with all records"
                 for path in removed
                 if path.exists()
             ]

@@ -23,7 +23,7 @@ _MOST_NAMED = 3
 def comparison_lines(
     settings: Settings, plan: Plan, measured: Collection[str], hosts: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields the durations of a few implementations beside those of the default one; nothing without both.
+    """Yields the durations of a few implementations beside the default's; nothing unless both have durations.
 
     Args:
         measured: ids of the cases that the session measured.

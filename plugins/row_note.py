@@ -75,7 +75,7 @@ def waited_by(waits: DeviceWaits) -> dict[str, float]:
 
 
 def set_properties(item: pytest.Item, properties: list[tuple[str, object]]) -> None:
-    """Sets the user properties of a row; replaces those of an earlier run of the same row."""
+    """Sets the user properties of a row; replaces the properties of an earlier run of the row."""
     names = {name for name, _ in properties}
     item.user_properties[:] = [each for each in item.user_properties if each[0] not in names]
     item.user_properties += properties

@@ -200,7 +200,7 @@ class _BaseRows:
         return {name: rows[name] for name in sorted(rows) if target.implementation.implements(name)}
 
     def with_own(self, target: SessionTarget, database: Database) -> Mapping[str, list[Mapping[str, str]]]:
-        """Returns the rows of the target's database, and then those of `of_target`. Raises what `of_target` does."""
+        """Returns the rows of the target's database, followed by `of_target`. Raises what `of_target` does."""
         base = self.of_target(target)
         names = {*base, *filter(target.implementation.implements, database.kernel_types())}
         return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}

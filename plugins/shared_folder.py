@@ -35,7 +35,7 @@ class SharedFolder:
         write_text(self.path / name, text)
 
     def read(self, name: str) -> str:
-        """Returns the text under a name; "" where there is none."""
+        """Returns the text under a name; "" without a text."""
         file = self.path / name
         return file.read_text(encoding="utf-8") if file.exists() else ""
 

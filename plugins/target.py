@@ -44,7 +44,7 @@ class SessionTarget:
     Attributes:
         implementation: what is measured.
         path: the folder of the CSVs.
-        origin: what durations are measured on; for profiles, as far as options tell.
+        origin: what durations are measured on; for profiles, only what options tell.
         rows_from: the database whose rows are added to this one without durations; None: the rows are there.
         note: what the user should know about the choice of the database; "" if nothing.
     """
@@ -169,7 +169,7 @@ def targets_of(
 def _implementations(
     names: Sequence[str], kind: str, workload: Workload, models: ModelSettings | None
 ) -> list[Implementation]:
-    """Returns the implementations that a user names, and those of models. Raises OpAtlasError."""
+    """Returns the implementations that a user names, and the models as implementations. Raises OpAtlasError."""
     if models is None:
         tasks = list(workload.tasks.values())
         broken = BrokenFiles.KEPT if workload.counts_missing else BrokenFiles.REFUSED
@@ -263,7 +263,7 @@ def _expect_installed(versions: Versions) -> None:
 
 
 def _versions_of_this_machine(versions: Versions) -> str:
-    """Returns a note on the versions that name a database of profiles and are only those of this machine's software."""
+    """Returns a note on versions of this machine's software that name a database of profiles, for lack of others."""
     here = [component for component in _NAMES_A_DATABASE if component not in given_versions(versions)]
     if not here:
         return ""

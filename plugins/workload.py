@@ -50,7 +50,7 @@ class Workload(ABC):
     Attributes:
         options: the options of pytest, with the grid that collectives use; they choose the group of a row.
         rows: cells of the rows that options name, by kernel type; None: the rows of the database.
-        notes: lines for the user on what was chosen for them.
+        notes: lines that tell the user what was chosen.
         tasks: the tasks that options name, by kernel type; their rows are read with the plan.
     """
 

@@ -180,7 +180,7 @@ def compare(
     stored_runs: Mapping[str, Manifest],
     measured_runs: Iterable[Manifest],
 ) -> MachineFit:
-    """Returns how the rows that were measured here compare with those of a database.
+    """Compares the rows that were measured here with the rows of a database.
 
     Args:
         stored: what the database has of the rows of the set.

@@ -93,7 +93,7 @@ class IngestRequest:
 
     Attributes:
         root: the path that the user gave. Attention rows name their captures from its last folder on.
-        replace: whether the samples hide those of earlier ingests.
+        replace: whether the samples hide the samples of earlier ingests.
         mixed: whether earlier captures may be of another device or of other versions.
         device, versions: device and software of the captures; None if unknown.
         options: options of the command line, for the manifest.

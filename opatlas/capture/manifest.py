@@ -86,7 +86,7 @@ class IngestManifest:
         run_id: the id in the Profiling Run ID column.
         started_at: seconds since the epoch. Ingests count in this order.
         finished_at: seconds since the epoch; None until every CSV has the statistics.
-        replace: whether the samples hide those of earlier ingests (`--replace`).
+        replace: whether the samples hide the samples of earlier ingests (`--replace`).
         device, versions: device and software of the capture; None if unknown.
         files: the captures.
         options: the options of the command line.

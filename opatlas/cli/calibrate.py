@@ -39,7 +39,7 @@ from opatlas.store.manifest import read_manifests
 from opatlas.store.row_copy import add_rows, is_of_duration
 from opatlas.text import percent_text, pluralize, print_problems, shorten, show, table_lines, wrap
 
-#: Neither status is 1 or 2, which are those of errors.
+#: No status is 1 or 2, the statuses of errors.
 _STATUS = {FitVerdict.SAME: 0, FitVerdict.SCALED: 3, FitVerdict.UNUSABLE: 4}
 _ROWS_SHOWN = 5
 _LONGEST_ID = 60

@@ -202,7 +202,7 @@ def _file_of(source: KernelSource) -> str:
 
 
 def _kernel_types(implementation: Implementation) -> set[str]:
-    """Returns the kernel types that an implementation has: the marked ones, or all with a replay for one that wraps."""
+    """Returns the kernel types that an implementation has: the marked ones; if it wraps torch's functions, all."""
     replays = replays_of_bench()
     if implementation.name in DEFAULTS.values():
         return {name for name, function in replays.items() if proof_of(_npu_call(function)) != _NO_CALL}
@@ -248,7 +248,7 @@ def _details(found: Listed) -> str:
         ("kernel type", "function", "proof"),
         *((each.kernel_type, each.function, each.proof) for each in found.kernel_types),
     ]
-    # A user looks for the file of a kernel; the functions of a library are not those of the user.
+    # A user looks for the file of an own kernel. The functions of a library do not matter.
     shown = rows if found.is_of_user else [(kernel_type, proof) for kernel_type, _, proof in rows]
     lines = [wrap(f"{here}: {found.about}", 0)]
     lines += [f"{pluralize(len(found.kernel_types), 'kernel type')} on {', '.join(found.devices)}", ""]

@@ -20,7 +20,7 @@ from opatlas.query.model_cost import ModelCost, PartCost
 from opatlas.text import percent_text, pluralize, shorten, show
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
-#: Marks what only compositions of operators tell, and what rows tell that may be those of compositions.
+#: Marks of durations that only compositions tell, and of durations whose rows may be compositions.
 _MARKS = {True: "*", None: "?", False: ""}
 #: Marks what rows of other dtypes tell.
 _OTHER_DTYPES = "~"

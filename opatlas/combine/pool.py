@@ -155,7 +155,7 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
 
 
 def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -> list[Conflict]:
-    """Returns the conflicts except those of two durations that were pooled: both count, and neither was dropped."""
+    """Returns the conflicts without pairs of pooled durations, of which neither was dropped."""
     runs = {(row.kernel_type, row.signature): row.run_medians for row in pooled}
 
     def is_pooled(conflict: Conflict) -> bool:

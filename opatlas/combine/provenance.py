@@ -210,7 +210,7 @@ class Provenance:
         problems: a sentence for each manifest that cannot be read.
         manifests: the manifests of runs, by run id.
         shipped: what a shipped database was measured on; "" for any other database.
-        captured_on: the devices of captures, as far as ingests name them.
+        captured_on: the devices of captures that ingests name.
     """
 
     def __init__(self, database: Database) -> None:

@@ -85,7 +85,7 @@ def find_steps(values: Sequence[float], spread: float, most_p: float, least_size
     Args:
         values, spread: as for `probability_of_no_change`.
         most_p: what is more probable by chance is no change.
-        least_size: a smaller change is none.
+        least_size: smaller changes do not count.
     """
     series = np.asarray(values, dtype=np.float64)
     if len(series) >= _LEAST_FOR_DRIFT:

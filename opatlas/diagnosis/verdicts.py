@@ -165,7 +165,7 @@ def _not_enough_work(frame: pd.DataFrame, core: npt.NDArray[np.object_], peaks: 
 
 
 def _several_kernels(frame: pd.DataFrame) -> Mask:
-    """Tests whether several kernels run in place of one; what a library sets or copies beside its kernel is none."""
+    """Tests whether several kernels run in place of one. Fills and copies beside a library's kernel do not count."""
     kernels = _highest(frame, (MICROBENCH_DEVICE_KERNELS,))
     copies = np.array([sum(map(_is_copy, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
     judged = zip(_cells(frame, QUALITY), _cells(frame, STAND_IN), strict=True)

@@ -113,7 +113,7 @@ def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
 
 
 def read_implementation_proofs() -> dict[str, dict[str, str]]:
-    """Returns what sample rows were checked on, by implementation and kernel type; what was not run has no entry."""
+    """Returns the devices that sample rows were checked on, by implementation and kernel type, if they ran."""
     return _read(IMPLEMENTATION_PROOFS)
 
 

@@ -53,7 +53,7 @@ def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
     """Computes all tables.
 
     Args:
-        baseline: the model of strategy A; "" for the one that the other tasks choose.
+        baseline: the model of strategy A; "" for the model that the other tasks choose.
 
     Raises:
         UsageError: no attempt has the model `baseline`.

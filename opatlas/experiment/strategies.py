@@ -97,7 +97,7 @@ class Selection:
 
 
 class Selector:
-    """Chooses models from the outcomes of an experiment, with or without those of one task."""
+    """Chooses models from the outcomes of an experiment, with all tasks or without one."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -182,7 +182,7 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Strateg
     """Returns the results of all strategies; of TABLE also those in sample.
 
     Args:
-        baseline: the model of Strategy.BEST; "" for the one that the other tasks choose.
+        baseline: the model of Strategy.BEST; "" for the model that the other tasks choose.
     """
     selector = Selector(experiment)
 

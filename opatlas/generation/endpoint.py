@@ -253,7 +253,7 @@ class Endpoint:
             raise _Retryable(f"cut the connection ({type(error).__name__})") from None
 
     def _read(self, response: http.client.HTTPResponse, key: str, start: float, attempt: int) -> bytes:
-        """Returns the body of a reply. Raises EndpointError for one that is too large or takes too long."""
+        """Returns the body of a reply. Raises EndpointError if the body is too large or takes too long."""
         parts, size = [], 0
         while part := response.read1(_CHUNK_BYTES):
             parts.append(part)

@@ -30,7 +30,7 @@ class NamedModel(
     Attributes:
         endpoint: the address of its server, which takes OpenAI's chat completions; "": only recorded answers.
         api_key_variable: the name of the environment variable with the key of the server; "" for none.
-        max_tokens: the largest number of tokens of an answer, with those of its reasoning.
+        max_tokens: the largest number of tokens of an answer, reasoning included.
         request: dollars for each request.
         tokens_in: dollars for a million tokens of requests.
         tokens_out: dollars for a million tokens of answers.
@@ -139,7 +139,7 @@ def _convert(path: Path, text: bytes, values: object) -> _Content:
 
 
 def _refused(place: str, error: msgspec.ValidationError, value: object, expected: type[msgspec.Struct]) -> OpAtlasError:
-    """Returns the error of a mapping that is none of `expected`, with its keys."""
+    """Returns the error of a mapping that is not one of `expected`; the error names the keys of the mapping."""
     known = expected.__struct_encode_fields__
     unknown = [str(key) for key in value if key not in known] if isinstance(value, dict) else []
     guess = suggest(unknown[0], known) if unknown else ""

@@ -44,7 +44,7 @@ class DeviceAnswer:
     """What a device says when it was opened or has run jobs.
 
     Attributes:
-        outcomes: those of the jobs that ran, by the job's id; the others have not begun.
+        outcomes: the outcomes of the jobs that ran, by the job's id; the other jobs have not begun.
         seconds: how long these jobs took.
         gone: why the device runs no further job; "" if it does.
         device: its description, when it was opened.
@@ -130,7 +130,7 @@ class Dealer:
             count: about how many jobs there are.
             take: gets each outcome as it arrives, with the device that it is from.
             tell: shows the user a line.
-            may_deal: returns whether further jobs may begin, besides the one that is waited for.
+            may_deal: returns whether jobs besides the awaited one may begin.
             row_of: returns the row of a job, whose other jobs run on the same device; None: any device may run it.
         """
         self._jobs = jobs

@@ -49,7 +49,7 @@ class HostFacts:
         driver: version of the device's driver; "" if there is none.
         cores: number of the host's cores that a process may use.
         processor: what tells CPUs apart that have one name, such as `family 26, model 2`; "" if unknown.
-        spec: the device; None where the host has none that fits.
+        spec: the device; None where the host has no fitting device.
         problem: why there is no device; "" if there is one.
     """
 
@@ -120,14 +120,14 @@ class HostActor:
         os._exit(1)
 
     def _with_printed(self, outcome: RowOutcome) -> RowOutcome:
-        """Returns the outcome with what was printed since the last call, unless it is a measurement."""
+        """Returns the outcome with the output since the last call; a measurement gets no output."""
         printed = self._take_printed()
         if outcome.status is Status.MEASURED or not printed:
             return outcome
         return replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
 
     def _take_printed(self) -> str:
-        """Returns the end of what was printed since the last call."""
+        """Returns the end of the output since the last call."""
         size = os.fstat(self._printed.fileno()).st_size
         if not size:
             return ""

@@ -273,7 +273,7 @@ def _expect_ranks(answers: Sequence[HostAnswer]) -> None:
 
 
 def combined(answers: Sequence[HostAnswer]) -> RowOutcome:
-    """Returns the outcome of a job from those of the hosts, in order of the ranks."""
+    """Combines the outcomes of a job on the hosts, which are in order of the ranks."""
     failed = [answer for answer in answers if not answer.is_good]
     if failed:
         # Later failures may be consequences. Where ranks wait for each other, those with the lowest step are late.

@@ -11,7 +11,7 @@ from opatlas.text import suggest
 
 
 def database_folder(place: Path | str) -> Path:
-    """Returns the folder of a database: the one that is named, or the newest default database of a device.
+    """Returns the folder of a database: the named folder, or the newest default database of a named device.
 
     A device is named by its name, or by the folder that has its databases. Raises OpAtlasError.
     """

@@ -98,7 +98,7 @@ class Quality(str, Enum):
 
     @property
     def is_warning(self) -> bool:
-        """Whether reports count the samples as not quiet: they are enough, and not those of a composition."""
+        """Whether reports count the samples as not quiet: there are enough samples, and no composition was timed."""
         return self not in (Quality.QUIET, Quality.UNKNOWN, Quality.COMPOSITION)
 
 

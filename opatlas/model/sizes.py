@@ -112,7 +112,7 @@ class AttentionSizes:
 
     @property
     def moved_elements(self) -> int:
-        """The same with those of the result."""
+        """The same, with the elements of the result."""
         return self.read_elements + self.queries * self.heads * self.value_size
 
 

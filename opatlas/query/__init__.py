@@ -1,8 +1,8 @@
 """Asks a database for durations: of rows that it has, and of shapes between and beyond them.
 
 result.py          what a question gets: a duration, its interval, and from which rows
-question.py        what is asked: a kernel type and the cells of a row, as far as they are known
-compositions.py    which durations are those of compositions of torch operators
+question.py        a question: a kernel type and the known cells of a row
+compositions.py    whether a duration is that of a composition of torch operators
 stored_rows.py     the rows of one kernel type in one database, found by signature or by some of their cells
 completion.py      the dtypes, formats and outputs of a question, from the rows
 features.py        work, sizes and regime of a row

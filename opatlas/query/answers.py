@@ -37,10 +37,10 @@ class Answers:
         return measured
 
     def take_measured(self, rows: StoredRows, positions: Positions, floors: Floats) -> None:
-        """Takes stored rows where they are faster than those of other implementations.
+        """Takes stored rows where they are faster than the answers so far.
 
         Args:
-            positions: the row of each question; -1 where there is none.
+            positions: the position of the row of each question; -1 without a row.
             floors: the relative difference of each row on the machine that is asked for.
         """
         hit = np.flatnonzero(positions >= 0)
@@ -67,11 +67,11 @@ class Answers:
             self._words[name][hit] = word
 
     def take_predicted(self, where: Positions, found: Sequence[Prediction | None], rows: StoredRows) -> None:
-        """Takes predictions where they are faster than those of other implementations.
+        """Takes predictions where they are faster than the answers so far.
 
         Args:
             where: the questions, none of which a stored row answers.
-            found: their predictions; None where there is none.
+            found: their predictions; None for a question without a prediction.
             rows: the rows that the predictions come from.
         """
         cache, instrument = rows.conditions()

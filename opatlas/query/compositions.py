@@ -1,4 +1,4 @@
-"""Which durations are those of compositions of torch operators, as far as rows tell.
+"""Tells whether the duration of a row is that of a composition of torch operators.
 
 A kernel type is one kernel on an NPU. Elsewhere torch may run several operators in its place.
 """

@@ -40,7 +40,7 @@ def open(  # noqa: A001
     compositions: bool = False,
     noisy: bool = False,
 ) -> OpenDatabase:
-    """Opens a database and those of the implementations that were measured on its rows. Tables are read when needed.
+    """Opens a database, and the databases of implementations that were measured on its rows. Reads tables when needed.
 
     Args:
         place: a folder, or the name of a device: its newest default database.

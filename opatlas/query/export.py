@@ -39,7 +39,7 @@ from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.csv_files import write_atomically, write_text
 from opatlas.text import parse_whole, suggest
 
-#: The columns of the long table, with their pandas dtypes; those of tensors are the text of the CSVs.
+#: The columns of the long table, with their pandas dtypes; columns of tensors have the text of the CSVs.
 COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("kernel_type", "implementation", "id"), "string"),
     **dict.fromkeys(("input_shapes", "input_dtypes", "input_formats"), "string"),

@@ -345,7 +345,7 @@ class KernelModel:
         return found
 
     def _octaves_beyond(self, matrix: Floats) -> Floats:
-        """Returns how far the size of each question that is farthest out lies beyond those of all rows."""
+        """Returns for each question how far its outermost size lies beyond the sizes of all rows."""
         low, high = self._range
         sizes = self._sized(matrix)
         octaves: Floats = np.maximum(low - sizes, sizes - high).max(axis=1)

@@ -133,7 +133,7 @@ def _krige(
 
 
 def posterior(covariance: Covariance, rows: Floats, points: Floats) -> Floats:
-    """Returns how the values at points vary together, given those of rows; without the noise of one value."""
+    """Returns the covariance of the values at points, given the values of rows; without the noise of a single value."""
     known, asked = covariance.scaled(rows), covariance.scaled(points)
     prior = covariance.between(asked, asked)
     if not len(known):

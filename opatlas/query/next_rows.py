@@ -1,8 +1,8 @@
 """Which rows to measure next: those whose durations tell the most of what steps of models cost.
 
-A row counts by its share of the time of the steps (calls x duration), and by the deviation of its prediction. A
-measured row tells its own duration, and a part of those of similar rows: rows are chosen one after the other, each for
-what the earlier ones leave open.
+The weight of a row is its share of the time of the steps (calls x duration), times the deviation of its prediction. A
+measured row tells its own duration, and something of similar rows. So rows are chosen one after the other, each for
+what the earlier rows leave open.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Prediction:
 
     Attributes:
         duration_us, interval_us: the duration and its 90 % interval, in microseconds.
-        how: whether all its sizes lie within those of the rows.
+        how: whether all its sizes lie within the sizes of the rows.
         rows: the rows that it comes from, the nearest first; empty unless they were asked for.
         note: why the row is not exact.
     """

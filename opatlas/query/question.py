@@ -1,4 +1,4 @@
-"""What is asked: the cells of a row, as far as they are known."""
+"""A question: the known cells of a row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Words = str | Sequence[str]
 
 @dataclass(frozen=True)
 class Question:
-    """A row as far as it is known.
+    """The known cells of a row.
 
     Attributes:
         kernel_type: the kernel type.

@@ -55,7 +55,7 @@ class UsedRow:
         case_id: the id of the row, as pytest shows it.
         run_id: the run that measured it; "" for a captured duration.
         duration_us: its duration.
-        distance: how far it is from what was asked; 0 for the row itself.
+        distance: how far the row is from the question; 0 for the row itself.
     """
 
     case_id: str

@@ -46,7 +46,7 @@ def spread_rows(
 
 
 def _farthest_first(points: Floats, there: npt.NDArray[np.bool_], count: int) -> list[int]:
-    """Returns positions of points that are not there yet, each as far as possible from those and the ones before."""
+    """Returns positions of further points, each as far as possible from the points so far."""
     if there.all():
         return []
     away = np.full(len(points), np.inf)

@@ -153,7 +153,7 @@ class StoredRows:
 
     @cached_property
     def is_pooled(self) -> list[bool]:
-        """Whether the Pooled cells of each row are those of its duration, and not of one that was replaced since."""
+        """Whether the Pooled cells of each row belong to its duration, which may have been replaced since."""
         runs = zip(self.run_id, self.cells(POOLED_RUN_DURATIONS), strict=True)
         return [bool(run_id) and run_id in cell for run_id, cell in runs]
 
@@ -219,7 +219,7 @@ class StoredRows:
         return found
 
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
-        """Returns whether some row has the dtypes of these inputs, as far as both have them."""
+        """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
         asked = normal_words(cells.get(INPUT_DTYPES, ""))
         known = set(self.normal_cells(INPUT_DTYPES))
         return any(asked[: len(words)] == words[: len(asked)] for words in known)

@@ -56,7 +56,7 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
 
 
 def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
-    """Returns the sizes, dtype and format of a row, with or without a duration, and its operations as far as counted.
+    """Returns the sizes, dtype and format of a row, with or without a duration, and its operations if they are counted.
 
     A row whose cells cannot be read has none.
     """

@@ -13,7 +13,7 @@ _DIGITS = 6
 
 
 def number_column(values: Iterable[Any]) -> dict[str, Any] | None:
-    """Returns a column of numbers, of 6 digits each, null where there is none; None if no row has a number."""
+    """Returns a column of numbers of 6 digits, null for a row without a number; None if no row has a number."""
     numbers = [_number(value) for value in values]
     return {"numbers": numbers} if any(number is not None for number in numbers) else None
 

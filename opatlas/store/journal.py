@@ -55,7 +55,7 @@ class JournalContents:
     """A journal as read.
 
     Attributes:
-        header: the header; if it cannot be read, one that neither adds nor prunes rows.
+        header: the header; if it cannot be read, a header that neither adds nor prunes rows.
         records: the readable records, without duplicates.
         unreadable: number and problem of each line that could not be read completely.
         torn: whether the last line is cut off, because the process was killed during a write.

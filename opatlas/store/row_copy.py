@@ -50,7 +50,7 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
 
 
 def is_of_duration(kernel_type: str, column: str) -> bool:
-    """Returns whether a column holds what was measured, replayed or captured, and not what the row is."""
+    """Returns whether a column belongs to a duration, replayed or captured, and not to the identity of a row."""
     return (
         column in (*duration_columns(kernel_type), *POOLED)
         or is_measured_column(kernel_type, column)

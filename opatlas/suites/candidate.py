@@ -78,7 +78,7 @@ class _BoundKernel:
         return returned
 
     def results(self, returned: Any) -> list[Any]:
-        """Returns the results of a call that returned this: those of the operator, and what it writes into."""
+        """Returns the results of a call: what the operator returns, and the arguments that it writes into."""
         assert self._call is not None
         if self._prepared is not None and self._prepared.results is not None:
             returned = self._prepared.results(returned)

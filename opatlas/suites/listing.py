@@ -157,7 +157,7 @@ def row_line(
 
     Args:
         source: OPINFO and the sample ("opinfo/add/float32/3"), or TRACE.
-        overload, functional: the operator, and the functional operator of which it is a variant; "" if it is none.
+        overload, functional: the operator, and the functional operator of which it is a variant ("" for no variant).
         arguments: the text of the arguments, whose digest is a part of the sample's name.
         inputs, outputs: shapes and dtypes of the tensors.
         torch_version: the torch whose OpInfo has the sample.

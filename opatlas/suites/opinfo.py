@@ -55,7 +55,7 @@ class SampleCase:
 
     Attributes:
         overload: the operator ("add_.Tensor").
-        functional: the functional operator, of which `overload` is a variant; "" if it is none.
+        functional: the functional operator of which `overload` is a variant; "" if `overload` is no variant.
         opinfo, dtype, number: name of the OpInfo, dtype, and number of the sample.
         arguments: the text of the arguments.
         results: the shapes and dtypes of the results.

@@ -21,7 +21,7 @@ from opatlas.suites.overload import is_folder, overload_of
 
 #: Dispatch keys of torch by the kind of device.
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
-#: Overrides that are not undone: torch forgets one that nobody refers to.
+#: Overrides that are not undone. Kept here, because torch drops an override that has no reference.
 _ACTIVE: set[use] = set()
 #: The first torch that gives the kernel that an override replaces.
 _LEAST_TORCH = "2.9"
@@ -126,7 +126,7 @@ def _implementation(folder: Path, candidate: str) -> Implementation:
 
 
 def _kernels(implementation: Implementation) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yields the operators of an implementation with their kernels; those of variants without one are derived."""
+    """Yields the operators of an implementation with their kernels; a variant without a kernel gets a derived one."""
     sources: Mapping[str, KernelSource] = {
         overload_of(name): source for name, source in implementation.sources.items() if is_folder(name)
     }

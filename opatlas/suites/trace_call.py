@@ -21,8 +21,8 @@ _INTEGERS = (-8, 9)
 def make_call(overload: torch._ops.OpOverload, text: ArgumentsText, device: torch.device, seed: int) -> Call:
     """Returns a call with tensors on a device, from a seed.
 
-    Real numbers are uniform in -1 ... 1, those of variances and of logarithms in 0.1 ... 1. Integers are indices where
-    the operator takes them, and else in -8 ... 8.
+    Real numbers are uniform in -1 ... 1; variances and arguments of logarithms are in 0.1 ... 1. Integers are indices
+    where the operator takes indices, and else in -8 ... 8.
     """
     generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(seed)
     names = [argument.name for argument in overload._schema.arguments]

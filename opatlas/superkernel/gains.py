@@ -66,12 +66,12 @@ class GainModel:
 
 @dataclass(frozen=True)
 class ScopeGain:
-    """The prediction for a scope; times and counts are those of a step, as means over the steps.
+    """The prediction for a scope; times and counts are means over the steps.
 
     Attributes:
         occurrences: how often the scope occurs in a step.
         kernels: kernels in the scope.
-        fused_kernels: those of them that lie in a SuperKernel of two kernels or more.
+        fused_kernels: the kernels that lie in a SuperKernel of two kernels or more.
         super_kernels: SuperKernels that the scope becomes.
         duration_us: durations of the kernels, without those on other streams.
         gaps_us: gaps between kernels of the same SuperKernel.

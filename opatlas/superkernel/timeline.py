@@ -34,7 +34,7 @@ class Timeline:
         launches: ordered by start.
         problems: lines of the file that cannot be read.
         wait_pairs: neighbours whose wait the profiler recorded.
-        wait_mismatches: those of them whose wait is not the start less the end of the launch before.
+        wait_mismatches: the pairs whose wait is not the start less the end of the launch before.
     """
 
     path: Path

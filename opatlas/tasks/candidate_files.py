@@ -12,7 +12,7 @@ from opatlas.files import read_safely
 from opatlas.tasks.task import MODEL, MODEL_NEW, Task, part_of_name
 
 _LARGEST_BYTES = 4 << 20
-#: The function of a candidate in AKG's form: this name, or one that ends so.
+#: The function of a candidate in AKG's form has a name that ends so.
 _KERNEL, _AKG_ENDS = "kernel", ("_torch", "_numpy", "_mindspore")
 _DECORATORS_OF_KERNELS = frozenset({"jit", "autotune", "heuristics"})
 

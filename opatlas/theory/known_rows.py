@@ -100,7 +100,7 @@ class Matcher:
         return Match(sizes, shapes, on_axes)
 
     def _agrees(self, number: int, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
-        """Returns whether the computed dimensions fit a shape, as far as the row has their variables."""
+        """Returns whether the computed dimensions fit a shape. Dimensions with variables that the row lacks fit."""
         if not computed and not self.pattern.let:
             return True
         env = {**self._shapes[number].values, **sizes}

@@ -354,7 +354,7 @@ class _ModelStep:
         return sum(linear.calls for linear in self.linears(role))
 
     def products(self, *roles: str, tokens: int = 0) -> Iterator[ModelCall]:
-        """Yields the products with the weights of some roles, as far as the model has them."""
+        """Yields the products with the model's weights of some roles."""
         for role in roles:
             for linear in self.linears(role):
                 yield from self.product(linear, tokens or self.tokens)

@@ -32,7 +32,7 @@ Accepts = Callable[[pd.DataFrame], np.ndarray]
 
 
 def acceptance_filter(database: Path, kernel_type: str) -> Accepts:
-    """Returns a test for rows that a database's device accepts, as far as shapes were tried. Raises OpAtlasError."""
+    """Returns a test for rows that a database's device accepts, by the shapes that were tried. Raises OpAtlasError."""
     constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
     if constraints is None or not constraints.trials:
         return lambda frame: np.ones(len(frame), dtype=bool)

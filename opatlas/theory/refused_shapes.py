@@ -1,4 +1,4 @@
-"""The shapes that a device's DispatchFFNCombine accepts, as far as they were tried: constraints/DispatchFFNCombine.csv.
+"""The shapes that a device's DispatchFFNCombine was tried with and accepts: constraints/DispatchFFNCombine.csv.
 
 `python -m opatlas.cli.probe_dispatch_ffn_combine` writes the table, one row for each case that it tried.
 `Constraints.accepts` tells whether a theory row may be added; nothing is refused for kernels that were not tried.

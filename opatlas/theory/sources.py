@@ -23,7 +23,7 @@ class ModelPart(NamedTuple):
     Attributes:
         name: the part, such as "gate_up".
         sizes: its sizes.
-        calls: how often a step calls a kernel with these sizes, as far as the number of layers tells.
+        calls: how often a step calls a kernel with these sizes, by the number of layers.
         division: how the part is divided, such as "tp 8"; "" for a part that every device has.
     """
 

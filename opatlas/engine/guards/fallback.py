@@ -1,4 +1,4 @@
-"""Calls a candidate without its kernels: one that still gives results has a second way to compute them."""
+"""Calls a candidate without its kernels. A candidate that still gives results has a second way to compute them."""
 
 from __future__ import annotations
 

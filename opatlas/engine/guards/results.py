@@ -55,7 +55,7 @@ def _expect_plain(value: torch.Tensor) -> None:
 
 
 def same_results(results: FlatResults, known: FlatResults) -> torch.Tensor:
-    """Returns whether results are those of an earlier call on equal inputs, as a tensor of one bool.
+    """Returns whether results equal the results of an earlier call on equal inputs, as a tensor of one bool.
 
     Two tolerances apart are the same: sums may be computed in another order. Does not wait for the device.
     """

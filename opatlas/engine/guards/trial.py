@@ -77,7 +77,7 @@ class CandidateTrial:
             threads: the threads of the process before the candidate was imported.
             bind: called with the arguments before each call of the candidate; this is not timed.
             results_of: returns the results of a call from what the candidate returned; None: these are the results.
-            generator: draws the order of calls; None: one that a candidate cannot foresee.
+            generator: draws the order of calls; None: a generator that a candidate cannot foresee.
         """
         self.notes: list[str] = []
         self.calls = 0

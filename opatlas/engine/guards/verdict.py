@@ -1,4 +1,4 @@
-"""Compares the results of a candidate with those of a reference: both verdicts, and the class of a mismatch."""
+"""Compares the results of a candidate with a reference: gives both verdicts, and the class of a mismatch."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def load_task(task: Task) -> ModuleType:
 
 
 def input_lists(module: ModuleType, task: Task) -> list[Sequence[Any]]:
-    """Returns the lists of inputs of a task: one, or those of `get_inputs_dyn_list`.
+    """Returns the lists of inputs of a task: the one of `get_inputs`, or all of `get_inputs_dyn_list`.
 
     Raises:
         OpAtlasError: the functions return no list.
@@ -88,7 +88,7 @@ def _configured(task: Task, *kinds: str) -> dict[str, Any]:
 
 @contextmanager
 def stand_ins_for_missing_packages(task: Task) -> Iterator[None]:
-    """Lets a task import packages that are not installed, so that those of its functions that need none can run.
+    """Lets a task import packages that are not installed, so that its functions that do not need them can run.
 
     A name of such a package is a class that takes any arguments and does nothing. mindspore's functions that make
     tensors make torch's.
