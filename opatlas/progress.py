@@ -28,8 +28,7 @@ _LEAST_NAME = 8
 class Progress:
     """A line that is rewritten on a terminal; elsewhere a further line every few seconds.
 
-    Use it as a context manager, or call `close`, which removes the line from the terminal. Several threads may show the
-    line.
+    Use it as a context manager, or call `clear` at the end. Several threads may show the line.
 
     Attributes:
         total: the number of units; 0 if it is not known.
@@ -73,7 +72,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self.clear()
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """Counts `amount` units as done. `note` is the end of the line, such as "3 failed"."""
@@ -137,10 +136,6 @@ class Progress:
                 self._stream.flush()
                 self._shown = ""
 
-    def close(self) -> None:
-        """Removes the line. A second call does nothing."""
-        self.clear()
-
     def _columns(self) -> int:
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
@@ -159,7 +154,7 @@ class Progress:
 
 
 def progress_over(names: Sequence[str], unit: str, *, label: str) -> Iterator[str]:
-    """Yields names, such as those of kernel types, and shows how many are done, and which one takes long."""
+    """Yields names of units, shows how many are done, and names a unit that takes long."""
     with Progress(len(names), unit, label=label) as progress:
         for name in names:
             with progress.running(name):

@@ -57,7 +57,7 @@ def model_implementations(settings: ModelSettings, kernel_types: Iterable[str]) 
     """Returns the implementation of each model. Its sources have no file: a candidate is made when its row runs.
 
     Args:
-        kernel_types: those of the tasks.
+        kernel_types: the kernel types of the tasks.
     """
     found = []
     for name, model in settings.models.items():

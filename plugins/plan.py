@@ -285,7 +285,7 @@ class Plan:
         return counts
 
     def named_targets(self, targets: int) -> list[int]:
-        """Returns the numbers of the targets that a session names: without those that have no case, if these are many.
+        """Returns the numbers of the targets that a session names. Of many targets, only those with cases are named.
 
         Args:
             targets: number of targets of the session.

@@ -118,7 +118,7 @@ class ReplayProgress:
     def pytest_sessionfinish(self) -> None:
         self._stop_naming()
         if self._progress is not None:
-            self._progress.close()
+            self._progress.clear()
         if self._stream is not None:
             self._stream.close()
             self._stream = None

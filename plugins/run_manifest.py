@@ -103,7 +103,7 @@ def new_manifest(
 
 
 def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
-    """Returns the options that a manifest records: all that decide which rows are run, how, and what is written."""
+    """Returns the options that a manifest records: all that decide which rows run, how they run, or what is written."""
     implementation, rows_from = settings.targets[target].implementation, settings.targets[target].rows_from
     return {
         "implementation": None if implementation.is_default else implementation.label,

@@ -1,4 +1,4 @@
-"""Judges durations of a candidate: those that no kernel can have, and those that drift from sample to sample."""
+"""Judges durations of a candidate: finds impossible ones, and samples that drift."""
 
 from __future__ import annotations
 

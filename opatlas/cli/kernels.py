@@ -84,7 +84,7 @@ def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
 
 
 def show_kernels(names: Sequence[str], json_path: Path | None) -> None:
-    """Prints all kernel types, or the kernel types whose name contains one of `names`, or whose family has that name.
+    """Prints all kernel types, or the kernel types that contain one of `names` or belong to a family of this name.
 
     Raises:
         UsageError: no kernel type has any of the names.

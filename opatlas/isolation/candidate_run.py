@@ -53,7 +53,7 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
 def _judge_source(
     text: str, path: Path, helpers: tuple[str, ...], language: str
 ) -> tuple[Judgement | None, tuple[str, ...]]:
-    """Returns the judgement of a source that breaks a rule, else None, and its notes. A suite has many cases of one."""
+    """Returns the judgement of a source that breaks a rule, else None, and its notes. Many cases have one source."""
     return static_check(text, path, helpers=helpers, language=language), static_notes(text, path)
 
 

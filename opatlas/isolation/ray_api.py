@@ -1,4 +1,4 @@
-"""How the head speaks to Ray, which is imported where it is used: it is an extra."""
+"""The head's calls of Ray, an extra, which is imported on first use."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def is_composition(quality: str, stand_in: str) -> bool:
 
 
 def judge_composition(verdict: QualityVerdict) -> QualityVerdict:
-    """Returns the verdict on a composition with these samples: what the samples are is the reason."""
+    """Returns the verdict on a composition, whose reason is the verdict on its samples."""
     samples = "" if verdict.quality is Quality.QUIET else verdict.quality.value
     reason = ": ".join(filter(None, (samples, verdict.reason)))
     return QualityVerdict(Quality.COMPOSITION, reason, verdict.outliers)

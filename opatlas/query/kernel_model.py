@@ -246,7 +246,7 @@ class KernelModel:
         return np.array([True] * sizes + [False] * fills + [True] * (len(self._regimes) + len(self._jumps)))
 
     def _hidden(self, rows: Positions, asked: Asked) -> Mask:
-        """Returns for some rows which rows to hide, so that the question for one has the class `asked`."""
+        """Returns for each of some rows the rows to hide, so that a question for this row has the class `asked`."""
         site = self._site[rows, None] == self._site[None, :]
         octaves = self._tokens[None, :] - self._tokens[rows, None]
         hidden: Mask

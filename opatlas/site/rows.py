@@ -1,4 +1,4 @@
-"""The rows of a kernel type as columns: those with a duration as `opatlas.query` types them, and the others."""
+"""The rows of a kernel type as columns: rows with a duration, as `opatlas.query` types them, and rows without."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 
 
 def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
-    """Returns all rows of a kernel type, of each implementation: of equal rows the first.
+    """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns: those of `typed_rows`, noise in percent, bus_gbps of a message, those of `row_verdicts`, and the cells
+    The columns are those of `typed_rows` and `row_verdicts`, noise in percent, bus_gbps of a message, and the cells
     of _CELLS.
 
     Raises:
@@ -108,7 +108,7 @@ def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:
-    """Returns whether the bytes of rows of a kernel type are those that the kernel moves, as a roofline supposes."""
+    """Returns whether a kernel reads or writes each byte of its tensors once, as a roofline supposes."""
     for name in database.implementations:
         for cells in database.answers.stored_rows(kernel_type, name).frame.head(1).to_dict("records"):
             return row_work(kernel_type, {str(column): str(cell) for column, cell in cells.items()}) is not None
@@ -116,7 +116,7 @@ def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:
 
 
 def columns_of(table: pd.DataFrame) -> dict[str, Any]:
-    """Returns the columns of a table for JavaScript; those without any value are left out."""
+    """Returns the columns of a table for JavaScript, without empty columns."""
     found: dict[str, Any] = {}
     for name in (*_WORDS, *(each for each in table.columns if each not in _WORDS)):
         if name not in table:

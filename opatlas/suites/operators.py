@@ -61,11 +61,11 @@ class Call:
         return places
 
     def results(self) -> list[torch.Tensor]:
-        """Makes the call, and returns what it computes: its results, and the tensors that it writes into."""
+        """Makes the call, and returns its results and the tensors that it writes into."""
         return self.computed(self())
 
     def computed(self, returned: Any) -> list[torch.Tensor]:
-        """Returns what a call computes that returned this: the results, and the tensors that it writes into.
+        """Returns the results of a call, and the tensors that it writes into, from its return value.
 
         An operator that returns what it writes into has only these, whatever a kernel returns.
         """

@@ -1,4 +1,4 @@
-"""What is known of kernel types: which ones split a SuperKernel, which module and which phase they tell.
+"""Facts about kernel types: which types split a SuperKernel, and which module and phase a type tells.
 
 `kernel_types.yaml` has the patterns with their sources.
 """

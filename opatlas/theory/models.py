@@ -12,13 +12,13 @@ from opatlas.errors import UsageError
 
 #: Engines pad the rows of the LM head to a multiple of this (vLLM's VocabParallelEmbedding).
 _VOCAB_MULTIPLE = 64
-#: Default sizes of tensor and of expert parallelism. Each model takes those that divide its heads and experts.
+#: Default sizes of tensor and of expert parallelism. A model takes the sizes that divide its heads and experts.
 TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class TargetError(UsageError):
-    """A model, or a size of parallelism, that has no shapes. A session and each command have options of their own.
+    """A model, or a size of parallelism, that has no shapes. The caller names the option that gave the value.
 
     Attributes:
         argument: "model", "tp" or "ep".

@@ -1,4 +1,4 @@
-"""Restores the settings of torch that a candidate changes, so that it gains nothing by them, and tells which."""
+"""Restores the settings of torch that a candidate changes, and names them. So the candidate gains nothing by them."""
 
 from __future__ import annotations
 
