@@ -285,7 +285,7 @@ class Plan:
         return counts
 
     def named_targets(self, targets: int) -> list[int]:
-        """Returns the numbers of the targets that a session names. Of many targets, only those with cases are named.
+        """Returns the numbers of the targets that a session names. Targets without cases are left out if they are many.
 
         Args:
             targets: number of targets of the session.

@@ -6,12 +6,10 @@ together take about two minutes on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opatlas.store.database import Database
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog
-from opatlas.theory.models import ModelFacts
 from opatlas.theory.patterns import Form, parse_expression
 from opatlas.theory.plan import Request, add_theory_rows
 from opatlas.theory.sources import Targets
@@ -68,20 +66,14 @@ PARTS = (
 )
 
 
-def write_starter(
-    database: Database, *, seed: int = 0, model: ModelFacts = QWEN3_0_6B, parts: Sequence[StarterPart] = PARTS
-) -> int:
-    """Appends the starter rows, about two hundred, and returns their number.
+def write_starter(database: Database) -> int:
+    """Appends the starter rows, about two hundred, and returns their number. Raises OpAtlasError.
 
-    Args:
-        seed: the same seed gives the same rows, for a given version of hypothesis.
-
-    Raises:
-        OpAtlasError: the database cannot be read or written.
+    The rows are the same for a given version of hypothesis.
     """
-    targets = Targets([model], tp_sizes=(1,), ep_sizes=(1,))
+    targets = Targets([QWEN3_0_6B], tp_sizes=(1,), ep_sizes=(1,))
     added = 0
-    for part in parts:
-        request = Request(targets, part.rows, seed, _BUDGET_BYTES, sample_rows)
+    for part in PARTS:
+        request = Request(targets, part.rows, 0, _BUDGET_BYTES, sample_rows)
         added += len(add_theory_rows(database, part.kernel(), request, forms_of_database=False).signatures)
     return added

@@ -276,9 +276,9 @@ def static_check(
     return Judgement(rule.error_class, rule.name, Level.ANSWER, f"{at}: {detail}", notes=_notes(findings))
 
 
-def static_notes(source: str, path: Path, *, language: str = "") -> tuple[str, ...]:
+def static_notes(source: str, path: Path) -> tuple[str, ...]:
     """Returns the notes of a candidate: the first finding of each rule that fails nothing."""
-    return _notes(static_findings(source, path, language=language))
+    return _notes(static_findings(source, path))
 
 
 def _notes(findings: Iterable[tuple[StaticRule, Finding]]) -> tuple[str, ...]:

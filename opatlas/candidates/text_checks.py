@@ -45,8 +45,6 @@ KERNELBENCH_CHECKS: dict[str, re.Pattern[str]] = {
         r"|\.half\s*\(|\.float16\s*\(|\.to\s*\(\s*(?:dtype\s*=\s*)?torch\.(?:float16|half)\b"
     ),
 }
-#: Checks whose findings KernelBench counts as errors; those of the others are warnings.
-KERNELBENCH_STRICT = ("code_bypass", "timing_event_patch", "thread_injection", "lazy_eval")
 
 _COMMENT = re.compile(r"(?:#|//).*")
 

@@ -94,7 +94,6 @@ class CaptureLaunches:
     def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
         self.path = capture.path
         self.account = LaunchCounts()
-        self._capture = capture
         self._header = capture.header
         self._problems: list[tuple[int, str]] = []
         self._bad_durations = 0

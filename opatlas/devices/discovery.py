@@ -44,9 +44,9 @@ def visible_ids(variable: str, present: int, environment: Mapping[str, str] = os
     return ids
 
 
-def hides_all(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
+def hides_all(variable: str) -> bool:
     """Returns whether the variable is set and lists no device, so that the user hides all devices of a kind."""
-    return environment.get(variable, "0").strip() in ("", "-1")
+    return os.environ.get(variable, "0").strip() in ("", "-1")
 
 
 def pin_devices(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec]:

@@ -173,9 +173,9 @@ class MachineWatch:
         )
 
 
-def machine_state(root: Path = ROOT) -> MachineState:
+def machine_state() -> MachineState:
     """Returns the state during this call, which takes a fifth of a second."""
-    watch = MachineWatch(root)
+    watch = MachineWatch()
     time.sleep(_WINDOW_S)
     return watch.state()
 

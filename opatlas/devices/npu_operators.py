@@ -160,15 +160,15 @@ def is_environment_set(environment: Mapping[str, str] = os.environ) -> bool:
     return any(path.is_dir() and path / _LIBRARIES in libraries for path in _entries(environment, PATH_VARIABLE))
 
 
-def libraries(environment: Mapping[str, str] = os.environ) -> list[Path]:
+def libraries() -> list[Path]:
     """Returns the libraries of the OPPs in the environment. torch_npu loads them, and only logs failures."""
-    folders = [path / _LIBRARIES for path in _entries(environment, PATH_VARIABLE)]
+    folders = [path / _LIBRARIES for path in _entries(os.environ, PATH_VARIABLE)]
     return [folder / "libcust_opapi.so" for folder in folders if folder.is_dir()]
 
 
-def remedy(environment: Mapping[str, str] = os.environ) -> str:
+def remedy() -> str:
     """Returns the remedy for a missing operator of an OPP, in one line."""
-    if is_environment_set(environment):
+    if is_environment_set():
         return f"{PATH_VARIABLE} and {LIBRARY_VARIABLE} are set; is this vllm-ascend built for this torch and CANN?"
     folder = _folder_of_vllm_ascend()
     if folder is None:

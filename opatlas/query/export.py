@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 
-from opatlas.errors import OpAtlasError
 from opatlas.model.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -37,7 +36,7 @@ from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import typed_rows
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.csv_files import write_atomically, write_text
-from opatlas.text import parse_whole, suggest
+from opatlas.text import parse_whole
 
 #: The columns of the long table, with their pandas dtypes; columns of tensors have the text of the CSVs.
 COLUMNS: Mapping[str, str] = {
@@ -64,17 +63,15 @@ _CELLS = {
 }
 
 
-def long_table(database: OpenDatabase, kernel_types: Sequence[str] = (), *, implementation: str = "") -> pd.DataFrame:
-    """Returns the rows of all kernel types as one table with the columns COLUMNS; what a row does not have is missing.
+def long_table(database: OpenDatabase) -> pd.DataFrame:
+    """Returns the rows of all kernel types and implementations as one table with the columns COLUMNS.
 
-    Args:
-        kernel_types: default: all, with the collectives of the newest communication database of the device.
-        implementation: default: the rows of all implementations.
+    Collectives are those of the newest communication database of the device. Cells that a row lacks are missing.
 
     Raises:
-        OpAtlasError: there is no such kernel type or implementation.
+        OpAtlasError: a table cannot be read.
     """
-    tables = [_rows_of(each, kernel_type, implementation) for each, kernel_type in _sources(database, kernel_types)]
+    tables = [_rows_of(each, kernel_type) for each, kernel_type in _sources(database)]
     table: pd.DataFrame = pd.concat([each for each in tables if len(each)] or tables[:1], ignore_index=True)
     table = table.reindex(columns=list(COLUMNS)).astype(dict(COLUMNS))
     words = [name for name, dtype in COLUMNS.items() if dtype == "string"]
@@ -82,26 +79,18 @@ def long_table(database: OpenDatabase, kernel_types: Sequence[str] = (), *, impl
     return table
 
 
-def _sources(database: OpenDatabase, kernel_types: Sequence[str]) -> Iterator[tuple[OpenDatabase, str]]:
+def _sources(database: OpenDatabase) -> Iterator[tuple[OpenDatabase, str]]:
+    """Yields the kernel types, each with its database; messages may be in a database of their own."""
+    for kernel_type in progress_over(database.kernel_types(), "kernel types", label="export"):
+        yield database, kernel_type
     messages = database.messages
-    for kernel_type in progress_over(kernel_types or database.kernel_types(), "kernel types", label="export"):
-        beside = is_communication(kernel_type) and messages is not None
-        source = messages if beside and messages is not None else database
-        if kernel_type not in source.kernel_types():
-            meant = suggest(kernel_type, source.kernel_types())
-            raise OpAtlasError(
-                f"{kernel_type}: {source.path} has no such kernel type{meant}: `opatlas show DB` lists them"
-            )
-        yield source, kernel_type
-    if not kernel_types and messages is not None and messages is not database:
+    if messages is not None and messages is not database:
         yield from ((messages, kernel_type) for kernel_type in messages.kernel_types())
 
 
-def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> pd.DataFrame:
-    # A communication database has no implementations.
-    names = [implementation] if implementation and not is_communication(kernel_type) else list(database.implementations)
+def _rows_of(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
     parts = []
-    for name in names:
+    for name in database.implementations:
         rows = database.answers.stored_rows(kernel_type, name)
         cells = {} if is_communication(kernel_type) else {own: rows.cells(column) for own, column in _CELLS.items()}
         if len(rows):
@@ -162,7 +151,7 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
     """
     found: dict[tuple[str, str, str, str], list[dict[str, object]]] = {}
     device = database_device(database.path).replace("_", " ")
-    for source, kernel_type in _sources(database, ()):
+    for source, kernel_type in _sources(database):
         for family, table, sizes in _makers(kernel_type):
             for name, each in source.implementations.items():
                 rows = source.answers.stored_rows(kernel_type, name)

@@ -61,8 +61,10 @@ def test_the_long_table_reads_back_equal(folder: Path, tmp_path: Path, suffix: s
 
 def test_the_long_table_has_each_row_that_ships() -> None:
     database = opatlas.open("NVIDIA_H200")
-    table = long_table(database, ["MatMulV2", "FusedInferAttentionScore"])
-    assert set(table["implementation"].str.split().str[0]) == {"torch", "flashinfer"}
+    table = long_table(database)
+    assert set(table["implementation"].str.split().str[0]) > {"torch", "flashinfer"}
+    assert any(table["kernel_type"].str.startswith("hcom_"))
+    table = table[~table["kernel_type"].str.startswith("hcom_")]
     for (kernel_type, label), rows in table.groupby(["kernel_type", "implementation"]):
         stored = database.answers.stored_rows(str(kernel_type), str(label).split()[0])
         assert rows["duration_us"].tolist() == stored.duration_us.tolist()
@@ -164,8 +166,3 @@ def test_what_cannot_be_written_has_a_status(
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(folder), *options]) == status
     assert not list(tmp_path.glob("rows*"))
-
-
-def test_an_unknown_kernel_type_is_refused(folder: Path) -> None:
-    with pytest.raises(opatlas.OpAtlasError):
-        long_table(opatlas.open(folder), ["MatMulV9"])
