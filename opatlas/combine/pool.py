@@ -168,17 +168,10 @@ def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -
 def _durations(database: Database, problems: list[str]) -> Durations:
     """Returns the durations in the histories and the replaced rows of a database."""
     durations: Durations = {}
-    for run_id in history.runs(database):
-        try:
-            records = history.read(database, run_id).records
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        for requested in records:
-            for record in filter(None, (requested, requested.launched_record())):
-                if record.measurement is not None:
-                    row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
-                    row[record.run_id] = _record_duration(record)
+    for record in history.all_records(database, problems):
+        if record.measurement is not None:
+            row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
+            row[record.run_id] = _record_duration(record)
     for path in history.replaced_tables(database):
         try:
             frame = read_frame(path)

@@ -116,6 +116,24 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse(b"".join(_lines(path)), path)
 
 
+def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
+    """Yields the records of all runs; after the record of a row, the record of what was launched in its place.
+
+    Args:
+        problems: receives a sentence for each history that cannot be read.
+    """
+    for run_id in runs(database):
+        try:
+            records = read(database, run_id).records
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        for record in records:
+            yield record
+            if (launched := record.launched_record()) is not None:
+                yield launched
+
+
 class Histories:
     """Looks up rows in the histories of a database. A history is read when it is first needed.
 

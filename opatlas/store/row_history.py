@@ -80,7 +80,7 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     manifests = read_manifests(database, problems)
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
     runs: dict[RowName, list[RowRun]] = {}
-    for record in _records(database, problems):
+    for record in history.all_records(database, problems):
         if chosen.holds(record.kernel_type, record.signature):
             row = RowName(record.kernel_type, record.signature)
             runs.setdefault(row, []).append(_run_from_record(record))
@@ -103,20 +103,6 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
         row: [_with_manifest(run, manifests) for run in sorted(of_row, key=lambda run: order.age(run.run_id))]
         for row, of_row in sorted(runs.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
     }
-
-
-def _records(database: Database, problems: list[str]) -> Iterator[Record]:
-    for run_id in history.runs(database):
-        try:
-            contents = history.read(database, run_id)
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        for record in contents.records:
-            yield record
-            what_ran = record.launched_record()
-            if what_ran is not None:
-                yield what_ran
 
 
 def _rows(
