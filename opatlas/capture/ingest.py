@@ -152,7 +152,9 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     if database.runs_dir.exists():
         with database.lock():
             done.completed = _complete_interrupted(database, done)
-            known = earlier_ingests(files, _manifests(database), replace=request.replace)
+            known = earlier_ingests(
+                files, [ingest.manifest for ingest in read_ingests(database)], replace=request.replace
+            )
     else:
         known = {}
     done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
@@ -279,10 +281,6 @@ def rebuild_profiling(database: Database) -> RebuildResult:
             ingest.manifest.write(database)
     missing = [ingest.manifest.run_id for ingest in ingests if ingest.samples is None]
     return RebuildResult(outcome, edited, tuple(missing))
-
-
-def _manifests(database: Database) -> list[IngestManifest]:
-    return [ingest.manifest for ingest in read_ingests(database)]
 
 
 def _ingest_ids(ingests: Sequence[Ingest]) -> set[str]:

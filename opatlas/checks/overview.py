@@ -19,7 +19,7 @@ from opatlas.model.schema import CACHE_STATE, INSTRUMENT, POOLED_MACHINES, QUALI
 from opatlas.store import journal
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
+from opatlas.store.manifest import INGEST_PREFIX, read_manifests
 
 #: The quality of a row without the column Quality.
 _NOT_JUDGED = "not judged"
@@ -106,7 +106,8 @@ def read_overview(database: Database) -> Overview:
             tables.append(_table_overview(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
         except OpAtlasError as error:
             problems.append(str(error))
-    manifests = [each for each in read_manifests(database, problems).values() if _has_measured(each)]
+    # Manifests of `pytest shapes/` name no device.
+    manifests = [each for each in read_manifests(database, problems).values() if each.device_names]
     ingested_at = []
     for path in sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json")):
         try:
@@ -128,11 +129,6 @@ def read_overview(database: Database) -> Overview:
         [each.label for each in with_implementations(database.path)[1:]] if tables else [],
         problems,
     )
-
-
-def _has_measured(manifest: Manifest) -> bool:
-    """Returns whether a run has replayed rows; manifests of `pytest shapes/` have not."""
-    return bool(manifest.device_names)
 
 
 def _table_overview(table: CheckedTable) -> KernelTypeOverview:

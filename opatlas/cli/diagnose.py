@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
 from opatlas.cli.kernel_template import sample_rows
@@ -97,7 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _compare(arguments, diagnosis, diagnose(named_folder(arguments.against), peaks))
     is_asked = bool(arguments.prompt or arguments.models)
     ranked = _chosen(diagnosis.ranking, arguments.row or 1) if arguments.row or is_asked else None
-    only_json = arguments.json is not None and write_or_print_json(arguments.json, _json(diagnosis, ranked))
+    only_json = arguments.json is not None and write_or_print_json(
+        arguments.json, diagnosis_json(diagnosis) if ranked is None else ranked_json(diagnosis, ranked)
+    )
     if not only_json:
         show("\n".join(diagnosis_lines(diagnosis) if ranked is None else row_lines(diagnosis, ranked)))
     print_problems(diagnosis.table.problems)
@@ -106,10 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not only_json:
             show("\n".join(["", *lines]))
     return 1 if diagnosis.table.problems else 0
-
-
-def _json(diagnosis: Diagnosis, ranked: RankedKernel | None) -> dict[str, Any]:
-    return diagnosis_json(diagnosis) if ranked is None else ranked_json(diagnosis, ranked)
 
 
 def _compare(arguments: argparse.Namespace, new: Diagnosis, old: Diagnosis) -> int:

@@ -162,17 +162,13 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     Raises:
         pytest.UsageError: there is no collective of a name.
     """
-    known = {name: collective for each in BY_NAME.values() for name, collective in _names_of(each)}
+    known = {name: each for each in BY_NAME.values() for name in (each.name, each.kernel_type)}
     if unknown := [name for name in ops if name not in known]:
         raise _usage_error(
             f"--ops {','.join(unknown)}: no such collective{suggest(unknown[0], known)}; give one or several of "
             f"{', '.join(BY_NAME)}"
         )
     return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())
-
-
-def _names_of(collective: Collective) -> Sequence[tuple[str, Collective]]:
-    return [(collective.name, collective), (collective.kernel_type, collective)]
 
 
 def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | None = None) -> CollectivePlan:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 from opatlas.compare.comparison import DatabaseComparison, RivalFigures, RowComparison
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.verdict import CallPair
 
 
 def json_value(comparisons: Mapping[str, DatabaseComparison]) -> Mapping[str, object]:
@@ -123,9 +122,7 @@ def _row(row: RowComparison) -> Mapping[str, object]:
         "fastest": row.fastest,
         "composition_baseline": row.is_composition,
         "calls": {name: {**asdict(call), "duration_us": call.duration_us} for name, call in row.calls.items()},
-        "pairs": {name: _pair(pair) for name, pair in row.pairs.items()},
+        "pairs": {
+            name: {**asdict(pair), "margin": pair.margin, "speed_up": pair.speed_up} for name, pair in row.pairs.items()
+        },
     }
-
-
-def _pair(pair: CallPair) -> Mapping[str, object]:
-    return {**asdict(pair), "margin": pair.margin, "speed_up": pair.speed_up}

@@ -336,13 +336,11 @@ def pass_difference(
 
 def model_differences(experiment: Experiment) -> list[PassDifference]:
     """Returns the model of the most passed tasks against each other model."""
-    passed = {model: _passed(tried) for model, tried in experiment.outcomes.items()}
+    passed = {
+        model: {task: outcome.passed for task, outcome in tried.items()} for model, tried in experiment.outcomes.items()
+    }
     best = min(experiment.models, key=lambda model: -sum(passed[model].values()))
     return [pass_difference(best, model, passed[best], passed[model]) for model in experiment.models if model != best]
-
-
-def _passed(outcomes: Mapping[TaskName, TaskOutcome]) -> dict[TaskName, bool]:
-    return {task: outcome.passed for task, outcome in outcomes.items()}
 
 
 @dataclass(frozen=True)

@@ -210,10 +210,9 @@ def _strategies(experiment: Experiment, report: ExperimentReport) -> Iterator[st
         yield wrap(f"{each.strategy} tries first: {chosen}", indent=0)
     for each in report.strategies:
         if each.in_sample:
+            rate = f"{each.passed.passed:,} of {each.passed.of:,} ({_percent(each.passed.rate)})"
             yield wrap(
-                f"{each.strategy} with choices from the very tasks: {_rate_text(each.passed)}, an upper bound and no "
-                "estimate",
-                indent=0,
+                f"{each.strategy} with choices from the very tasks: {rate}, an upper bound and no estimate", indent=0
             )
 
 
@@ -273,10 +272,6 @@ def _rate_cells(rate: PassRate) -> tuple[str, str]:
     if rate.rate is None or rate.low is None or rate.high is None:
         return _NO_DATA, ""
     return f"{rate.passed}/{rate.of}", f"{_percent(rate.rate)} ({rate.low * 100:.0f}-{rate.high * 100:.0f})"
-
-
-def _rate_text(rate: PassRate) -> str:
-    return f"{rate.passed:,} of {rate.of:,} ({_percent(rate.rate)})"
 
 
 def _percent(share: float | None) -> str:
