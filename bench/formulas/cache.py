@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import each, per_element, to_float64
+from opatlas.engine.formula import At, each, per_element, to_float64
 
 from .rope import at_angles, rotate_interleaved_pairs
 
-At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import per_element, to_float64
-
-At = tuple[torch.Tensor, ...]
+from opatlas.engine.formula import At, per_element, to_float64
 
 #: Maximum number of products in float64 at a time.
 _PIECE = 1 << 21

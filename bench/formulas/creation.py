@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.engine.formula import per_element
-
-At = tuple[torch.Tensor, ...]
+from opatlas.engine.formula import At, per_element
 
 
 @per_element(exact=True)

@@ -7,18 +7,10 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import (
-    each,
-    first_rows,
-    per_element,
-    per_row,
-    to_float64,
-)
+from opatlas.engine.formula import At, each, first_rows, per_element, per_row, to_float64
 from opatlas.engine.result_check import Rounded
 
 from .activation import gate_halves
-
-At = tuple[torch.Tensor, ...]
 
 
 @per_row("x", "expert_idx", "probs", least=3, steps=2)

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from opatlas.engine.formula import per_element, per_row
+from opatlas.engine.formula import At, per_element, per_row
 from opatlas.engine.result_check import Picks
-
-At = tuple[torch.Tensor, ...]
 
 
 @per_element(exact=True)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from opatlas.engine.formula import per_element
-
-At = tuple[torch.Tensor, ...]
+from opatlas.engine.formula import At, per_element
 
 
 @per_element(exact=True)

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import each, per_element, to_float64
-
-At = tuple[torch.Tensor, ...]
+from opatlas.engine.formula import At, each, per_element, to_float64
 
 
 def _kernel_size(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import elements, per_element, per_row, to_float64
+from opatlas.engine.formula import At, elements, per_element, per_row, to_float64
 from opatlas.engine.inputs.operands import SCALE_BLOCK
 from opatlas.engine.result_check import Rounded
 
@@ -15,7 +15,6 @@ from .matmul import batch_places
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-At = tuple[torch.Tensor, ...]
 
 _LIMITS: dict[torch.dtype, tuple[float, float]] = {
     torch.qint8: (-128, 127),

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import each, per_element, to_float64
+from opatlas.engine.formula import At, each, per_element, to_float64
 
-At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 
 

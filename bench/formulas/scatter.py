@@ -7,11 +7,10 @@ from math import prod
 
 import torch
 
-from opatlas.engine.formula import per_element
+from opatlas.engine.formula import At, per_element
 
 from .cache import overwrite
 
-At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 
 

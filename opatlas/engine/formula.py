@@ -25,6 +25,8 @@ import torch
 from opatlas.engine.result_check import Comparison, Expected, Formula, Results
 from opatlas.model.errors import WrongResult
 
+#: The coordinates of elements: an index tensor for each axis.
+At = tuple[torch.Tensor, ...]
 #: Maximum number of checked elements of a result. 4096 elements find a formula that is wrong in one element of a
 #: thousand with a probability of 98 %, and cost well under a millisecond.
 SAMPLED_ELEMENTS = 4096
@@ -68,7 +70,7 @@ def per_element(
     *,
     exact: bool = False,
     terms: Callable[..., int] | None = None,
-    written: Callable[..., tuple[torch.Tensor, ...]] | None = None,
+    written: Callable[..., At] | None = None,
     steps: int | Callable[..., int] = 1,
 ) -> Callable[[Callable[..., Any]], Formula]:
     """Makes a formula from a function that gets an index tensor for each axis of the result, `at`, then the arguments.
@@ -172,7 +174,7 @@ class _PerElement:
     function: Callable[..., Any]
     exact: bool
     terms: Callable[..., int] | None
-    written: Callable[..., tuple[torch.Tensor, ...]] | None
+    written: Callable[..., At] | None
     steps: int | Callable[..., int]
 
     def compare(
@@ -288,7 +290,7 @@ def to_float64(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
-def elements(tensor: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def elements(tensor: torch.Tensor, at: At) -> torch.Tensor:
     """Returns tensor[at]. FP8 is indexed as bytes: not every version of torch indexes FP8 on every device."""
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return tensor.view(torch.uint8)[at].view(tensor.dtype)
@@ -300,7 +302,7 @@ def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return tensor.reshape(count, -1) if tensor.numel() else tensor.reshape(count, 0)
 
 
-def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.device) -> At:
     """Returns an index tensor for each axis of a result. (torch.unravel_index does the same, ten times slower.)"""
     rest = sample(math.prod(shape), wanted, seed, device)
     axes: list[torch.Tensor] = []
