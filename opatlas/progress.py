@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
-from opatlas.text import percent_text, shorten
+from opatlas.text import COLUMNS, percent_text, shorten
 
 #: Seconds between two versions of the line on a terminal.
 _REWRITE_EVERY_S = 0.2
@@ -19,8 +19,6 @@ _REWRITE_EVERY_S = 0.2
 _PLAIN_LINE_EVERY_S = 15.0
 #: A unit that runs longer is named on a terminal, once a second.
 _NAMED_AFTER_S, _NAMED_EVERY_S = 3.0, 1.0
-#: The width of a log, and of a terminal that does not report its width.
-_COLUMNS = 80
 #: A name is not shown in fewer columns.
 _LEAST_NAME = 8
 
@@ -138,10 +136,10 @@ class Progress:
 
     def _columns(self) -> int:
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+            return os.get_terminal_size(self._stream.fileno()).columns or COLUMNS
         except (OSError, ValueError):
             # No terminal, or a terminal that does not report its width.
-            return _COLUMNS
+            return COLUMNS
 
     def _show(self, line: str) -> None:
         with self._lock:

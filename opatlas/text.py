@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_COLUMNS = 80
+#: The width of text for a terminal.
+COLUMNS = 80
 _PROBLEMS_SHOWN = 20
 #: The indent of the second and further lines of a table row.
 _INDENT = 4
@@ -137,7 +138,7 @@ def align_numbers(rows: Sequence[Sequence[str]], *, least: int = 16) -> list[str
         least: the least width of the names.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = _COLUMNS - sum(width + 2 for width in widths[1:])
+    room = COLUMNS - sum(width + 2 for width in widths[1:])
     first = max(min(widths[0], room), least)
     lines = []
     for name, *cells in rows:
@@ -156,9 +157,9 @@ def _output_width() -> int:
 
 def terminal_columns() -> int:
     """Returns the width that pytest's reporter uses: that of the terminal, or COLUMNS, else 80."""
-    found = shutil.get_terminal_size(fallback=(_COLUMNS, 24)).columns
+    found = shutil.get_terminal_size(fallback=(COLUMNS, 24)).columns
     # As in pytest: a narrower width counts as unknown.
-    return found if found >= 40 else _COLUMNS
+    return found if found >= 40 else COLUMNS
 
 
 def pluralize(number: int, one: str, more: str = "") -> str:
@@ -173,7 +174,7 @@ def shorten(text: str, width: int) -> str:
 
 def wrap(text: str, indent: int) -> str:
     """Returns `text` wrapped at blanks and indented; further lines are indented twice as far."""
-    return _break_lines(text, _COLUMNS, " " * indent, " " * (2 * indent))
+    return _break_lines(text, COLUMNS, " " * indent, " " * (2 * indent))
 
 
 def _break_lines(text: str, width: int, first: str, further: str) -> str:

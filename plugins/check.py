@@ -19,7 +19,7 @@ from opatlas.checks.run_checks import compared_rows
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.report.plots.timed_rows import expect_tables
-from opatlas.text import pluralize, printable, printable_lines, shorten, wrap
+from opatlas.text import COLUMNS, pluralize, printable, printable_lines, shorten, wrap
 
 from .pytest_internals import ReprFileLocation, TerminalRepr, TerminalWriter, fitted
 from .run_manifest import present_code
@@ -31,7 +31,6 @@ _SHOWN = 5
 #: The verbosity that lists each finding.
 _SHOWS_ALL = 2
 _INDENT = 4
-_COLUMNS = 80
 
 
 def run_checks(
@@ -310,7 +309,7 @@ class CheckReport:
             if self._cases.show_all:
                 yield wrap(entry.reason, _INDENT)
             else:
-                yield f"{'':{_INDENT}}{shorten(entry.reason, _COLUMNS - _INDENT)}"
+                yield f"{'':{_INDENT}}{shorten(entry.reason, COLUMNS - _INDENT)}"
         for entry in self._cases.unused_entries():
             yield f"{entry.place} covers nothing any more ({_about(entry)}): remove it"
 

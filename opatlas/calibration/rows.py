@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from opatlas.arrays import Floats
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
@@ -24,7 +25,7 @@ from opatlas.model.schema import (
     POOLED_MEDIAN,
     is_file_name,
 )
-from opatlas.query.result import Floats, measured_half_widths
+from opatlas.query.result import measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database

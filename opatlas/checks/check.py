@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.arrays import Floats
 from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
 from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
 from opatlas.errors import OpAtlasError, TableError
@@ -73,7 +74,6 @@ class Finding:
         return name if self.line is None else f"{name}:{self.line}"
 
 
-Floats = npt.NDArray[np.float64]
 _FIRST_LINE = 2
 #: The tolerance of a duration, in standard deviations of its samples.
 NOISE_WIDTHS = 2.0

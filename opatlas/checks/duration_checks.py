@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding, Floats
+from opatlas.arrays import Floats
+from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import Quality, is_noisy, judge, relative_noise
 from opatlas.model.roofline import PRODUCTS, bound_us, row_work

@@ -25,7 +25,7 @@ from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
 from opatlas.options import add_database_path
 from opatlas.progress import Progress, format_seconds
-from opatlas.text import printable
+from opatlas.text import COLUMNS, printable
 
 _FORMAT = 2
 #: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
@@ -36,7 +36,6 @@ _VARIABLES = (
 #: Words in the names of variables that may hold a password: the report has no values of such variables.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL")
 _NO_ASCEND = "nothing points to an Ascend NPU here: the probes of NPUs are skipped"
-_COLUMNS = 80
 #: A probe that takes longer is named on stderr while it runs.
 _TOLD_AFTER_S = 3.0
 #: Seconds between such lines where stderr is no terminal.
@@ -171,7 +170,7 @@ def _wrap(text: str, first: str = "", others: str = "") -> str:
     """Returns a text in lines of 80 columns, with paths, options and quoted commands whole."""
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
     return textwrap.fill(
-        whole, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+        whole, COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     ).replace(_NO_BREAK, " ")
 
 

@@ -31,7 +31,7 @@ from opatlas.installation import require_extra
 from opatlas.model.siblings import base_type
 from opatlas.options import add_database_path, names
 from opatlas.suites.overload import is_folder
-from opatlas.text import pluralize, show, suggest, table_lines, wrap
+from opatlas.text import COLUMNS, pluralize, show, suggest, table_lines, wrap
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
@@ -39,7 +39,6 @@ _NO_REPLAY = "no replay"
 _OF_SUITES = "--suite"
 #: The proof of a replay that says that there is no call on an NPU.
 _NO_CALL = "none"
-_COLUMNS = 80
 _ON_A_GPU = "checked on a GPU"
 
 
@@ -252,5 +251,5 @@ def _details(found: Listed) -> str:
     shown = rows if found.is_of_user else [(kernel_type, proof) for kernel_type, _, proof in rows]
     lines = [wrap(f"{here}: {found.about}", 0)]
     lines += [f"{pluralize(len(found.kernel_types), 'kernel type')} on {', '.join(found.devices)}", ""]
-    lines += table_lines(shown, _COLUMNS)
+    lines += table_lines(shown, COLUMNS)
     return "\n".join(lines)

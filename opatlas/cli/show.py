@@ -23,9 +23,8 @@ from opatlas.model.named_databases import named_folder
 from opatlas.model.quality import NOISE_LIMIT
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
-from opatlas.text import align_numbers, percent_text, pluralize, print_problems, show
+from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, print_problems, show
 
-_COLUMNS = 80
 #: Room for the name of a kernel type; longer names get a line of their own.
 _LEAST_NAME = 12
 _DAY_S = 86400.0
@@ -95,7 +94,7 @@ def _page(found: Overview) -> Iterable[str]:
     ]
     for name, text in facts:
         if text:
-            yield textwrap.fill(text, _COLUMNS, initial_indent=f"{name:12}", subsequent_indent=" " * 12)
+            yield textwrap.fill(text, COLUMNS, initial_indent=f"{name:12}", subsequent_indent=" " * 12)
     yield ""
     if not found.kernel_types:
         yield "no kernel types: `opatlas ingest` or `opatlas shapes` adds rows"

@@ -15,9 +15,8 @@ from opatlas.model.location import default_database_of
 from opatlas.options import positive
 from opatlas.store.database import Database
 from opatlas.suites.score import SuiteScore, read_score, speed_up_text, statuses_text
-from opatlas.text import show, table_lines, wrap
+from opatlas.text import COLUMNS, show, table_lines, wrap
 
-_COLUMNS = 80
 _SHOWN = 20
 
 
@@ -62,7 +61,7 @@ def _as_text(score: SuiteScore, threshold: float) -> str:
             *score.lines(threshold),
             wrap(f"cases: {statuses_text(score.statuses)}", 0),
             *([f"operators without a kernel, or not run: {without:,}"] if without else []),
-            *(["", *table_lines(rows, _COLUMNS)] if tried else []),
+            *(["", *table_lines(rows, COLUMNS)] if tried else []),
             *more,
         ]
     )

@@ -14,9 +14,8 @@ from opatlas.compare.step import ModelStep, total_of
 from opatlas.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
 from opatlas.model.schema import Status
 from opatlas.report.row_summary import markdown_table, microseconds_text, noise_text
-from opatlas.text import align_numbers, percent_text, pluralize, shorten, wrap
+from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, shorten, wrap
 
-_COLUMNS = 80
 #: Rows of a list, and reasons of rows without a duration.
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
@@ -64,11 +63,11 @@ def text_lines(comparison: DatabaseComparison) -> Iterator[str]:
         yield from rival_lines(comparison, rival, used)
         if reasons := list(_reasons(comparison, rival)):
             yield ""
-            yield from (shorten(line, _COLUMNS) for line in reasons)
+            yield from (shorten(line, COLUMNS) for line in reasons)
     for rival in _shown(comparison):
         if rival not in measured:
             yield from ("", f"{rival.label}: no row was measured")
-            yield from (shorten(line, _COLUMNS) for line in _reasons(comparison, rival))
+            yield from (shorten(line, COLUMNS) for line in _reasons(comparison, rival))
     yield ""
     yield from (wrap(line, indent=0) for line in (*_notes(comparison), *mark_lines(used)))
 
@@ -363,7 +362,7 @@ def _mean(ratio: float | None) -> str:
 
 def _cut(case_id: str) -> str:
     """Returns an id that fits a line; the digest at its end stays."""
-    return case_id if len(case_id) <= _COLUMNS else f"{case_id[: _COLUMNS - 16]}..{case_id[-14:]}"
+    return case_id if len(case_id) <= COLUMNS else f"{case_id[: COLUMNS - 16]}..{case_id[-14:]}"
 
 
 def _named_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -15,11 +15,10 @@ from opatlas.diagnosis.kernels import ROW
 from opatlas.diagnosis.rules import KernelVerdict
 from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.report.row_summary import microseconds_text
-from opatlas.text import align_numbers, pluralize, shorten, wrap
+from opatlas.text import COLUMNS, align_numbers, pluralize, shorten, wrap
 
 #: Kernels that the terminal shows, and the least change of a ratio that it shows there.
 _SHOWN, _TELLING = 10, 0.05
-_COLUMNS = 80
 _VERDICT = "verdict"
 #: Counters that compare between calls of other durations.
 _RATIOS = ("_ratio", "_rate", "(%)")
@@ -127,7 +126,7 @@ def change_lines(changes: DiagnosisChanges, old: Diagnosis, new: Diagnosis) -> I
     yield header
     for each, line in zip(shown, lines, strict=True):
         yield line
-        yield shorten(f"   {verdict_change(each)}: {each.shapes}", _COLUMNS)
+        yield shorten(f"   {verdict_change(each)}: {each.shapes}", COLUMNS)
         told = [
             f"{name} {before:.3g} -> {after:.3g}"
             for name, (before, after) in each.ratios.items()

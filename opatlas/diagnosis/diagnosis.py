@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from opatlas.arrays import Floats
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.diagnosis.kernels import BLOCK_DIM, FILE, LINE, MIX_BLOCK_DIM, NAME, ROW, KernelTable, read_kernels
-from opatlas.diagnosis.peaks import DevicePeaks, Floats, RooflineShares, known_peaks, roofline_shares
+from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares, known_peaks, roofline_shares
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
 from opatlas.diagnosis.verdicts import L2_HIT_RATE, Verdicts, apply_rules
 from opatlas.model.schema import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY

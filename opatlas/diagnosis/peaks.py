@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.arrays import Floats
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.roofline import PEAKS, Peak, Work, device_peak, row_work
@@ -28,7 +29,6 @@ from opatlas.query.features import row_features
 from opatlas.text import suggest
 from opatlas.yaml_file import YamlError, parse_yaml
 
-Floats = npt.NDArray[np.float64]
 _KEYS = ("device", "bandwidth_gbps", "tera_ops", "cube_cores", "vector_cores")
 _REMEDY = f"give a YAML mapping of {', '.join(_KEYS)}, or the name of a device whose peaks OpAtlas knows"
 #: Columns that the work of a kernel depends on.

@@ -18,9 +18,8 @@ from opatlas.diagnosis.kernels import NAME
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit
 from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.report.row_summary import microseconds_text
-from opatlas.text import align_numbers, percent_text, pluralize, shorten, wrap
+from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, shorten, wrap
 
-_COLUMNS = 80
 #: Rows of the ranking that the terminal shows.
 SHOWN = 10
 #: The width of the names of facts, and the number of counters that a line names.
@@ -90,7 +89,7 @@ def _peaks_text(diagnosis: Diagnosis) -> str:
 def _fact(name: str, text: str) -> str:
     """Returns a name and a text that continues under itself."""
     return textwrap.fill(
-        f"{name:{_NAME}}{text}", _COLUMNS, subsequent_indent=_MARGIN, break_long_words=False, break_on_hyphens=False
+        f"{name:{_NAME}}{text}", COLUMNS, subsequent_indent=_MARGIN, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -146,12 +145,12 @@ def _ranking_lines(diagnosis: Diagnosis) -> Iterator[str]:
     cells: list[tuple[str, ...]] = [("the most time lost", "time", "share", "roofline", "lost")]
     cells += [(f"{each.rank:>2} {each.kernel_type}", *_ranked_cells(each)) for each in ranking]
     rows = [(name, *count, *others) for (name, *others), count in zip(cells, counts, strict=True)]
-    width = _COLUMNS - sum(2 + max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])
+    width = COLUMNS - sum(2 + max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])
     header, *lines = align_numbers([(shorten(name, width), *others) for name, *others in rows], least=18)
     yield header
     for each, line in zip(ranking, lines, strict=True):
         yield line
-        yield shorten(f"   {each.verdict or 'no verdict'}: {each.shapes}", _COLUMNS)
+        yield shorten(f"   {each.verdict or 'no verdict'}: {each.shapes}", COLUMNS)
     if not captured:
         yield ""
         yield from _kernel_type_lines(diagnosis)
@@ -209,7 +208,7 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
         cell = row.get(name, "")
         if cell != "" and cell == cell:
             yield from textwrap.wrap(
-                f"{name}: {_value(name, cell)}", _COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN
+                f"{name}: {_value(name, cell)}", COLUMNS, initial_indent=_MARGIN, subsequent_indent=_MARGIN
             )
     yield _fact("roofline", roofline_text(diagnosis, ranked))
     findings = diagnosis.findings(line)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.arrays import Floats, Mask
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.diagnosis.kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelTable
-from opatlas.diagnosis.peaks import DevicePeaks, Floats, RooflineShares
+from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares
 from opatlas.diagnosis.rules import KernelVerdict, limit, verdict_rules
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import Quality, is_composition
@@ -24,7 +25,6 @@ from opatlas.model.schema import (
     STAND_IN,
 )
 
-Mask = npt.NDArray[np.bool_]
 _CUBE, _VECTOR, _MIX = ("AI_CORE",), ("AI_VECTOR_CORE", "MIX_AIV"), ("MIX_AIC", "MIX_AIV")
 _AI_CORES = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV")
 #: Values of Accelerator Core of collectives, in older and newer captures.

@@ -13,9 +13,8 @@ from opatlas.experiment.proportions import PassRate
 from opatlas.experiment.report import ExperimentReport
 from opatlas.experiment.strategies import CHOICE_LEVEL, Strategy, StrategyResult
 from opatlas.experiment.tables import ErrorShare, LevelRate, ModelFigures, PassDifference, SpeedUps, VerdictCounts
-from opatlas.text import align_numbers, percent_text, pluralize, shorten, wrap
+from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, shorten, wrap
 
-_COLUMNS = 80
 _NO_DATA = "no data"
 _ALL = "all models"
 _MEANINGS = {
@@ -253,7 +252,7 @@ def _run_differences(report: ExperimentReport) -> Iterator[str]:
         rows = [
             (
                 shorten(
-                    f"{each.model}: {Path(each.difference.first).name}, {Path(each.difference.second).name}", _COLUMNS
+                    f"{each.model}: {Path(each.difference.first).name}, {Path(each.difference.second).name}", COLUMNS
                 ),
                 f"{each.passed}, {each.later_passed} of {each.difference.tasks}",
                 *_difference_cells(each.difference),

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.arrays import Floats, Positions
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 from opatlas.query.predictor import Prediction
-from opatlas.query.result import Floats, How, measured_half_widths
+from opatlas.query.result import How, measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 
-Positions = npt.NDArray[np.intp]
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = (
     *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", QUALITY, RUN_ID, "Composition"),

@@ -9,9 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from opatlas.errors import CellError
 from opatlas.model.communication import is_communication
 from opatlas.model.roofline import tensor_bytes
@@ -26,7 +23,6 @@ from opatlas.model.sizes import GroupedSizes, attention_sizes, grouped_sizes, pr
 from opatlas.model.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 
-Floats = npt.NDArray[np.float64]
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
 _TILES = ((64, 128), (128, 128), (128, 256))
 #: Elements that a group of threads takes: kernels write the last, partial one element by element.

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from opatlas.arrays import Floats
 
 _ITERATIONS = 60
 #: Residuals of the logarithm beyond this count linearly, so that few slow rows do not move the peaks.

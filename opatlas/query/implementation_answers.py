@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from opatlas.arrays import Floats
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.model.communication import is_communication
 from opatlas.model.location import parse_path
@@ -32,7 +33,6 @@ from opatlas.query.question import Question
 from opatlas.query.result import (
     OTHER_MACHINE_FLOOR,
     SAME_MACHINE_FLOOR,
-    Floats,
     How,
     NoAnswer,
     QueryResult,

@@ -18,12 +18,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from opatlas.arrays import Floats, Mask, Positions
 from opatlas.query.features import RowFeatures
 from opatlas.query.fitted_roofline import FittedRoofline, fit_roofline
-from opatlas.query.kriging import Covariance, Kriged, Mask, find_jump, fit_covariance, krige, posterior
-
-Floats = npt.NDArray[np.float64]
-Positions = npt.NDArray[np.intp]
+from opatlas.query.kriging import Covariance, Kriged, find_jump, fit_covariance, krige, posterior
 
 #: Fewer rows fit no model.
 LEAST_ROWS = 8

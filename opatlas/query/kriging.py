@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
+from opatlas.arrays import Floats, Mask
 
 _ROOT3 = np.sqrt(3.0)
 #: Questions that are answered together; bounds the memory.

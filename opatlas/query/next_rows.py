@@ -17,6 +17,7 @@ from heapq import merge
 import numpy as np
 import numpy.typing as npt
 
+from opatlas.arrays import Floats
 from opatlas.errors import UsageError
 from opatlas.model.communication import is_communication
 from opatlas.model.signature import signature, signatures
@@ -27,8 +28,6 @@ from opatlas.store.database import Database
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts, built_in_models
 from opatlas.theory.sources import resolve_model
-
-Floats = npt.NDArray[np.float64]
 
 #: Sequences and tokens of each that steps have by default.
 BATCHES, CONTEXTS = (1, 4, 16, 64, 256), (1024, 4096)

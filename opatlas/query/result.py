@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
+from opatlas.arrays import Floats
 from opatlas.errors import OpAtlasError
 
 #: Two-sided 90 % quantile of the normal distribution.
@@ -20,7 +20,6 @@ SAME_MACHINE_FLOOR, OTHER_MACHINE_FLOOR = 0.021, 0.053
 _OF_SPREAD = {3: 1.80, 4: 1.20, 5: 0.98, 6: 0.84, 7: 0.76, 8: 0.70}
 #: The lower end of an interval stays above zero.
 LARGEST_HALF_WIDTH = 0.99
-Floats = npt.NDArray[np.float64]
 
 
 class NoAnswer(OpAtlasError):

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from opatlas.arrays import Floats
 from opatlas.query.features import row_features
 from opatlas.query.kernel_model import default_lengths
-
-Floats = npt.NDArray[np.float64]
 
 #: Cores of a device that is not known: fills of waves hardly matter for distances.
 _CORES = 128

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from opatlas.arrays import Floats
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import Quality, is_noisy, valid_duration
 from opatlas.model.row_kind import row_kind
@@ -42,7 +43,7 @@ from opatlas.model.signature import make_case_id, signatures
 from opatlas.model.slots import dtype_name, known_dtype, split_cell
 from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question
-from opatlas.query.result import Floats, machine_floor
+from opatlas.query.result import machine_floor
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
 from opatlas.text import parse_real, parse_whole
