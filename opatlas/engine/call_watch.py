@@ -163,7 +163,25 @@ _FREE = {
 }
 
 
-class OperatorCount(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode):
+    """Makes the calls of operators while it is active. A subclass overrides `make`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler, which takes a second in every device process.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.make(func, args, kwargs or {})
+
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Makes a call, and returns what it returns."""
+        return operator(*arguments, **keywords)
+
+
+class OperatorCount(OperatorMode):
     """Records the operators that are called while it is active, without views and allocations.
 
     An operator that launches several kernels counts as one, because this is how the device does that operation.
@@ -176,21 +194,10 @@ class OperatorCount(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler, which takes a second in every device process.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if not _is_free(func):
-            self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        if not _is_free(operator):
+            self.names.append(operator.overloadpacket.__name__)
+        return operator(*arguments, **keywords)
 
 
 def count_operators(call: Callable[[], object], repeat: Callable[[], object]) -> list[str]:

@@ -21,8 +21,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from opatlas.engine.call_watch import OperatorMode
 from opatlas.suites.arguments import ArgumentsText
 from opatlas.suites.operators import (
     Call,
@@ -82,7 +82,7 @@ class _Sample:
     results: Sequence[torch.Tensor] = ()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperatorMode):
     """Records the operators that a function calls, the first one with copies of its arguments."""
 
     def __init__(self) -> None:
@@ -91,15 +91,9 @@ class _Recorder(TorchDispatchMode):
         self.first: Call | None = None
         self.result: Any = None
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         self.count += 1
-        call = Call(func, tuple(args), dict(kwargs or {}))
+        call = Call(operator, tuple(arguments), dict(keywords))
         if self.count == 1:
             try:
                 self.first = call.cloned()

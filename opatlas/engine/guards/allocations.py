@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from opatlas.engine.call_watch import OperatorMode
 
 #: Operators that return memory as they find it.
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
@@ -16,23 +17,12 @@ _SMALL_BYTES, _SMALL_BLOCKS, _LEAST_BYTES = 512 << 10, 16, 4 << 20
 _LARGEST = 2**62
 
 
-class PoisonedAllocations(TorchDispatchMode):
+class PoisonedAllocations(OperatorMode):
     """Fills each tensor that is allocated without values, while the mode is active."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in _ALLOCATIONS:
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        result = operator(*arguments, **keywords)
+        if operator.overloadpacket.__name__ in _ALLOCATIONS:
             poison(result)
         return result
 
