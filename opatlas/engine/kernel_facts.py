@@ -1,22 +1,20 @@
 """Collects facts about each kernel type: its replay or why there is none, the proof of its NPU call, GPU operators.
 
-Tests with torch_npu and with a GPU write their facts to JSON files in bench/facts.
+Tests with torch_npu and with a GPU write the JSON files in bench/facts (tests/support/written_facts.py).
 """
 
 from __future__ import annotations
 
 import json
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 from opatlas.devices.npu_operators import OR
 from opatlas.engine.registry import replay_spec
-from opatlas.files import safe_lock
 from opatlas.model.communication import is_communication
 
 
@@ -92,11 +90,6 @@ def read_proofs() -> dict[str, str]:
     return _read(PROOFS)
 
 
-def write_proofs(proofs: Mapping[str, str]) -> None:
-    """Writes the proofs for `read_proofs`, except proofs that follow from the names of calls."""
-    _write(PROOFS, {call: kind for call, kind in proofs.items() if kind != _TORCH or not runs_on_cpu(call)})
-
-
 def proof_of(call: str) -> str:
     """Returns the proof of an NPU call, a key of KINDS; "" for a call without a proof."""
     return read_proofs().get(call) or (_TORCH if runs_on_cpu(call) else "")
@@ -107,32 +100,10 @@ def read_calls() -> dict[str, list[str]]:
     return _read(CALLS)
 
 
-def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
-    """Writes the operators for `read_calls`."""
-    _write(CALLS, calls)
-
-
 def read_implementation_proofs() -> dict[str, dict[str, str]]:
     """Returns the devices that sample rows were checked on, by implementation and kernel type, if they ran."""
     return _read(IMPLEMENTATION_PROOFS)
 
 
-def keep_implementation_proof(name: str, kernel_type: str, proof: str) -> None:
-    """Writes a proof for `read_implementation_proofs`, or removes it if it is ""; several processes may write."""
-    with safe_lock(Path(gettempdir(), "opatlas-implementation-proofs.lock")):
-        proofs = read_implementation_proofs()
-        own = {each: known for each, known in proofs.get(name, {}).items() if each != kernel_type}
-        if proof:
-            own[kernel_type] = proof
-        found = {each: known for each, known in {**proofs, name: own}.items() if known}
-        IMPLEMENTATION_PROOFS.write_text(f"{json.dumps(found, indent=1, sort_keys=True)}\n", encoding="utf-8")
-
-
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    """Writes a line for each name, in order, so that a changed fact is one line of a diff."""
-    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(facts.items())]
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from sample_rows import ROWS
 from opatlas.engine.result_check import check
 from opatlas.model.schema import INPUT_DTYPES, Status
 
-WRITE, FUSED, LOAD = "ReshapeAndCacheNdKernel", "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
+FUSED, LOAD = "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
 BLOCKS, BLOCK_SIZE = 5, 4
 PLACES = BLOCKS * BLOCK_SIZE
 

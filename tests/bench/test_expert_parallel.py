@@ -31,7 +31,6 @@ from opatlas.model.errors import InvalidRow, MissingPrecondition
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
-LAYER_OUT = "11,40;6 | DT_BF16;INT32"
 
 
 def options(*arguments: str):

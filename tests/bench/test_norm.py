@@ -6,8 +6,6 @@ import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
 
-LAYER, LAYER_FLOAT = "LayerNormV4", "FLOAT;INT32;FLOAT;FLOAT"
-
 
 def test_gradients_are_those_of_autograd():
     generator = torch.Generator().manual_seed(1)

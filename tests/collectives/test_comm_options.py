@@ -25,7 +25,6 @@ from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
 NPUS = [DeviceSpec("npu", index=index, name="ATLAS_800_A3_752T_128G_DIE") for index in range(16)]
-ONE_NODE = dict.fromkeys(("update_mode", "database_path"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,9 @@ import pytest
 from operators import operators_of
 from replaying import job_of
 from sample_rows import ROWS
+from written_facts import write_calls
 
-from opatlas.engine.kernel_facts import read_calls, write_calls
+from opatlas.engine.kernel_facts import read_calls
 from opatlas.model.schema import Status
 
 

@@ -15,8 +15,9 @@ import pytest
 from library_jobs import library_job
 from replaying import cells_of
 from sample_rows import ROWS
+from written_facts import keep_implementation_proof
 
-from opatlas.engine.kernel_facts import keep_implementation_proof, read_implementation_proofs, replays_of_bench
+from opatlas.engine.kernel_facts import read_implementation_proofs, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.implementations.catalog import shipped
 from opatlas.model.location import ROOT, list_databases, parse_path

@@ -18,7 +18,7 @@ OTHER_COUNTERS = (
     *("aiv_vec_bankgroup_cflt_ratio", "aiv_vec_bank_cflt_ratio", "Current Freq", "Rated Freq"),
     *("aiv_write_cache_hit", "aiv_write_cache_miss_allocate"),
 )
-VECTOR, CUBE = {"Accelerator Core": "AI_VECTOR_CORE"}, {"Accelerator Core": "AI_CORE"}
+VECTOR = {"Accelerator Core": "AI_VECTOR_CORE"}
 
 
 def shared(name: str) -> Path:

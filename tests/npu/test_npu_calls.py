@@ -7,9 +7,10 @@ from custom_schemas import EARLIER, EARLIER_VARIABLE, SCHEMAS
 from npu_verdicts import Case, proofs, verdicts
 from replaying import cells_of
 from sample_rows_moe import BACK, LAYER_INT8, ROWS, TOLD
+from written_facts import write_proofs
 
 from opatlas.devices.npu_operators import OR
-from opatlas.engine.kernel_facts import PROOFS, proof_of, replays_of_bench, write_proofs
+from opatlas.engine.kernel_facts import PROOFS, proof_of, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.model.schema import INPUT_DTYPES
 
