@@ -329,16 +329,12 @@ class _CapturedRows:
 
     def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
         """Replaces the Profiling cells of a row and fills its empty Runtime cells. Returns whether a cell changed."""
-        wanted = {**dict.fromkeys(self._counters, ""), **profiling}
-        new = {column: text for column, text in wanted.items() if self.edit[column][position] != text}
+        cells = {**dict.fromkeys(self._counters, ""), **profiling}
         for column, text in runtime.items():
-            old = self.edit[column][position]
             # Values from --attention-records stay. The names of captures follow the durations.
-            if text and text != old and (not old or column == SOURCE_PROFILE):
-                new[column] = text
-        for column, text in new.items():
-            self.edit[column][position] = text
-        return bool(new)
+            if text and (column == SOURCE_PROFILE or not self.edit[column][position]):
+                cells[column] = text
+        return self.edit.set_cells(position, cells)
 
 
 def _columns_of_new_table(kernel_type: str) -> list[str]:

@@ -250,7 +250,10 @@ class Record:
             problem = _row_problem(kernel_type, cells)
             if problem:
                 raise DecodeError(place, problem)
-        return _intern_words(record)
+        _intern_words(record)
+        # An older OpAtlas may have computed another signature.
+        _set(record, "signature", signature(record.kernel_type, record.cells))
+        return record
 
     def _cases(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         yield self.kernel_type, self.cells
@@ -281,28 +284,22 @@ def _row_problem(kernel_type: str, cells: Mapping[str, str]) -> str:
     return ""
 
 
-def _intern_words(record: Record) -> Record:
-    """Returns a record with the present signature and interned words.
+#: Sets a field of a new frozen object. A copy by `replace` would take as long as decoding the object.
+_set = object.__setattr__
+
+
+def _intern_words(record: Record) -> None:
+    """Replaces the words of a new record by interned ones.
 
     A journal repeats few words often: interning halves the memory of its records.
     """
+    _set(record, "run_id", intern(record.run_id))
+    _set(record, "cells", dict(zip(map(intern, record.cells), map(intern, record.cells.values()), strict=True)))
     measurement = record.measurement
     if measurement is not None:
-        measurement = replace(
-            measurement,
-            instrument=intern(measurement.instrument),
-            cache_state=intern(measurement.cache_state),
-            assumptions=tuple(map(intern, measurement.assumptions)),
-        )
-    cells = {intern(name): intern(cell) for name, cell in record.cells.items()}
-    return replace(
-        record,
-        # An older OpAtlas may have computed another signature.
-        signature=signature(record.kernel_type, cells),
-        run_id=intern(record.run_id),
-        cells=cells,
-        measurement=measurement,
-    )
+        _set(measurement, "instrument", intern(measurement.instrument))
+        _set(measurement, "cache_state", intern(measurement.cache_state))
+        _set(measurement, "assumptions", tuple(map(intern, measurement.assumptions)))
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> l
         wanted: tuple[str, ...] = (EP_SIZE,)
     else:
         wanted = (*RUNTIME_IN_SIGNATURE, *(LENGTHS_IN_SIGNATURE if kernel_type in _PAGED else ()))
-    return list(wanted) if any(column in columns for column in wanted) else []
+    return list(wanted) if any(map(columns.__contains__, wanted)) else []
 
 
 def _extra_text(extra: Sequence[str]) -> str:

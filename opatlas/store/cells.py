@@ -229,6 +229,16 @@ class TableEdit:
             self._taken[name] = cells
         return cells
 
+    def set_cells(self, position: int, cells: Mapping[str, str]) -> bool:
+        """Changes cells of a row, by column. Returns whether a cell differed."""
+        changed = False
+        for name, cell in cells.items():
+            column = self._taken.get(name) or self[name]
+            if column[position] != cell:
+                column[position] = cell
+                changed = True
+        return changed
+
     def append(self, row: Mapping[str, str]) -> int:
         """Adds a row at the end; returns its position.
 

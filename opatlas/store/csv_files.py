@@ -218,12 +218,14 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
             with open(path, "a", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows(rows)
             return
-    columns = [_quote_cells(pa.array(frame[name], type=_TEXT), alone=frame.shape[1] == 1) for name in frame.columns]
+    columns = [pa.array(frame[name], type=_TEXT) for name in frame.columns]
     comma = pa.scalar(",", type=_TEXT)
     with open(path, "wb") as binary:
         binary.write(header)
         for start in range(0, len(frame), ROWS_PER_WRITE):
-            lines = pc.binary_join_element_wise(*(c.slice(start, ROWS_PER_WRITE) for c in columns), comma)
+            rows = [column.slice(start, ROWS_PER_WRITE) for column in columns]
+            cells = [_quote_cells(column, alone=len(columns) == 1) for column in rows]
+            lines = pc.binary_join_element_wise(*cells, comma)
             binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
 
 

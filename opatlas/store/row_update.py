@@ -200,19 +200,14 @@ class TableUpdate:
         """Writes the cells of measured rows; returns the positions of changed rows."""
         changed: set[int] = set()
         later = [(position, self._status_run(position)) for position, _, has_later in measured if has_later]
-        # By column, for speed: a session may measure every row of a large table.
-        columns: dict[str, tuple[list[int], list[str]]] = {}
         for position, record, has_later in measured:
-            for name, cell in measured_cells(record).items():
-                if not (has_later and name in STATUS_GROUP):
-                    positions, cells = columns.setdefault(name, ([], []))
-                    positions.append(position)
-                    cells.append(cell)
-        for name, (positions, cells) in columns.items():
-            changed |= _set_column(self.rows[name], positions, cells)
-        for position, record, _ in measured:
-            for counter, value in record.measurement.counters.items() if record.measurement else ():
-                changed |= _set_column(self.rows[microbench_counter(counter)], [position], [repr(value)])
+            cells = measured_cells(record)
+            if has_later:
+                cells = {name: cell for name, cell in cells.items() if name not in STATUS_GROUP}
+            if record.measurement:
+                cells |= {microbench_counter(name): repr(value) for name, value in record.measurement.counters.items()}
+            if self.rows.set_cells(position, cells):
+                changed.add(position)
         for position, run_id in later:
             reason = self.rows[STATUS_REASON][position]
             if not split_later_run(reason)[1]:
@@ -238,8 +233,7 @@ class TableUpdate:
             cells[RUN_ID] = record.run_id
             if record.judged:
                 cells[MAX_ERROR] = record.judged.get(MAX_ERROR, "")
-        changed = [_set_column(self.rows[name], [position], [cell]) for name, cell in cells.items()]
-        return any(changed)
+        return self.rows.set_cells(position, cells)
 
     def _has_later_status(self, position: int, record: Record, order: RunOrder) -> bool:
         """Returns whether the status of the row is of a later run than the record's."""
@@ -257,12 +251,3 @@ class TableUpdate:
     def _status_run(self, position: int) -> str:
         later = split_later_run(self.rows[STATUS_REASON][position])[1] if self._has_duration(position) else ""
         return later or self.rows[RUN_ID][position]
-
-
-def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str]) -> set[int]:
-    changed = set()
-    for position, cell in zip(positions, cells, strict=True):
-        if column[position] != cell:
-            column[position] = cell
-            changed.add(position)
-    return changed
