@@ -89,9 +89,11 @@ class DeviceLock:
             else:
                 self._take_in_time(limit_s, holder)
             when_taken()
-        # On a full disk the file does not name the holder; the row runs anyway.
+        # On a full disk the file does not name the holder; the row runs anyway. Not written for each row: a write waits
+        # for the sync of a journal on the same disk.
         with suppress(OSError):
-            os.ftruncate(self._file, os.pwrite(self._file, self._signature, 0))
+            if os.pread(self._file, len(self._signature) + 1, 0) != self._signature:
+                os.ftruncate(self._file, os.pwrite(self._file, self._signature, 0))
         try:
             yield
         finally:

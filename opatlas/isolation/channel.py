@@ -144,8 +144,8 @@ class Channel:
         return message
 
     def is_silent(self) -> bool:
-        """Returns whether nothing has arrived since the last message, not even the end of the connection."""
-        return not self._frames and not wait([self.fileno()], 0)
+        """Returns whether nothing has arrived since the last message. Raises as `take`."""
+        return self.take() is None and not self._frames
 
     def close(self) -> None:
         self._socket.close()

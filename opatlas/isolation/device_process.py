@@ -179,7 +179,7 @@ class DeviceProcess(ChildExecutor):
             raise EOFError
         if self._pidfd is not None and wait([self._pidfd], 0):
             raise EOFError
-        if channel.take() is not None or not channel.is_silent():
+        if not channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
 
     def _is_open(self) -> bool:

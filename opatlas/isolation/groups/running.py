@@ -172,7 +172,7 @@ class RunningGroup:
     def expect_idle(self) -> None:
         """Raises ChannelBroken, EOFError or OSError where a rank has ended, or says what nobody has asked for."""
         for channel in self._ranks.values():
-            if channel.take() is not None or not channel.is_silent():
+            if not channel.is_silent():
                 raise ChannelBroken
 
     def send(self, job: Job) -> None:
