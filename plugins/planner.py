@@ -37,7 +37,6 @@ from opatlas.store.csv_files import release_memory
 from opatlas.store.database import Database, Table
 from opatlas.store.header import misspelt_columns
 from opatlas.store.history import without_measurement
-from opatlas.store.write_back import has_duration
 from opatlas.text import printable, suggest
 
 from .plan import KnownFailure, Plan, TablePlan
@@ -159,6 +158,7 @@ def _plan_table(
     )
     own_duration, *_ = names = duration_columns(kernel_type)
     durations = {name: frame[name].tolist() for name in names if name in frame.columns}
+    valid_us = {name: list(map(valid_duration, cells)) for name, cells in durations.items()}
     planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state, target=target, suffix=suffix)
     planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
     variables = TableVariables(kernel_type, frame)
@@ -179,20 +179,20 @@ def _plan_table(
         case_id = planned.case_id(row_signature, row_digest)
         if case_id in seen:
             planned.duplicates.append(position)
-            if own_duration in durations and valid_duration(durations[own_duration][position]) is not None:
+            if own_duration in durations and valid_us[own_duration][position] is not None:
                 planned.measured_duplicates.setdefault(case_id, []).append(position)
             continue
         seen.add(case_id)
-        row = {name: cells[position] for name, cells in durations.items()}
-        for name in durations:
+        for name, cells in durations.items():
             # Other tools write 0 for a row that is not measured.
-            if row[name].strip("0. ") and valid_duration(row[name]) is None:
-                planned.invalid_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
+            if valid_us[name][position] is None and cells[position].strip("0. "):
+                planned.invalid_durations.append(f"line {position + 2}, {name!r} = {cells[position]!r}")
         status = planned.status(position)
-        measured_us = valid_duration(row.get(own_duration, ""))
+        us = {name: values[position] for name, values in valid_us.items() if values[position] is not None}
+        measured_us = us.get(own_duration)
         if measured_us is not None:
             planned.measured[position] = measured_us
-        elif has_duration(kernel_type, row):
+        elif us:
             planned.captured_only.add(case_id)
         fails = status is not None and status.expected_to_fail
         if fails:
@@ -210,7 +210,7 @@ def _plan_table(
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
-        captured_us = valid_duration(row.get(PROFILING_AVERAGE, ""))
+        captured_us = us.get(PROFILING_AVERAGE)
         if captured_us is not None:
             planned.captured[position] = captured_us
         if fails:

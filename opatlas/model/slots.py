@@ -77,7 +77,7 @@ def _format_words(cell: str) -> tuple[str, ...]:
     return tuple(format_name(word) for word in split_cell(cell))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, str], ...]:
     """Returns the normalized words (shape, dtype, format) of each slot, without absent slots at the end.
 
@@ -111,7 +111,7 @@ def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str,
     """
     slots = []
     for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats)):
-        dimensions = tuple(_dimension(text, columns[0], shapes) for text in shape.split(",")) if shape else ()
+        dimensions = _dimensions(shape, columns[0], shapes)
         if dimensions and not dtype:
             raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
         slots.append(Slot(dimensions, dtype, form))
@@ -128,11 +128,14 @@ def row_slots(cells: Mapping[str, str]) -> tuple[tuple[Slot, ...], tuple[Slot, .
     return read(INPUT_SLOTS), read(OUTPUT_SLOTS)
 
 
-def _dimension(text: str, column: str, cell: str) -> int:
-    size = parse_whole(text)
-    if size is None:
-        raise CellError(column, cell[:_SHOWN], f"{text[:_SHOWN]!r} is not a dimension (a whole number below 10^18)")
-    return size
+def _dimensions(shape: str, column: str, cell: str) -> tuple[int, ...]:
+    sizes = []
+    for text in shape.split(",") if shape else ():
+        size = parse_whole(text)
+        if size is None:
+            raise CellError(column, cell[:_SHOWN], f"{text[:_SHOWN]!r} is not a dimension (a whole number below 10^18)")
+        sizes.append(size)
+    return tuple(sizes)
 
 
 @dataclass(frozen=True)

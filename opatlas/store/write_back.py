@@ -69,11 +69,6 @@ class WriteBackResult:
         )
 
 
-def has_duration(kernel_type: str, row: Mapping[str, str]) -> bool:
-    """Returns whether a row has a valid duration."""
-    return any(valid_duration(row.get(column, "")) is not None for column in duration_columns(kernel_type))
-
-
 def write_back(
     database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, keep_newer: bool = False
 ) -> WriteBackResult:

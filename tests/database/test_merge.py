@@ -18,7 +18,7 @@ from opatlas.model.signature import signature
 from opatlas.store.database import Database, Table
 from opatlas.store.manifest import Manifest
 from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import WriteBackResult, has_duration, write_back
+from opatlas.store.write_back import WriteBackResult, write_back
 
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]
 RUN = [status for status in UNMEASURED if status is not Status.SKIPPED]
@@ -189,23 +189,6 @@ def test_pruned_rows_keep_their_columns_beside_those_of_rows_that_were_pruned_be
     first, second = read(Database(database.pruned_dir))
     assert (first["Mine"], first["Yours"], first["Pruned Reason"]) == ("a", "", "because of 1")
     assert (second["Mine"], second["Yours"], second["Pruned Reason"]) == ("", "b", "because of 2")
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row", "has"),
-    [
-        ("Abs", {"Average Duration(us)": "1.5"}, True),
-        ("Abs", {"Profiling Average Duration(us)": "1.5", "Average Duration(us)": "0"}, True),
-        ("Abs", {"Average Duration(us)": "-1", "MicroBench Median Duration(us)": "1.5"}, False),
-        ("Abs", {}, False),
-        ("hcom_allReduce_", {"Duration(us)": "1.5"}, True),
-        ("Abs", {"Duration(us)": "1.5"}, False),
-    ],
-)
-def test_a_row_has_a_duration_where_any_of_its_columns_holds_one(
-    kernel_type: str, row: dict[str, str], has: bool
-) -> None:
-    assert has_duration(kernel_type, row) is has
 
 
 def test_what_became_of_the_rows_is_counted(database: Database) -> None:
