@@ -23,7 +23,7 @@ from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import RowName
 from opatlas.model.schema import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
-from opatlas.model.signature import column_cells, signatures
+from opatlas.model.signature import column_cells, row_cells, signatures
 from opatlas.model.slots import unknown_dtypes
 from opatlas.store import history
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
@@ -325,7 +325,7 @@ def _combine_tables(
     add_counts(result.target_rows, duration_counts(frame))
     new = frame.iloc[there:]
     add_counts(result.added, duration_counts(new))
-    for cells in new[[INPUT_DTYPES, OUTPUT_DTYPES]].to_dict("records"):
+    for cells in row_cells(new[[INPUT_DTYPES, OUTPUT_DTYPES]]):
         result.unknown_dtypes.update(unknown_dtypes(cells))
     _count(tallies, there, result)
 

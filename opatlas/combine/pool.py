@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-import pandas as pd
-
 from opatlas.combine.apply import COMBINE
 from opatlas.combine.table import Conflict
 from opatlas.errors import OpAtlasError
@@ -42,7 +40,7 @@ from opatlas.model.schema import (
     is_microbench_column,
     microbench_counter,
 )
-from opatlas.model.signature import signatures
+from opatlas.model.signature import row_cells, signatures
 from opatlas.store import history
 from opatlas.store.cells import TableEdit, measured_cells, microseconds
 from opatlas.store.csv_files import read_frame
@@ -178,19 +176,13 @@ def _durations(database: Database, problems: list[str]) -> Durations:
         except OpAtlasError as error:
             problems.append(str(error))
             continue
-        for cells, signature in zip(_rows(frame), signatures(path.stem, frame), strict=True):
+        for cells, signature in zip(row_cells(frame), signatures(path.stem, frame), strict=True):
             there = durations.setdefault(RowName(path.stem, signature), {})
             for run_id, duration in _row_durations(cells):
                 # What is known of the samples is preferred to a median alone.
                 if run_id not in there or (there[run_id].source is None and duration.source is not None):
                     there[run_id] = duration
     return durations
-
-
-def _rows(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """Returns the cells of each row by column."""
-    columns = [str(name) for name in frame.columns]
-    return [dict(zip(columns, cells, strict=True)) for cells in frame.itertuples(index=False, name=None)]
 
 
 def _record_duration(record: Record) -> RunDuration:
@@ -237,7 +229,7 @@ def _pool_table(
     lost: list[int] = []
     is_changed = False
     for position, (cells, signature) in enumerate(
-        zip(_rows(table.frame), signatures(kernel_type, table.frame), strict=True)
+        zip(row_cells(table.frame), signatures(kernel_type, table.frame), strict=True)
     ):
         now = dict.fromkeys(POOLED, "")
         of_row = dict(_row_durations(cells))

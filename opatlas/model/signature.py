@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -74,6 +74,14 @@ def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
 def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
     """Returns the cells of a column of a table of text cells; empty cells if there is no such column."""
     return frame[name].tolist() if name in frame.columns else [""] * len(frame)
+
+
+def row_cells(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Yields the cells of each row of a table of text cells by column, several times faster than `to_dict`."""
+    names = [str(name) for name in frame.columns]
+    columns = [frame.iloc[:, i].tolist() for i in range(len(names))]
+    for row in zip(*columns, strict=True) if columns else [()] * len(frame):
+        yield dict(zip(names, row, strict=True))
 
 
 def digest(kernel_type: str, signature: str) -> str:

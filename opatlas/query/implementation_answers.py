@@ -24,7 +24,7 @@ from opatlas.model.schema import (
     PROFILING_POPULATIONS,
     RUNTIME,
 )
-from opatlas.model.signature import signature
+from opatlas.model.signature import row_cells, signature
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
 from opatlas.query.compositions import NOT_TOLD
@@ -189,7 +189,7 @@ class ImplementationAnswers:
             best.take_measured(rows, positions, self._floors(rows))
         missing = np.flatnonzero(~best.is_measured)
         if len(missing):
-            cells = frame.iloc[missing].to_dict("records")
+            cells = list(row_cells(frame.iloc[missing]))
             for name in names:
                 found = self.predictor(kernel_type, name).predict(cells)
                 best.take_predicted(missing, found, self.stored_rows(kernel_type, name))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from opatlas.model.signature import row_cells
 from opatlas.query import model_cache
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import LEAST_ROWS, Asked, KernelModel
@@ -69,7 +70,7 @@ class Predictor:
             floor: the relative difference of equal rows on another machine; 0 on the machine that measured them.
         """
         self._rows, self._cores, self._floor = rows, cores, floor
-        found = [row_features(rows.kernel_type, cells, cores) for cells in rows.frame.to_dict("records")]
+        found = [row_features(rows.kernel_type, cells, cores) for cells in row_cells(rows.frame)]
         widths = [None if each is None else _width(each) for each in found]
         usual = max(set(widths) - {None}, key=widths.count, default=None)
         self._positions = np.array([i for i, width in enumerate(widths) if width and width == usual], dtype=np.intp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.signature import make_case_id, signatures
+from opatlas.model.signature import make_case_id, row_cells, signatures
 from opatlas.model.slots import dtype_name, known_dtype, split_cell
 from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question
@@ -88,7 +88,8 @@ class StoredRows:
             TableError: the CSV cannot be read.
         """
         frame = Database(folder).read_or_empty(kernel_type).frame
-        rows = [_usable(kernel_type, row, compositions, noisy) for row in _text_rows(kernel_type, frame)]
+        judged = row_cells(frame[_judged_columns(kernel_type, frame)])
+        rows = [_usable(kernel_type, row, compositions, noisy) for row in judged]
         kept = [position for position, row in enumerate(rows) if row is not None]
         self.folder, self.kernel_type, self.label = folder, kernel_type, label or str(folder)
         self.frame = frame.iloc[kept].reset_index(drop=True)
@@ -251,16 +252,12 @@ def _share(percent: str) -> float | None:
     return value / 100 if value is not None and 0 <= value < np.inf else None
 
 
-def _text_rows(kernel_type: str, frame: pd.DataFrame) -> Iterator[Mapping[str, str]]:
+def _judged_columns(kernel_type: str, frame: pd.DataFrame) -> list[str]:
+    """Returns the columns of a table that `_usable` reads."""
     durations = row_kind(kernel_type).duration_columns
     wanted = (*durations, MICROBENCH_STD, MICROBENCH_SAMPLES, PROFILING_STD, PROFILING_SAMPLES)
     wanted = (*wanted, PROFILING_POPULATIONS, QUALITY, STAND_IN, STATUS, RUN_ID, INSTRUMENT, MICROBENCH_DEVICE_KERNELS)
-    columns = [name for name in dict.fromkeys(wanted) if name in frame.columns]
-    cells = [frame[name].tolist() for name in columns]
-    if not cells:
-        yield from ({} for _ in range(len(frame)))
-    for row in zip(*cells, strict=True):
-        yield dict(zip(columns, row, strict=True))
+    return [name for name in dict.fromkeys(wanted) if name in frame.columns]
 
 
 def _usable(

@@ -10,6 +10,7 @@ import pandas as pd
 from opatlas.errors import CellError
 from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import MESSAGE, MICROBENCH_MEDIAN
+from opatlas.model.signature import row_cells
 from opatlas.model.sizes import attention_sizes, grouped_sizes, product_sizes
 from opatlas.model.slots import known_dtype, row_slots
 from opatlas.query.stored_rows import StoredRows
@@ -29,7 +30,7 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
     """
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
-    for i, cells in enumerate(rows.frame.to_dict("records")):
+    for i, cells in enumerate(row_cells(rows.frame)):
         line = row_sizes(rows.kernel_type, cells)
         us = float(rows.duration_us[i])
         operations, moved = line.pop("operations", None), line.get("bytes")

@@ -13,7 +13,7 @@ import pandas as pd
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import RowName
-from opatlas.model.signature import RowChoice, signatures
+from opatlas.model.signature import RowChoice, row_cells, signatures
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.csv_files import read_frame, write_frame
 from opatlas.store.database import Database, Table
@@ -102,7 +102,7 @@ def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpr
 
 def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     edit = TableEdit(frame)
-    for cells in rows.drop(columns=PRUNED_REASON, errors="ignore").to_dict("records"):
+    for cells in row_cells(rows.drop(columns=PRUNED_REASON, errors="ignore")):
         # A column that the CSV lacks is added only for non-empty cells.
-        edit.append({str(name): cell for name, cell in cells.items() if cell or name in frame.columns})
+        edit.append({name: cell for name, cell in cells.items() if cell or name in frame.columns})
     return edit.frame()

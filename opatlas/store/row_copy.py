@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from opatlas.model.schema import POOLED, is_profiling_column
-from opatlas.model.signature import signature, signatures
+from opatlas.model.signature import row_cells, signature, signatures
 from opatlas.store.cells import duration_columns, is_measured_column
 from opatlas.store.database import Database, Table
 from opatlas.store.pruned import pruned_signatures
@@ -22,8 +22,7 @@ def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
     frame = database.read_or_empty(kernel_type).frame
     columns = [name for name in frame.columns if not is_of_duration(kernel_type, name)]
     first = dict(zip(reversed(signatures(kernel_type, frame)), reversed(range(len(frame))), strict=True))
-    rows: list[Mapping[str, str]] = frame[columns].iloc[sorted(first.values())].to_dict("records")
-    return rows
+    return list(row_cells(frame[columns].iloc[sorted(first.values())]))
 
 
 def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> int:

@@ -24,6 +24,7 @@ from opatlas.model.schema import (
     TOPOLOGY_TIER,
     microbench_counter,
 )
+from opatlas.model.signature import row_cells
 from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_figure, use_byte_axis
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
@@ -56,7 +57,7 @@ def message_lines(folder: Path, collective: Collective) -> dict[str, list[Messag
         return {}
     frame = database.read(collective.kernel_type).frame
     lines: dict[str, list[MessagePoint]] = {}
-    for number, cells in enumerate(frame.to_dict("records"), start=2):
+    for number, cells in enumerate(row_cells(frame), start=2):
         durations = [valid_duration(cells.get(name, "")) for name in duration_columns(collective.kernel_type)]
         duration_us = next((duration for duration in durations if duration is not None), None)
         if duration_us is None:

@@ -23,6 +23,7 @@ from opatlas.model.schema import (
     QUALITY,
     STAND_IN,
 )
+from opatlas.model.signature import row_cells
 from opatlas.model.slots import parse_slots
 from opatlas.report.plots.figure import (
     Plot,
@@ -304,7 +305,7 @@ def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> di
     """
     lines: dict[ProductLine, list[ProductPoint]] = {}
     table = Database(folder).read(kernel_type)
-    for line, cells in enumerate(table.frame.to_dict("records"), start=2):
+    for line, cells in enumerate(row_cells(table.frame), start=2):
         average_us = valid_duration(cells.get(AVERAGE, ""))
         if is_composition(cells.get(QUALITY, ""), cells.get(STAND_IN, "")):
             continue
