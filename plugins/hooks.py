@@ -20,7 +20,7 @@ from .collector import needs_group, row_of, sort_exclusive_last
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
-from .pytest_internals import fitted
+from .pytest_internals import fitted, shorten_message
 from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
 from .xdist import has_replays
@@ -120,6 +120,7 @@ class ProcessHooks:
             return (yield)
         note = self._session.record(item, row, call)
         report = yield
+        shorten_message(report)
         attach_note(report, note)
         return report
 

@@ -15,6 +15,7 @@ from opatlas.isolation.executor import BatchExecutor, Executor, run_job
 from opatlas.model.errors import ReplayError
 
 from .collector import will_run
+from .pytest_internals import take_output
 
 #: Returns the job of an item. Raises ReplayError for a row that is refused.
 JobOf = Callable[[pytest.Function], Job]
@@ -132,6 +133,8 @@ class RowsInBatches(RowsInTurn):
 
         def enough(outcome: RowOutcome) -> bool:
             nonlocal launched
+            # Otherwise the row for which pytest waits had the output of the whole batch.
+            take_output(jobs[launched][0])
             launched += 1
             self._on_launched(launched, len(items))
             # With --maxfail pytest may never reach the rows after the next failure.

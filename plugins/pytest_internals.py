@@ -34,6 +34,24 @@ def fitted(config: pytest.Config, text: str) -> str:
     return wrap_lines(text, writer.fullwidth, on_terminal=bool(writer._file.isatty()))
 
 
+def shorten_message(report: pytest.TestReport) -> None:
+    """Leaves of a failure's message the first line, without the name of pytest's exception; its text stays.
+
+    JUnit shows the message above the text. Where `CI` is set, so does pytest's short summary.
+    """
+    crash: ReprFileLocation | None = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = crash.message.partition("\n")[0].removeprefix("Failed: ")
+
+
+def take_output(item: pytest.Item) -> None:
+    """Moves the output that pytest has captured since it last looked to the call of a test."""
+    capture = item.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None:
+        for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
+            item.add_report_section("call", name, text)
+
+
 def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:
     """Returns the output that pytest keeps of a test, as phase, stream and text. Changes of the list take effect."""
     return item._report_sections

@@ -122,12 +122,20 @@ def test_rows_that_kill_the_process_or_hang_cost_themselves_alone_and_can_be_pru
 ) -> None:
     moods = (1, Mood.SEGFAULT, 2, Mood.RAISE, 3, Mood.SLEEP_WITH_GIL, 4)
     sessions.write("Moody", [row(mood) for mood in moods])
-    done = npus.run("--prune-empty-duration-rows", f"--case-timeout={HANG_S}")
+    printed = ("--junitxml=junit.xml", "-o", "junit_logging=all")
+    done = npus.run("--prune-empty-duration-rows", f"--case-timeout={HANG_S}", *printed)
     assert done.ledger() == {"measured": 4, "crashed": 1, "failed": 1, "timeout": 1}, done.output
     assert measured_right(sessions, "Moody") == {1, 2, 3, 4}
     assert len(sessions.read("Moody")) == 4
     with open(sessions.database / "pruned" / "Moody.csv", newline="") as file:
         assert sorted(cells["Status"] for cells in csv.DictReader(file)) == ["crashed", "failed", "timeout"]
+    # What a row prints stands at its own case, though it ran while pytest waited for the first row of the batch.
+    (crashed,) = (
+        case.get("name", "")
+        for case in ElementTree.parse(sessions.folder / "junit.xml").iter("testcase")
+        if "Segmentation fault" in (case.findtext("system-err") or "")
+    )
+    assert f"[Moody-{Mood.SEGFAULT:d}_" in crashed
     assert sessions.left_behind() == []
 
 

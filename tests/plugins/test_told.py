@@ -100,6 +100,18 @@ def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:
     assert [failure.get("type") for failure in cases["Moody"].iter("failure")] == ["invalid"]
 
 
+def test_in_ci_the_message_of_a_failure_is_one_line_and_its_traceback_is_shown_once(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(Mood.RAISE)])
+    done = sessions.run("-n1", "--junitxml=report.xml", CI="true")
+    assert done.output.count("Traceback") == 1
+    (failed,) = (line for line in done.output.splitlines() if line.startswith("FAILED "))
+    (failure,) = ElementTree.parse(sessions.folder / "report.xml").iter("failure")
+    message = failure.get("message", "")
+    assert failed.endswith(f" - {message}")
+    assert message.startswith(f"failed: {sessions.database}")
+    assert "Traceback" in (failure.text or "")
+
+
 def test_what_rows_printed_stands_behind_their_numbers(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     ours = ("-o", "junit_logging=all", "-o", "junit_suite_name=mine", "--junitprefix=here")
