@@ -25,6 +25,20 @@ def test_the_profile_of_a_killed_session_is_read_by_the_next(sessions: Sessions,
     assert not (sessions.database / "profiles").exists() or not list((sessions.database / "profiles").rglob("PROF_*"))
 
 
+def test_the_profile_of_a_session_that_was_killed_in_its_first_row_is_removed_by_the_next(
+    sessions: Sessions, npus: StandInNpus
+) -> None:
+    sessions.write("Moody", [row(Mood.WAIT_FOR_GO), row(1)])
+    killed = npus.start()
+    killed.wait_for_body(Mood.WAIT_FOR_GO)
+    killed.send(signal.SIGKILL)
+    killed.wait()
+    assert wait_for(lambda: not sessions.processes(), seconds=300)
+    done = npus.run("-k", "Moody-1_1")
+    assert done.code == 0, done.output
+    assert not (sessions.database / "profiles").exists()
+
+
 #: A replay of a kernel type that the kernels below launch.
 ADDS = """
 from opatlas.bench import formulas

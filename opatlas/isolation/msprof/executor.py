@@ -22,7 +22,13 @@ from opatlas.isolation.executor import Executor, run_job
 from opatlas.isolation.groups.messages import RANK_PLACEHOLDER
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S, msprof_command
-from opatlas.isolation.msprof.pending import clear_pending, complete_outcomes, folder_of_rank, record_pending
+from opatlas.isolation.msprof.pending import (
+    clear_pending,
+    complete_outcomes,
+    expect_pending,
+    folder_of_rank,
+    record_pending,
+)
 from opatlas.model.errors import DeviceGone
 
 
@@ -78,6 +84,7 @@ class MsprofSession:
         own = folder_of_rank(output, RANK_PLACEHOLDER) if self._ranks else output
         command = msprof_command(words, own, self._settings.aic_metrics)
         output.mkdir(parents=True)
+        expect_pending(output)
         for rank in range(self._ranks):
             folder_of_rank(output, rank).mkdir()
         self._outputs.append(output)

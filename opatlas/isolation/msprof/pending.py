@@ -1,7 +1,7 @@
 """Records rows that ran under msprof on disk, and reads their samples from msprof's output, even in a later session.
 
-A file beside msprof's output of a process has a line for each correct row that the process ran. The file is removed
-when the rows have their outcomes.
+A file beside msprof's output of a process has a line for each correct row that the process ran. The file is there from
+the start, and is removed when the rows have their outcomes: where it remains, the session was killed.
 """
 
 from __future__ import annotations
@@ -208,6 +208,11 @@ class _PendingRow:
     database: str = ""
 
 
+def expect_pending(output: Path) -> None:
+    """Creates the empty file. Raises OSError."""
+    (output / _FILE).touch()
+
+
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
     """Appends a row to the file beside msprof's output. Each line can be read without later lines. Raises OSError."""
     assert outcome.pending is not None
@@ -319,6 +324,9 @@ def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
 
 def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[tuple[str, Record]]:
     """Yields the folder of the database of each row with samples ("" for the profile's), and its record."""
+    if not jobs:
+        # Without an export of the profile.
+        return
     rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
     pending = [RowOutcome(Status.MEASURED, measurement=_measurement_without_samples(job)) for job in jobs]
     for job, read in zip(jobs, complete_outcomes(noted.parent, rows, pending), strict=True):
