@@ -25,7 +25,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[ItemRows]:
         rows = session.rows()
         rows.describe()
     except DeviceGone as error:
-        session.context.end_without_device(str(error), pytest.ExitCode.USAGE_ERROR)
+        session.context.end_without_device(str(error))
     yield rows
     rows.close()
 

@@ -266,7 +266,8 @@ class ReplaySession:
             is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
             return RowOutcome(Status.SKIPPED, str(call.excinfo.value)) if call.excinfo and is_skipped else None
         outcome = item.stash.get(_OUTCOME, None)
-        if outcome is None and self.context.settings.in_process and not row.given_up and call.excinfo is not None:
+        is_stopped = self.context.stop_reason not in ("", STOPPED)
+        if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
             # With --in-process the body's own exception reaches pytest, for a debugger.
             from opatlas.engine.device_errors import outcome_from_error
 

@@ -145,7 +145,7 @@ class RowRunner:
                 raise
             return RowOutcome(error.status, str(error))
         except DeviceGone as error:
-            context.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
+            context.end_without_device(str(error))
 
     def _model_runs(self) -> ModelRuns | None:
         """Returns what runs the rows of models; None without --models."""
@@ -164,7 +164,7 @@ class RowRunner:
         except ReplayError as error:
             return RowOutcome(error.status, str(error))
         except DeviceGone as error:
-            self._context.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
+            self._context.end_without_device(str(error))
         except OpAtlasError as error:
             if models.stops_session(error):
                 self._context.stop(str(error))

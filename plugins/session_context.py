@@ -160,15 +160,13 @@ class SessionContext:
             self._stop_reason = self._shared.read(_STOP)
         return self._stop_reason
 
-    def end_without_device(self, reason: str, code: pytest.ExitCode) -> NoReturn:
-        """Ends the session because there is no device; the current row gets no record.
+    def end_without_device(self, reason: str) -> NoReturn:
+        """Ends the session because there is no device. The current test fails, and its row gets no record.
 
-        A worker asks for the end: xdist answers the exit of a worker with an internal error.
+        A failure, unlike `pytest.exit`, shows what the device process has printed, and is in JUnit.
         """
         self.stop(reason)
-        if self.is_worker:
-            raise pytest.fail.Exception(reason, pytrace=False) from None
-        raise pytest.exit.Exception(reason, returncode=code) from None
+        raise pytest.fail.Exception(reason, pytrace=False) from None
 
     def start_worker(self, node: Any) -> None:
         """Prepares the input of a worker of xdist, which takes the lowest free place."""

@@ -285,11 +285,14 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
     instruments = {preferred_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
     if "npu" not in kinds:
         refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
+    others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
-        others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
     if MSPROF in instruments and _is_in_process(option, workload):
-        raise pytest.UsageError("pytest's own process cannot run under msprof: choose another --instrument")
+        named_by = "--in-process" if option.in_process else "--pdb"
+        raise pytest.UsageError(
+            f"{named_by} runs rows in pytest's own process, which cannot run under msprof: give --instrument {others}"
+        )
     return MSPROF in instruments
 
 

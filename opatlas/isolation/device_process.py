@@ -203,9 +203,7 @@ class DeviceProcess(ChildExecutor):
         spec = self._start_message.spec
         if failure.unhealthy:
             raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
-        raise DeviceGone(
-            f"the {spec} device process did not start: {failure.reason}{how}; --in-process shows the cause"
-        )
+        raise DeviceGone(f"the {spec} device process did not start: {failure.reason}{how}")
 
     def _start(self) -> Ready | NotReady | None:
         """Starts a process and returns its first answer; None if the process ended without an answer."""

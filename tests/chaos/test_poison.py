@@ -44,7 +44,7 @@ def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions)
     sessions.write("Moody", [row(1), row(2)])
     (sessions.folder / "broken-0").touch()
     done = sessions.run(SIMULATED_DEVICES="1")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"not run": 2}
     assert done.tells("simulated 0", "3 times")
     assert set(sessions.statuses("Moody").values()) == {""}

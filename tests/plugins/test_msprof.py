@@ -241,15 +241,20 @@ def test_several_npus_share_the_batches(sessions: Sessions, npus: StandInNpus) -
 def test_without_msprof_the_remedy_is_named(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     done = sessions.run(STAND_IN_NPUS="1", PATH="/usr/bin:/bin")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.code == pytest.ExitCode.TESTS_FAILED
     assert "set_env.sh" in done
 
 
 def test_msprof_that_does_not_start_ends_the_session(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(1)])
-    done = npus.run(faults={"all": "no-start"})
-    assert done.code == pytest.ExitCode.USAGE_ERROR
+    done = npus.run("--junitxml=junit.xml", faults={"all": "no-start"})
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.ledger() == {"not run": 1}
     assert "exit code 1" in done
+    # With what msprof has printed, and where a pipeline looks.
+    assert "[ERROR] msprof cannot start" in done
+    (error,) = ElementTree.parse(sessions.folder / "junit.xml").iter("error")
+    assert "exit code 1" in error.get("message", "")
 
 
 #: The journal has room for two records, in each process.

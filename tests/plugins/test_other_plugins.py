@@ -68,7 +68,7 @@ def test_a_device_whose_runtime_fails_ends_a_session_in_process(sessions: Sessio
     conftest.write_text(conftest.read_text() + devices)
     sessions.write("Toy", [row(1)])
     done = sessions.run_in_process()
-    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.code == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in done
     assert "no driver" in done
 
