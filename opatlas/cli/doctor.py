@@ -104,7 +104,7 @@ def _examine(target: Target, signs: list[str], tell: Callable[[str], None]) -> t
     for probe in PROBES.values():
         if probe.of_ascend and not signs and target.kind != "npu":
             why_skipped = _NO_ASCEND
-        elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
+        elif not device_is_there and (probe.of_device or (probe.of_database and target.database is None)):
             why_skipped = "there is no device: see above"
         elif probe.requires and results[probe.requires].verdict.state is not State.PASS:
             why_skipped = f"{probe.requires} has to pass first: see above"

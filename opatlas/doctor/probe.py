@@ -122,6 +122,7 @@ class Probe:
         needed_by: the kinds of devices that need the examined part; () for no kind.
         of_ascend: runs only if the machine has signs of an NPU.
         of_device: runs only if the device was found.
+        of_database: runs only if the device was found, or --database-path names the database.
         requires: the probe that has to pass first; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
     """
@@ -131,6 +132,7 @@ class Probe:
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
     of_device: bool = False
+    of_database: bool = False
     requires: str = ""
     as_device_process: bool = False
 

@@ -67,8 +67,8 @@ PROBES = {
         Probe(implementations.torch_compile, _IMPORTS_S, ()),
         Probe(implementations.vllm, _IMPORTS_S, ()),
         Probe(replays.group, _MEASURES_S, of_device=True),
-        Probe(surroundings.database, of_device=True),
-        Probe(surroundings.disk, of_device=True),
+        Probe(surroundings.database, of_database=True),
+        Probe(surroundings.disk, of_database=True),
         Probe(surroundings.temporary),
     )
 }
