@@ -86,8 +86,8 @@ def _lines(path: Path, found: Regressions) -> Iterator[str]:
         if len(found.runs) < LEAST_RUNS:
             more = LEAST_RUNS - len(found.runs)
             yield wrap(
-                f"a search needs {LEAST_RUNS} runs: measure the rows {pluralize(more, 'more time')} with "
-                f"`opatlas bench --database-path {path}`; each run leaves its history in {path / 'runs'}",
+                f"a search needs {LEAST_RUNS} runs: measure the rows {pluralize(more, 'more time')}; "
+                f"each run leaves its history in {path / 'runs'}",
                 indent=0,
             )
         if len(found.runs) > 1:
