@@ -36,7 +36,8 @@ PAGES = [
 SHELL = ("sh", "bash", "shell", "console")
 #: Every shell has them; a line may use them beside a program.
 TOOLS = (
-    *("cat", "cd", "column", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "tail", "wc"),
+    *("cat", "cd", "column", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "rm", "tail"),
+    "wc",
 )
 #: Programs of others, which no test here can say anything of.
 FOREIGN = (
