@@ -226,8 +226,7 @@ class SessionSummary:
             yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         if plan.problems:
             # The reasons are printed before the rows.
-            files = pluralize(len(plan.problems), "file was", "files were")
-            yield f"{files} not read, as the lines before the rows say"
+            yield _Failure("not all files were read, or not all of their lines: see `not read:` before the rows")
         for problem in self._results.problems:
             yield _Failure(f"not read or written: {problem}")
 
