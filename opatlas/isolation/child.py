@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,9 @@ PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
 #: Time that a keeper may take to end on a loaded machine, besides that of its descendants.
 _KEEPER_TIMEOUT_S = 10.0
+#: Asks a process for its stacks, which takes faulthandler so many seconds to write.
+_SHOW_STACKS = signal.SIGUSR1
+_STACKS_S = 0.2
 
 
 def start(
@@ -131,6 +136,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
         # If a kernel has killed the keeper, processes of its group may be left.
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def write_stacks(pid: int) -> None:
+    """Makes a process that has called `show_stacks` write the stacks of its threads to stderr, and waits for them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, _SHOW_STACKS)
+    time.sleep(_STACKS_S)
+
+
+def show_stacks() -> None:
+    """Makes this process write its stacks to stderr when it crashes, and when `write_stacks` asks for them."""
+    faulthandler.enable()
+    faulthandler.register(_SHOW_STACKS, all_threads=True)
 
 
 def print_to_stderr(text: str) -> None:

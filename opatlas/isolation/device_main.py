@@ -6,7 +6,6 @@ process ends when the other end is closed, and with its parent, unless the paren
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import signal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Ready, Start, Waiting
+from opatlas.isolation.child import show_stacks
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.model.errors import DeviceUnhealthy
@@ -32,8 +32,8 @@ def main(fd: int, *, under_launcher: bool) -> None:
         # Not under a launcher, because the end of a launcher's thread would count as the end of the parent. The keeper
         # ends the whole group in any case.
         die_with_parent()
-    # A segfault prints its Python stack to stderr, which is part of the row's report.
-    faulthandler.enable()
+    # stderr is part of the row's report.
+    show_stacks()
     # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:

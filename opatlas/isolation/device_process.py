@@ -32,6 +32,7 @@ from opatlas.isolation.child import (
     open_pidfd,
     print_to_stderr,
     start,
+    write_stacks,
 )
 from opatlas.isolation.fresh_python import import_paths, module_command
 from opatlas.model.errors import DeviceGone
@@ -90,6 +91,8 @@ class DeviceProcess(ChildExecutor):
         self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        #: The process itself, which a keeper, and perhaps a launcher, has started.
+        self._device_pid: int | None = None
         #: Readable when the process has ended (`open_pidfd`).
         self._pidfd: int | None = None
         self._memory_kills = 0
@@ -152,6 +155,8 @@ class DeviceProcess(ChildExecutor):
                 waiting.check_limit()
                 continue
             if answer is None:
+                if self._device_pid is not None:
+                    write_stacks(self._device_pid)
                 self._kill()
                 return RowOutcome(
                     Status.TIMEOUT, f"still running after {job.timeout_s:g} s (--case-timeout); its process was ended"
@@ -222,9 +227,11 @@ class DeviceProcess(ChildExecutor):
             return None
         if answer is None:
             return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", unhealthy=False)
-        if self._launcher and isinstance(answer, Ready):
-            # The profiler ends later than the process.
-            self._watch(answer.pid)
+        if isinstance(answer, Ready):
+            self._device_pid = answer.pid
+            if self._launcher:
+                # The profiler ends later than the process.
+                self._watch(answer.pid)
         return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent a wrong answer", unhealthy=False)
 
     def _command(self, fd: str) -> list[str]:
@@ -258,7 +265,7 @@ class DeviceProcess(ChildExecutor):
             self._channel.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        self._process = self._channel = self._pidfd = None
+        self._process = self._channel = self._pidfd = self._device_pid = None
         return code
 
     def _has_ended(self, within_s: float) -> bool:

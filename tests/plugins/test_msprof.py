@@ -130,12 +130,14 @@ def test_rows_that_kill_the_process_or_hang_cost_themselves_alone_and_can_be_pru
     with open(sessions.database / "pruned" / "Moody.csv", newline="") as file:
         assert sorted(cells["Status"] for cells in csv.DictReader(file)) == ["crashed", "failed", "timeout"]
     # What a row prints stands at its own case, though it ran while pytest waited for the first row of the batch.
-    (crashed,) = (
-        case.get("name", "")
-        for case in ElementTree.parse(sessions.folder / "junit.xml").iter("testcase")
-        if "Segmentation fault" in (case.findtext("system-err") or "")
-    )
+    cases = ElementTree.parse(sessions.folder / "junit.xml").iter("testcase")
+    stacks = {
+        case.get("name", ""): stack for case in cases if "moods.py" in (stack := case.findtext("system-err") or "")
+    }
+    (crashed, hung) = sorted(stacks)
     assert f"[Moody-{Mood.SEGFAULT:d}_" in crashed
+    assert "Segmentation fault" in stacks[crashed]
+    assert f"[Moody-{Mood.SLEEP_WITH_GIL:d}_" in hung
     assert sessions.left_behind() == []
 
 

@@ -7,7 +7,6 @@ variables below. ADDRESS is the socket on which pytest waits for the rank. The r
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import platform
 import signal
@@ -25,6 +24,7 @@ from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
+from opatlas.isolation.child import show_stacks
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.groups.messages import (
     DeviceOpened,
@@ -56,9 +56,7 @@ def main(address: str, *, under_launcher: bool) -> None:
     if not under_launcher:
         # As in a device process (opatlas/isolation/device_main.py).
         die_with_parent()
-    # Writes the stacks of a rank that hangs, when pytest asks for them, and of a rank that crashes.
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    show_stacks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         channel = ChildChannel(connect(Path(address)))

@@ -31,6 +31,7 @@ from opatlas.isolation.child import (
     end,
     open_pidfd,
     start,
+    write_stacks,
 )
 from opatlas.isolation.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
 from opatlas.isolation.fresh_python import module_command
@@ -57,8 +58,6 @@ _LAUNCHER_LATER_S = 60.0
 _END_TIMEOUT_S = 20.0
 #: Time within which the launcher reports the end of a rank: it looks ten times a second, and ends the others first.
 _REPORT_TIMEOUT_S = 5.0
-#: Time that faulthandler needs to write the stacks of a rank.
-_STACKS_S = 0.2
 
 
 class _Step(IntEnum):
@@ -210,10 +209,8 @@ class RunningGroup:
     def write_stacks(self, local_ranks: Iterable[int]) -> None:
         """Makes ranks write the stacks of their threads to their output."""
         for local_rank in local_ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._hellos[local_rank].pid, signal.SIGUSR1)
             # One after the other, because they share a file.
-            time.sleep(_STACKS_S)
+            write_stacks(self._hellos[local_rank].pid)
 
     def wait_for_end(self) -> None:
         """Waits until the ranks and their launchers have ended by themselves, with any exit codes."""
