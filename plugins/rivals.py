@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.text import mark_lines, ratio_text, rival_lines
+from opatlas.compare.text import NO_MEAN, mark_lines, mean_text, rival_lines
 from opatlas.errors import OpAtlasError
 from opatlas.text import pluralize
 
@@ -58,8 +58,9 @@ def comparison_lines(
         if not any(rival.name in row.pairs for row in rows.rows):
             continue
         total = rows.total(rival.name)
-        mean = f": {ratio_text(total.covered)} in the geometric mean" if total.covered is not None else ""
-        yield f"{rival.label}, speed-up over {databases[0].label}{mean}"
+        mean = NO_MEAN if total.covered is None else mean_text(total, total.covered)
+        told = "" if mean == NO_MEAN else f": {mean} in the geometric mean"
+        yield f"{rival.label}, speed-up over {databases[0].label}{told}"
         yield from rival_lines(rows, rival, used)
         pairs = {
             row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))

@@ -21,8 +21,8 @@ _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
 _NAMES_SHOWN = 10
 #: In place of the mean of rows that are all AMBIGUOUS.
-_NO_MEAN = "-"
-_PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD = "*", "c", "h", "±"
+NO_MEAN = "-"
+_PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD, _AMBIGUOUS = "*", "c", "h", "±", "ambiguous"
 _VERDICT_WORDS = {
     PairVerdict.SLOW: "SLOW",
     PairVerdict.FAST: "FAST",
@@ -86,7 +86,7 @@ def rival_lines(comparison: DatabaseComparison, rival: ComparedDatabase, used: s
         cells = []
         for row, pair in each.rows[:_ROWS_SHOWN]:
             marks = _marks(comparison, rival, row, pair)
-            used.update(marks, _SPREAD)
+            used.update(marks, _SPREAD, *[_AMBIGUOUS] * (pair.verdict is PairVerdict.AMBIGUOUS))
             cells.append((_cut(row.case_id), *_cells(pair), marks))
         yield ""
         yield from align_numbers([header, *cells])
@@ -123,7 +123,7 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
             cells = []
             for row, pair in each.rows[:_ROWS_SHOWN]:
                 marks = _marks(comparison, rival, row, pair)
-                used.update(marks, _SPREAD)
+                used.update(marks, _SPREAD, *[_AMBIGUOUS] * (pair.verdict is PairVerdict.AMBIGUOUS))
                 cells.append((_code(row.case_id), *_cells(pair), marks.replace(_PARTIAL, f"\\{_PARTIAL}")))
             yield ""
             yield from markdown_table([each.title, "baseline", "rival", "speed-up", "", ""], cells)
@@ -150,8 +150,8 @@ def _figures(figures: RivalFigures) -> tuple[str, ...]:
     shares = [figures.fast[p] for p in FAST]
     return (
         *(f"{count:,}" if count else "" for count in counts),
-        _mean(figures.covered),
-        _mean(figures.deployed),
+        mean_text(figures, figures.covered),
+        mean_text(figures, figures.deployed),
         "/".join("-" if share is None else f"{share * 100:.0f}" for share in shares),
     )
 
@@ -159,14 +159,20 @@ def _figures(figures: RivalFigures) -> tuple[str, ...]:
 def _verdict_figures(figures: RivalFigures) -> tuple[str, ...]:
     counts = (figures.rows, *(figures.verdicts.get(verdict.value, 0) for verdict in _VERDICT_WORDS))
     others = (figures.lost, figures.new)
-    return (*(f"{count:,}" if count else "" for count in (*counts, *others)), _mean_over_time(figures))
+    return (*(f"{count:,}" if count else "" for count in (*counts, *others)), mean_text(figures, figures.covered))
 
 
-def _mean_over_time(figures: RivalFigures) -> str:
-    """Returns the mean; "-" where all rows that compare are AMBIGUOUS, since it is a mean of noise."""
-    verdicts = figures.verdicts
-    told = any(verdicts.get(each.value) for each in (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.SAME))
-    return _mean(figures.covered) if told or figures.covered is None else _NO_MEAN
+def mean_text(figures: RivalFigures, mean: float | None) -> str:
+    """Returns one of the means; "-" where all rows that compare are AMBIGUOUS, since it is a mean of noise."""
+    return NO_MEAN if mean is not None and _is_noise(figures) else _mean(mean)
+
+
+def _is_noise(figures: RivalFigures) -> bool:
+    """Returns whether all rows that compare are AMBIGUOUS."""
+    told = (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.SAME)
+    return bool(figures.verdicts.get(PairVerdict.AMBIGUOUS.value)) and not any(
+        figures.verdicts.get(each.value) for each in told
+    )
 
 
 def _figures_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
@@ -302,9 +308,9 @@ def _compositions(comparison: DatabaseComparison, rival: ComparedDatabase) -> st
     if not total.compositions:
         return ""
     rows = pluralize(total.compositions, "row")
-    return (
-        f"{rows} against a composition of torch operators, which no other mean has: {_mean(total.composed)} in the mean"
-    )
+    mean = mean_text(total, total.composed)
+    told = "" if mean == NO_MEAN else f": {mean} in the mean"
+    return f"{rows} against a composition of torch operators, which no other mean has{told}"
 
 
 def _fastest(comparison: DatabaseComparison) -> str:
@@ -329,8 +335,8 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
     over_time = [rival for rival in comparison.rivals if rival.runs_as(comparison.baseline)]
     if over_time:
         yield "mean: geometric mean of the speed-ups of rows that both measured; above 1x the second is faster"
-    if any(_mean_over_time(each) == _NO_MEAN for rival in over_time for each in comparison.figures(rival.name)):
-        yield f"{_NO_MEAN}: no mean, since all rows that compare are AMBIGUOUS"
+    if any(_is_noise(each) for rival in comparison.rivals for each in comparison.figures(rival.name)):
+        yield f"{NO_MEAN}: no mean, since all rows that compare are AMBIGUOUS"
     if any((total := comparison.total(rival.name)).lost or total.new for rival in over_time):
         yield "lost, new: rows that only the first, only the second measured"
     if not _is_over_time(comparison):
@@ -343,6 +349,8 @@ def mark_lines(used: set[str]) -> Iterator[str]:
     """Yields what the marks of rows mean."""
     if _SPREAD in used:
         yield f"{_SPREAD}: {STANDARD_ERRORS:g} standard errors of both calls; SLOW and FAST differ by more"
+    if _AMBIGUOUS in used:
+        yield f"{_AMBIGUOUS}: the samples do not tell; `--max-noise 5%` repeats noisy rows"
     if _PARTIAL in used:
         yield f"{_PARTIAL}: outputs are missing, or inputs or results were converted outside the measured time"
     if _COMPOSITION in used:

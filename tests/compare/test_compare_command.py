@@ -144,6 +144,23 @@ def test_rows_that_one_of_two_states_has_are_shown(tmp_path: Path, capsys: pytes
     assert rival["path"] in run(capsys, "compare", *folders)[1]
 
 
+@pytest.mark.parametrize("stand_in", ["", COMPOSITION])
+def test_a_rival_with_ambiguous_rows_alone_has_no_mean(
+    stand_in: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = write_tables(tmp_path / "ours", {"Sort": [measured(1, 10, std_us=9, stand_in=stand_in)]})
+    folder = ours / "implementations" / "liger-0.8"
+    write_tables(folder, {"Sort": [measured(1, 40, std_us=30)]})
+    shown = [run(capsys, "compare", ours, *more)[1] for more in ((), ("--format", "markdown"))]
+    # The speed-up of the row is shown, beside its spread.
+    assert [text.count("0.25x") for text in shown] == [1, 1]
+    # One more row that tells makes means tell, too.
+    write_tables(ours, {"Sort": [measured(1, 10, std_us=9, stand_in=stand_in), measured(2, 10)]})
+    write_tables(folder, {"Sort": [measured(1, 40, std_us=30), measured(2, 40)]})
+    shown = [run(capsys, "compare", ours, *more)[1] for more in ((), ("--format", "markdown"))]
+    assert all(text.count("0.25x") > 2 for text in shown)
+
+
 def test_the_runs_of_a_pooled_duration_widen_its_margin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pooled = measured(1, 10, run="a", pooled="a 10; b 11; c 9")
     replaced = measured(2, 10, run="d", pooled="a 10; b 11; c 9")
