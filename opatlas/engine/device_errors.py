@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.devices.npu_operators import missing_kernel
@@ -43,6 +45,9 @@ def error_text(error: BaseException) -> str:
     return "".join(reversed(texts))
 
 
+#: The folder whose frames a traceback leaves out.
+_ENGINE = str(Path(__file__).parent) + os.sep
+
 #: torch's messages for an unsupported dtype; some operators raise a plain RuntimeError for it.
 _NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
 
@@ -57,7 +62,7 @@ def outcome_from_error(error: BaseException) -> RowOutcome:
     text = error_text(error)
     if is_out_of_memory(text):
         return RowOutcome(Status.OOM, reason)
-    detail = "".join(traceback.format_exception(error))
+    detail = user_traceback(error)
     if poison := fatal_device_error(text):
         return RowOutcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
     if lacking := missing_kernel(text):
@@ -65,6 +70,21 @@ def outcome_from_error(error: BaseException) -> RowOutcome:
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return RowOutcome(Status.UNSUPPORTED, reason, detail)
     return RowOutcome(Status.FAILED, reason, detail)
+
+
+def user_traceback(error: BaseException) -> str:
+    """Returns a traceback without the frames of the engine, unless the engine itself raised the exception."""
+    formatted = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = formatted
+    while link is not None:
+        if link.stack and not _is_of_engine(link.stack[-1]):
+            link.stack[:] = [frame for frame in link.stack if not _is_of_engine(frame)]
+        link = link.__cause__ or link.__context__
+    return "".join(formatted.format())
+
+
+def _is_of_engine(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_ENGINE)
 
 
 @contextmanager

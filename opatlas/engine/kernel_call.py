@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -164,13 +166,50 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
         module = importlib.import_module(source.module) if source.module else _import_file(replace(source, function=""))
         function: Callable[..., Any] = getattr(module, source.function)
     except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f":{frame.lineno}" for frame in reversed(frames) if frame.filename == source.path), "")
         raise ReplayError(
-            f"{source.implementation} cannot be imported ({type(error).__name__}: {error}): see {source.path}"
+            f"{source.implementation} cannot be imported ({type(error).__name__}: {error}): see {source.path}{line}"
         ) from error
     if not source.wraps:
         return function
     wrapped: Callable[..., Any] = function(torch_function)
     return wrapped
+
+
+def expect_parameters(
+    name: str,
+    kernel: Callable[..., Any],
+    replaced: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> None:
+    """Raises ReplayError if a kernel of an implementation cannot be called with the arguments of the replay.
+
+    Args:
+        name: the name of the kernel, for the message.
+        replaced: the torch function of the replay, whose parameters name the arguments.
+    """
+    signature = _signature(kernel)
+    if signature is None:
+        return
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        parameters = _signature(replaced)
+        names = list(parameters.parameters) if parameters is not None else []
+        passed = [*(names + ["..."] * len(arguments))[: len(arguments)], *(f"{each}=" for each in keywords)]
+        raise ReplayError(f"{name} takes {signature}, and the replay passes ({', '.join(passed)}): {error}") from None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature of a function without its annotations; None if it tells none, as built-in ones."""
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
+    return found.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
 @cache

@@ -17,7 +17,7 @@ from opatlas.engine.call_watch import InputWatch, count_operators, may_be_compil
 from opatlas.engine.group import ALONE, Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import RowOutcome
-from opatlas.engine.kernel_call import KernelCall, load_kernel
+from opatlas.engine.kernel_call import KernelCall, expect_parameters, load_kernel
 from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.result_check import Formula, Results, check, is_checked_on_host
 from opatlas.engine.sampling import Sampling
@@ -106,6 +106,8 @@ class Replay:
         if self._source and not self._source.module:
             # Its module has a name that only this process knows.
             name = f"{self._source.function} of {Path(self._source.path).name}"
+        if self._source:
+            expect_parameters(name, kernel, impl, arguments, keywords)
         call = KernelCall(
             kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=bool(self._source)
         )
@@ -258,11 +260,12 @@ class Replay:
         """
 
         def refused(column: str, slot: int, found: object) -> InvalidRow:
-            return self._row.refuse(
-                column,
-                f"output {slot} of {self._row.kernel_type} is {found} from {name} for these inputs",
-                "correct the wrong cell (inputs or outputs), or, if the row is right, the function",
-            )
+            if self._source:
+                problem, remedy = f"{name} returns {found} as output {slot}", "correct the kernel, or else the row"
+            else:
+                problem = f"output {slot} of {self._row.kernel_type} is {found} from {name} for these inputs"
+                remedy = "correct the wrong cell (inputs or outputs), or, if the row is right, the function"
+            return self._row.refuse(column, problem, remedy)
 
         for result, slot in zip(results, slots, strict=True):
             if slot is None or result is None:

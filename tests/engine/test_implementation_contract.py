@@ -101,7 +101,20 @@ def test_a_file_that_cannot_be_imported_costs_the_row_and_is_named(tmp_path):
     outcome = run(tmp_path, "import no_such_library\ndef kernel(x1, x2, gamma, epsilon): ...\n")
     assert outcome.status is Status.FAILED
     assert "no_such_library" in outcome.reason
-    assert "AddRmsNorm.py" in outcome.reason
+    assert f"AddRmsNorm.py:{len(HEAD.splitlines()) + 1}" in outcome.reason
+
+
+def test_a_kernel_with_other_parameters_is_told_what_the_replay_passes(tmp_path):
+    outcome = run(tmp_path, "def kernel(a, b: torch.Tensor): ...\n")
+    assert (outcome.status, outcome.detail) == (Status.FAILED, "")
+    assert "(a, b)" in outcome.reason
+    assert "x1, x2, gamma, epsilon" in outcome.reason
+
+
+def test_a_traceback_has_the_frames_of_the_replay_and_of_the_kernel(tmp_path):
+    outcome = run(tmp_path, "def kernel(x1, x2, gamma, epsilon):\n    raise ValueError('odd') from KeyError(1)\n")
+    frames = [line.split(chr(34))[1] for line in outcome.detail.splitlines() if line.startswith("  File")]
+    assert [frame.rpartition("/")[2] for frame in frames] == ["test_norm.py", "AddRmsNorm.py"]
 
 
 def test_a_refused_row_is_unsupported_with_the_reason(tmp_path):

@@ -27,7 +27,7 @@ from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_no
 from opatlas.candidates.source import CandidateSource
 from opatlas.devices.cpu import bounded_memory
 from opatlas.devices.device import Device
-from opatlas.engine.device_errors import error_text
+from opatlas.engine.device_errors import error_text, user_traceback
 from opatlas.engine.group import Group
 from opatlas.engine.guards.fallback import falls_back
 from opatlas.engine.guards.input_sets import InputSets
@@ -287,7 +287,7 @@ class JudgedReplay(ABC):
         if judgement.error_class is ErrorClass.RUNTIME and judgement.sub_class.startswith(("CUDA ", "Ascend ")):
             # The process cannot use the device any more.
             status = Status.DEVICE_ERROR
-        detail = "".join(traceback.format_exception(error)) if error is not None else ""
+        detail = user_traceback(error) if error is not None else ""
         text = without_build_command(judgement.text)
         return RowOutcome(status, f"{judgement.name}: {text}", detail, judgement=judgement)
 
