@@ -227,7 +227,7 @@ def _outcome(
     else:
         judgement = last.judgement
         outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judgement=judgement)
-    tried = f"attempt {last.number + 1} failed and was the last ({reason})"
+    tried = f"stopped after attempt {last.number + 1}: {reason}"
     return replace(outcome, reason=f"{outcome.reason}; {tried}")
 
 

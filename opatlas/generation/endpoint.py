@@ -277,7 +277,7 @@ class Endpoint:
         except DecodeError as error:
             if start == "{" and "truncated" in error.problem:
                 raise _Retryable("cut its answer") from None
-            what = "HTML" if start == "<" else "something else than a chat completion"
+            what = "HTML" if start == "<" else "something other than a chat completion"
             self._fail(
                 f"answered with {what}: {_quote(text) or 'nothing'}",
                 "check the address: it is that of the API, not of a web page",
@@ -317,7 +317,7 @@ class Endpoint:
         remedy = remedies.get(error.code, "see its message")
         if 300 <= error.code < 400:
             remedy = f"it refers to {printable(error.headers.get('Location', ''))}: name that address if you trust it"
-        self._fail(problem, remedy, key, status=error.code, attempts=attempt)
+        self._fail(f"answered {problem}", remedy, key, status=error.code, attempts=attempt)
 
     def _key(self) -> str:
         """Returns the key; "" for a server without keys. Raises EndpointError without quoting it."""
@@ -346,7 +346,7 @@ def _completions_url(url: str) -> str:
     except ValueError:
         is_address = False
     if not is_address or not plain.isascii() or not plain.isprintable() or " " in plain:
-        raise EndpointError(f"{url!r} is no address of an endpoint: it is http:// or https://, host and port")
+        raise EndpointError(f"{url!r} is no address of an endpoint: write http://HOST:PORT or https://HOST")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise EndpointError(
             f"{parts.scheme}://{parts.hostname}: the address holds a password, a query or a fragment: leave them out, "

@@ -163,7 +163,7 @@ class RepairLoop:
         if isinstance(read, Judgement):
             judgement = read
             if answer.finish_reason == "length":
-                judgement = replace(read, text=f"{read.text} (the answer was cut at its largest number of tokens)")
+                judgement = replace(read, text=f"{read.text} (it reached max_tokens)")
         else:
             path = self.task.folder / self.task.task_set / self.task.task / f"{self._others + len(self._attempts)}.py"
             write_text(path, read)
