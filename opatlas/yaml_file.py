@@ -74,7 +74,15 @@ def parse_yaml(text: bytes, *, strict: bool = False) -> Any:
     except Exception as error:
         # PyYAML's constructors raise any exception for a word that does not fit its form or tag (a date of month 99,
         # a number of 5,000 digits, `!!bool maybe`).
-        raise YamlError(" ".join(str(error).split()) or type(error).__name__) from None
+        raise YamlError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """Returns the line and the problem; PyYAML's own text has a picture of the place on several lines."""
+    place, text = "", str(error)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        place, text = f"line {error.problem_mark.line + 1}: ", error.problem
+    return place + (" ".join(text.split()) or type(error).__name__)
 
 
 def key_lines(text: bytes, under: str | None = None) -> dict[str, int]:

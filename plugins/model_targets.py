@@ -9,7 +9,7 @@ import pytest
 
 from opatlas.files import expect_folder
 from opatlas.generation.answers import model_folder
-from opatlas.generation.endpoint import Endpoint
+from opatlas.generation.endpoint import Endpoint, EndpointError
 from opatlas.generation.models_file import read_models
 from opatlas.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
 from opatlas.implementations.catalog import ALL, shipped
@@ -40,7 +40,10 @@ def model_settings(path: Path, kind: str) -> ModelSettings:
             raise pytest.UsageError(f"{path}: {other} and {model} have the same folder, {model_folder(model)}")
         if entry.endpoint:
             # Refuses a wrong address, and a variable without a key.
-            Endpoint(entry.endpoint, entry.api_key_variable)
+            try:
+                Endpoint(entry.endpoint, entry.api_key_variable)
+            except EndpointError as error:
+                raise pytest.UsageError(f"{path}: {model}: {error}") from None
         elif file.answers is None:
             raise pytest.UsageError(
                 f"{path}: {model}: name its server with `endpoint: URL`, or recorded answers with `answers: DIR`"

@@ -11,7 +11,7 @@ import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, read_safely
-from opatlas.text import suggest
+from opatlas.text import shorten, suggest
 from opatlas.yaml_file import YamlError, key_lines, parse_yaml
 
 from .prices import Dollars, Price, Prices, shipped_prices
@@ -19,6 +19,8 @@ from .settings import KernelLanguage, LoopLimits
 
 _MOST_BYTES = 1 << 20
 _EXAMPLE = "models: {my-model: {endpoint: http://localhost:8000}}"
+#: Characters of a wrong value in a message.
+_SHOWN = 40
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 
 
@@ -100,7 +102,7 @@ def read_models(path: Path) -> ModelsFile:
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): write a file as in {_EXAMPLE}") from None
     except YamlError as error:
-        raise OpAtlasError(f"{path}: {error}: correct it") from None
+        raise OpAtlasError(f"{path}: {error}: correct the YAML") from None
     content = _convert(path, text, values)
     if not content.models:
         raise OpAtlasError(f"{path}: names no model: write {_EXAMPLE}")
@@ -138,9 +140,24 @@ def _convert(path: Path, text: bytes, values: object) -> _Content:
         raise _refused(str(path), error, values, _Content) from None
 
 
+#: What the values of keys may be.
+_COUNT_VALUES, _DOLLARS, _TEXT = "a whole number from 1", "dollars, a number from 0 to 1,000,000", "text"
+_VALUES = {
+    "language": ", ".join(KernelLanguage),
+    **dict.fromkeys(("attempts", "max_tokens"), _COUNT_VALUES),
+    **dict.fromkeys(("cost_limit", "request", "in", "out"), _DOLLARS),
+    **dict.fromkeys(("answers", "endpoint", "api_key_variable"), _TEXT),
+}
+
+
 def _refused(place: str, error: msgspec.ValidationError, value: object, expected: type[msgspec.Struct]) -> OpAtlasError:
-    """Returns the error of a mapping that is not one of `expected`; the error names the keys of the mapping."""
+    """Returns the error of a value that is none of `expected`: the key, its value, and what it may be."""
     known = expected.__struct_encode_fields__
-    unknown = [str(key) for key in value if key not in known] if isinstance(value, dict) else []
-    guess = suggest(unknown[0], known) if unknown else ""
-    return OpAtlasError(f"{place}: {error}{guess}: its keys are {', '.join(known)}")
+    keys = ", ".join(known)
+    if not isinstance(value, dict):
+        return OpAtlasError(f"{place}: {shorten(repr(value), _SHOWN)} is no mapping: its keys are {keys}")
+    if unknown := [key for key in value if key not in known]:
+        return OpAtlasError(f"{place}: there is no key {unknown[0]}{suggest(unknown[0], known)}: the keys are {keys}")
+    wrong = next(key for key in known if f"`$.{key}`" in str(error))
+    shown = shorten(repr(value[wrong]), _SHOWN)
+    return OpAtlasError(f"{place}: {wrong} cannot be {shown}: it is {_VALUES[wrong]}")

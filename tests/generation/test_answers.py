@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,3 +143,22 @@ def test_wrong_prices_name_the_file(tmp_path: Path, text: str) -> None:
     with pytest.raises(OpAtlasError) as caught:
         read_models(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("language: rust\nmodels: {m: }", ["language", "rust", "triton-ascend"]),
+        ("models: {m: }\nattempts: 0", ["attempts", "0"]),
+        ("models: {m: {max_tokens: many}}", [":1: m:", "max_tokens", "many"]),
+        ("models: {m: {endpont: x}}", [":1: m:", "endpont", "endpoint"]),
+        ("models:\n  m: [open\n", ["line 3"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(tmp_path: Path, text: str, named: Sequence[str]) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(OpAtlasError) as caught:
+        read_models(path)
+    assert [each for each in named if each not in str(caught.value)] == []
+    assert "`$" not in str(caught.value)
