@@ -79,6 +79,14 @@ class AttemptsFile:
     torn: bool
 
 
+def decode_attempt(line: bytes, place: str) -> ModelAttempt:
+    """Returns the attempt in a line of the file. Raises DecodeError."""
+    try:
+        return decode(line, ModelAttempt, place)
+    except DecodeError as error:
+        raise DecodeError(place, f"{error.problem}: delete the line, or move the folder away") from None
+
+
 def read_attempts(path: Path) -> AttemptsFile:
     """Reads a file of attempts.
 
@@ -91,10 +99,10 @@ def read_attempts(path: Path) -> AttemptsFile:
             *lines, rest = file.read().split(b"\n")
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
-    found = [decode(line, ModelAttempt, f"{path}:{at}") for at, line in enumerate(lines, 1) if line.strip()]
+    found = [decode_attempt(line, f"{path}:{at}") for at, line in enumerate(lines, 1) if line.strip()]
     if not rest.strip():
         return AttemptsFile(tuple(found), torn=False)
     try:
-        return AttemptsFile((*found, decode(rest, ModelAttempt, f"{path}:{len(lines) + 1}")), torn=False)
+        return AttemptsFile((*found, decode_attempt(rest, f"{path}:{len(lines) + 1}")), torn=False)
     except DecodeError:
         return AttemptsFile(tuple(found), torn=True)

@@ -155,7 +155,7 @@ def _verdicts(counts: Iterable[VerdictCounts]) -> Iterator[str]:
     yield from align_numbers([("", "both", "passed only", "1e-3 only", "neither", "not compared"), *rows], least=8)
 
 
-def _speeds(speed_ups: Iterable[SpeedUps]) -> Iterator[str]:
+def _speeds(speed_ups: Sequence[SpeedUps]) -> Iterator[str]:
     yield from ("", "speed-up of the passed tasks; percent of all tasks with more than 1x, 1.5x, 2x", "")
     rows = [
         (
@@ -169,6 +169,10 @@ def _speeds(speed_ups: Iterable[SpeedUps]) -> Iterator[str]:
     ]
     titles = ("model", "timed", "own kernels", "mean", *(f"{p:g}x" for p in FAST))
     yield from align_numbers([titles, *rows], least=8)
+    if any(each.passed for each in speed_ups) and not any(each.timed for each in speed_ups):
+        yield wrap(
+            "to have speed-ups, measure the tasks too: `opatlas bench --tasks TASKS --database-path DB`", indent=0
+        )
 
 
 def _selection(report: ExperimentReport) -> Iterator[str]:

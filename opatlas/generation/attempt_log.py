@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.experiment.attempts import ATTEMPTS, ModelAttempt, attempt_line
+from opatlas.experiment.attempts import ATTEMPTS, ModelAttempt, attempt_line, decode_attempt
 from opatlas.files import safe_file
-from opatlas.typed_json import decode
 
 _BLOCK_BYTES = 1 << 16
 
@@ -90,7 +89,7 @@ class AttemptLog:
         for line in lines:
             place = f"{self.path}:{self._lines + 1}"
             if line.strip():
-                attempt = decode(line, ModelAttempt, place)
+                attempt = decode_attempt(line, place)
                 self._attempts.setdefault((attempt.task_set, attempt.task, attempt.model), []).append(attempt)
                 self._cost_usd += attempt.cost_usd
             self._lines += 1

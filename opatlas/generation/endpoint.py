@@ -219,7 +219,13 @@ class Endpoint:
                 if attempt == limits.attempts or wait_s >= left_s:
                     tried = f"{error.reason}, {attempt} times" if attempt > 1 else error.reason
                     asked = f", and asks to wait {wait_s:.0f} s" if wait_s >= left_s and error.wait_s else ""
-                    self._fail(f"{tried}{asked}", "try again later", key, status=error.status, attempts=attempt)
+                    self._fail(
+                        f"{tried}{asked}",
+                        "check that the server runs, or try again later",
+                        key,
+                        status=error.status,
+                        attempts=attempt,
+                    )
                 if self._on_wait is not None:
                     self._on_wait(_without(key, error.reason), wait_s)
                 self._sleep(wait_s)
@@ -246,7 +252,7 @@ class Endpoint:
             reason = error.reason if isinstance(error.reason, Exception) else error
             if isinstance(reason, (socket.gaierror, ssl.SSLCertVerificationError)):
                 self._fail(f"cannot be reached ({reason})", "check the address", key, attempts=attempt)
-            raise _Retryable(f"cannot be reached ({reason})") from None
+            raise _Retryable(f"cannot be reached ({getattr(reason, 'strerror', None) or reason})") from None
         except TimeoutError:
             raise _Retryable(f"was silent for {silence_s:g} s") from None
         except (http.client.HTTPException, OSError) as error:
