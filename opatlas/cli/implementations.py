@@ -156,15 +156,14 @@ def _write_templates(arguments: argparse.Namespace) -> int:
     for path in [] if suite else paths:
         show(f"wrote {path}")
     ops = f" --ops {','.join(of_torch)}" if not suite else ""
+    commands = []
     if of_torch:
-        chosen = shlex.quote(suite or "opinfo")
-        show(f"opatlas bench --suite {chosen} --implementation torch,{folder}{ops} measures them beside torch")
+        commands.append(f"--suite {shlex.quote(suite or 'opinfo')} --implementation torch,{folder}{ops}")
     if kernel_types:
         database = f" --database-path {shlex.quote(str(arguments.database_path))}" if arguments.database_path else ""
-        show(
-            f"opatlas bench --implementation torch,{folder} --ops {','.join(kernel_types)}{database} measures them "
-            f"beside torch"
-        )
+        commands.append(f"--implementation torch,{folder} --ops {','.join(kernel_types)}{database}")
+    for command in commands:
+        show(wrap(f"next: `opatlas bench {command}` measures them beside torch", 0))
     return 0
 
 
@@ -177,7 +176,8 @@ def listed(implementation: Implementation) -> Listed:
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         of_suites = is_folder(kernel_type)
         if kernel_type not in replays and not of_suites:
-            notes.append(f"no kernel type is called {kernel_type}{suggest(kernel_type, replays)}")
+            guess = suggest(kernel_type, replays)
+            notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")
         # A kernel type by another name is the same function with the same arguments.
         proof = proofs.get(kernel_type) or proofs.get(base_type(kernel_type), _NOT_RUN)
         proof = proof if kernel_type in replays else _OF_SUITES if of_suites else _NO_REPLAY

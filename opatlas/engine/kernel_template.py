@@ -27,7 +27,7 @@ _REFERENCE = "opatlas.bench.implementations.torch"
 _TEMPLATE = '''\
 """{kernel_type}: a kernel of your own.
 
-`opatlas bench --implementation torch,{folder} --ops {kernel_type}` measures it beside what torch takes.
+`opatlas bench --implementation torch,{folder} --ops {kernel_type}` measures it beside torch.
 """
 
 import torch  # noqa: F401
