@@ -15,6 +15,7 @@ from opatlas.installation import measuring_code
 from opatlas.store.manifest import Manifest, code_digest
 
 from .settings import Settings
+from .workload import CollectiveWorkload
 
 
 class Surroundings:
@@ -122,7 +123,7 @@ def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
         "in_process": settings.in_process,
         "ray": settings.ray,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
-        "communication": list(settings.workload.notes) or None,
+        "communication": list(settings.workload.notes) if isinstance(settings.workload, CollectiveWorkload) else None,
         "models": None if settings.models is None else settings.models.told(),
         **settings.group_options,
     }

@@ -42,6 +42,9 @@ from opatlas.text import pluralize
 
 from .cluster import cluster_of
 
+#: Incomplete files of tasks that are named.
+_SHOWN = 3
+
 
 @dataclass(frozen=True)
 class Workload(ABC):
@@ -311,7 +314,9 @@ def make_workload(kind: type[Workload], config: pytest.Config, devices: Sequence
     """Returns what the options ask for. Raises pytest.UsageError for options that contradict each other."""
     option = config.option
     if kind is TaskWorkload:
-        return TaskWorkload(option, tasks=_tasks(option.tasks))
+        incomplete: list[str] = []
+        tasks = _tasks(option.tasks, incomplete)
+        return TaskWorkload(option, notes=_incomplete_notes(incomplete), tasks=tasks)
     if kind is SuiteWorkload:
         return SuiteWorkload(option, device_kind=devices[0].kind, name=suite_name(option.suite))
     if kind is not CollectiveWorkload:
@@ -324,12 +329,21 @@ def make_workload(kind: type[Workload], config: pytest.Config, devices: Sequence
     return CollectiveWorkload(plan.options, plan.rows, plan.about)
 
 
-def _tasks(places: Sequence[str]) -> Mapping[str, Task]:
+def _tasks(places: Sequence[str], incomplete: list[str]) -> Mapping[str, Task]:
     """Returns the tasks in files and folders. Raises OpAtlasError if there are none, or two of one name."""
     found: dict[str, Task] = {}
     for place in places:
-        for task in read_tasks(Path(place)):
+        for task in read_tasks(Path(place), incomplete):
             other = found.setdefault(task.kernel_type, task)
             if other.path != task.path:
                 raise OpAtlasError(f"--tasks: {task.path} and {other.path} are both called {task.full_name}: name one")
     return found
+
+
+def _incomplete_notes(incomplete: Sequence[str]) -> list[str]:
+    """Returns the line on files that lack a half of a task; no line for no files."""
+    if not incomplete:
+        return []
+    more = [f"and {len(incomplete) - _SHOWN:,} more"] if len(incomplete) > _SHOWN else []
+    files = pluralize(len(incomplete), "file is no task", "files are no tasks")
+    return [f"{files}: {'; '.join([*incomplete[:_SHOWN], *more])}"]

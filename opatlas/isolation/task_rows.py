@@ -44,8 +44,8 @@ class TaskRows:
             return []
         shown = [f"{name}: {reason}" for name, reason in self.failed.items()][:_SHOWN]
         more = [f"and {len(self.failed) - _SHOWN:,} more"] if len(self.failed) > _SHOWN else []
-        without = pluralize(len(self.failed), "task has no row", "tasks have no rows")
-        return [f"{without}, since their inputs cannot be made: {'; '.join([*shown, *more])}"]
+        failed = pluralize(len(self.failed), "task has no row, since its", "tasks have no rows, since their")
+        return [f"{failed} inputs cannot be made: {'; '.join([*shown, *more])}"]
 
 
 def task_rows(tasks: Sequence[Task], database: Database | None = None) -> TaskRows:

@@ -39,8 +39,12 @@ _AKG_SETS = {"akg_kernels_bench": "akg", "akg_kernels_bench_lite": "akg_lite"}
 _AKG_TWINS = "kernelbench"
 #: A file of robust-kbench, and the file of its arguments beside it.
 _ROBUST = re.compile(r"func_(forward|backward)")
-#: Words in the text of each task file.
+#: What each task file defines; a file without both is no task, one with either may have been meant as one.
+_DEFINES_MODEL = re.compile(rf"^class {MODEL}\b".encode(), re.MULTILINE)
+_DEFINES_INPUTS = re.compile(rf"^def {GET_INPUTS}".encode(), re.MULTILINE)
+#: Words in the text of each task file, which may import what these name.
 _WORDS = (MODEL.encode(), GET_INPUTS.encode())
+_IS_OTHER_FILE = f"has no class {MODEL} with a function {GET_INPUTS}"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_+-]+")
 
 
@@ -117,11 +121,14 @@ def kernel_type_of(task_set: str, name: str) -> str:
     return f"{task_set}/{name}".replace("/", ".")
 
 
-def read_tasks(path: Path) -> list[Task]:
+def read_tasks(path: Path, incomplete: list[str] | None = None) -> list[Task]:
     """Returns the tasks in a folder and its subfolders, or in one file, by full name. The files are not run.
 
     Files of a folder without Model or without inputs are no tasks. Hidden folders, `__pycache__`, and files whose names
     begin with `_` or `.` are left out.
+
+    Args:
+        incomplete: gets the files that have either Model or inputs, and what each lacks.
 
     Raises:
         OpAtlasError: there is no such file or folder; a file is not Python; nothing is a task; two tasks of a set have
@@ -136,6 +143,8 @@ def read_tasks(path: Path) -> list[Task]:
         task, lacks = _read_task(file, root)
         if task is None:
             lacking = lacking or f"{file.name}: {lacks}"
+            if incomplete is not None and lacks != _IS_OTHER_FILE:
+                incomplete.append(f"{file.name} {lacks}")
             continue
         if not is_file_name(task.kernel_type):
             raise OpAtlasError(f"{task.path}: {task.kernel_type!r} cannot name a CSV file: rename the file")
@@ -155,7 +164,9 @@ def _read_task(path: Path, root: Path) -> tuple[Task | None, str]:
     content = _read(path)
     if not all(word in content for word in _WORDS):
         # Any other file of a large checkout, which need not even be Python of this version.
-        return None, f"has no class {MODEL} with a function {GET_INPUTS}"
+        if _DEFINES_MODEL.search(content):
+            return None, f"has no function {GET_INPUTS}"
+        return None, f"has no class {MODEL}" if _DEFINES_INPUTS.search(content) else _IS_OTHER_FILE
     names = _names(path, content)
     if MODEL not in names.defined:
         return None, f"has no class {MODEL}"

@@ -76,7 +76,12 @@ def test_what_is_no_task(tmp_path):
     write(tmp_path / "set" / "_helper.py", TORCH)
     write(tmp_path / "set" / "notes.py", "x = 1\n")
     write(tmp_path / "set" / "old.py", "print 'Python 2'\n")
-    assert [task.name for task in read_tasks(tmp_path / "set")] == ["relu"]
+    write(tmp_path / "set" / "no_inputs.py", "class Model: ...\n")
+    write(tmp_path / "set" / "no_model.py", "def get_inputs(): ...\n")
+    write(tmp_path / "set" / "new.py", "class ModelNew: ...\n")
+    incomplete: list[str] = []
+    assert [task.name for task in read_tasks(tmp_path / "set", incomplete)] == ["relu"]
+    assert [each.split()[0] for each in incomplete] == ["no_inputs.py", "no_model.py"]
     for files in ({"a.py": "x = 1\n"}, {}, {"a.py": TORCH + "def\n"}, {"a b.py": TORCH, "a_b.py": TORCH}):
         folder = tmp_path / f"bad{len(os.listdir(tmp_path))}"
         folder.mkdir()
