@@ -22,7 +22,7 @@ _REASONS_SHOWN = 5
 _NAMES_SHOWN = 10
 #: In place of the mean of rows that are all AMBIGUOUS.
 NO_MEAN = "-"
-_PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD, _AMBIGUOUS = "*", "c", "h", "±", "ambiguous"
+_PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD = "*", "c", "h", "±"
 _VERDICT_WORDS = {
     PairVerdict.SLOW: "SLOW",
     PairVerdict.FAST: "FAST",
@@ -76,7 +76,7 @@ def rival_lines(comparison: DatabaseComparison, rival: ComparedDatabase, used: s
     """Yields the numbers of rows by verdict, and rows of each verdict.
 
     Args:
-        used: gets the marks of the rows, which `mark_lines` explains.
+        used: gets the marks and verdicts of the rows, which `mark_lines` explains.
     """
     yield wrap(_verdicts(comparison, rival), indent=0)
     if composed := _compositions(comparison, rival):
@@ -86,7 +86,7 @@ def rival_lines(comparison: DatabaseComparison, rival: ComparedDatabase, used: s
         cells = []
         for row, pair in each.rows[:_ROWS_SHOWN]:
             marks = _marks(comparison, rival, row, pair)
-            used.update(marks, _SPREAD, *[_AMBIGUOUS] * (pair.verdict is PairVerdict.AMBIGUOUS))
+            used.update(marks, _SPREAD, {pair.verdict.value})
             cells.append((_cut(row.case_id), *_cells(pair), marks))
         yield ""
         yield from align_numbers([header, *cells])
@@ -123,7 +123,7 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
             cells = []
             for row, pair in each.rows[:_ROWS_SHOWN]:
                 marks = _marks(comparison, rival, row, pair)
-                used.update(marks, _SPREAD, *[_AMBIGUOUS] * (pair.verdict is PairVerdict.AMBIGUOUS))
+                used.update(marks, _SPREAD, {pair.verdict.value})
                 cells.append((_code(row.case_id), *_cells(pair), marks.replace(_PARTIAL, f"\\{_PARTIAL}")))
             yield ""
             yield from markdown_table([each.title, "baseline", "rival", "speed-up", "", ""], cells)
@@ -152,7 +152,7 @@ def _figures(figures: RivalFigures) -> tuple[str, ...]:
         *(f"{count:,}" if count else "" for count in counts),
         mean_text(figures, figures.covered),
         mean_text(figures, figures.deployed),
-        "/".join("-" if share is None else f"{share * 100:.0f}" for share in shares),
+        NO_MEAN if _is_noise(figures) else "/".join("-" if each is None else f"{each * 100:.0f}" for each in shares),
     )
 
 
@@ -336,7 +336,7 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
     if over_time:
         yield "mean: geometric mean of the speed-ups of rows that both measured; above 1x the second is faster"
     if any(_is_noise(each) for rival in comparison.rivals for each in comparison.figures(rival.name)):
-        yield f"{NO_MEAN}: no mean, since all rows that compare are AMBIGUOUS"
+        yield f"{NO_MEAN}: no figure, since all rows that compare are AMBIGUOUS"
     if any((total := comparison.total(rival.name)).lost or total.new for rival in over_time):
         yield "lost, new: rows that only the first, only the second measured"
     if not _is_over_time(comparison):
@@ -346,11 +346,11 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
 
 
 def mark_lines(used: set[str]) -> Iterator[str]:
-    """Yields what the marks of rows mean."""
+    """Yields what the marks and verdicts of rows mean."""
     if _SPREAD in used:
         yield f"{_SPREAD}: {STANDARD_ERRORS:g} standard errors of both calls; SLOW and FAST differ by more"
-    if _AMBIGUOUS in used:
-        yield f"{_AMBIGUOUS}: the samples do not tell; `--max-noise 5%` repeats noisy rows"
+    if PairVerdict.AMBIGUOUS.value in used:
+        yield f"{PairVerdict.AMBIGUOUS}: the samples do not tell; --max-noise 5% repeats noisy rows"
     if _PARTIAL in used:
         yield f"{_PARTIAL}: outputs are missing, or inputs or results were converted outside the measured time"
     if _COMPOSITION in used:

@@ -154,6 +154,7 @@ def test_a_rival_with_ambiguous_rows_alone_has_no_mean(
     shown = [run(capsys, "compare", ours, *more)[1] for more in ((), ("--format", "markdown"))]
     # The speed-up of the row is shown, beside its spread.
     assert [text.count("0.25x") for text in shown] == [1, 1]
+    assert [text.count("--max-noise") for text in shown] == [1, 1]
     # One more row that tells makes means tell, too.
     write_tables(ours, {"Sort": [measured(1, 10, std_us=9, stand_in=stand_in), measured(2, 10)]})
     write_tables(folder, {"Sort": [measured(1, 40, std_us=30), measured(2, 40)]})
