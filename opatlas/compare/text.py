@@ -79,6 +79,8 @@ def rival_lines(comparison: DatabaseComparison, rival: ComparedDatabase, used: s
         used: gets the marks and verdicts of the rows, which `mark_lines` explains.
     """
     yield wrap(_verdicts(comparison, rival), indent=0)
+    if _is_noise(comparison.total(rival.name)):
+        used.add(PairVerdict.AMBIGUOUS.value)
     if composed := _compositions(comparison, rival):
         yield wrap(composed, indent=0)
     for each in _lists(comparison, rival):
