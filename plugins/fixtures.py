@@ -30,6 +30,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[ItemRows]:
     rows.close()
 
 
+@pytest.fixture
+def row(request: pytest.FixtureRequest) -> None:
+    """Fails a test without `@replays`; a test with `@replays` gets its rows in place of this fixture."""
+    pytest.fail(f"{request.node.name} has no rows: name the kernel types with @replays(...)", pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def replay(device: ItemRows) -> ItemRows:
     """The same as `device`. In the device process a replay calls its `replay` with kernel, arguments and formula."""

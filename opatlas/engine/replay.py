@@ -101,6 +101,11 @@ class Replay:
             ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
         """
+        if not hasattr(expected, "compare"):
+            raise ReplayError(
+                f"expected={getattr(expected, '__name__', expected)} is no formula: mark the function with @pointwise, "
+                "@per_row(...) or @per_element(...)"
+            )
         kernel = load_kernel(self._source, impl) if self._source else self._device.kernel(impl, self._spec.npu)
         name = self._spec.npu if self._spec.npu and not self._source and kernel is not impl else _name(kernel)
         if self._source and not self._source.module:

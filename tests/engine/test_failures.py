@@ -6,6 +6,7 @@ import sys
 import unittest
 
 import pytest
+import torch
 from replaying import job_of, runner
 
 from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -123,3 +124,15 @@ class TestGroupsOfExceptions:
 
     def test_members_that_are_no_device_errors_fail_the_row(self) -> None:
         assert outcome_from_error(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
+
+
+@replays("Neg", npu=None)
+def with_a_plain_function(row, replay):
+    replay(torch.neg, row.tensor(0), expected=torch.neg)
+
+
+def test_a_function_without_a_kind_of_formula_is_named_with_the_kinds():
+    outcome = runner().run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.with_a_plain_function"))
+    assert (outcome.status, outcome.detail) == (Status.FAILED, "")
+    assert "neg" in outcome.reason
+    assert "@pointwise" in outcome.reason

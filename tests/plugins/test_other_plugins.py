@@ -83,6 +83,13 @@ def test_ordinary_tests_in_workers_need_no_device(sessions: Sessions) -> None:
     assert "INTERNALERROR" not in done
 
 
+def test_a_test_without_a_mark_is_told_of_it(sessions: Sessions) -> None:
+    (sessions.folder / "test_unmarked.py").write_text("def test_unmarked(row, replay): pass\n")
+    done = sessions.run_in_process("test_unmarked.py")
+    assert done.outcomes() == {"error": 1}
+    assert done.tells("test_unmarked", "@replays")
+
+
 def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(Mood.RAISE)])
     for option in (), ("--read-only",):
