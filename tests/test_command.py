@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -55,6 +56,36 @@ def test_a_misspelt_option_is_told_from_what_was_meant(
     assert next(word.partition("=")[0] for word in arguments if word.startswith("--")) in said
     assert ("did you mean" in said) == (meant is not None)
     assert meant is None or f"{meant}?" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "NVIDA_H200"),
+        ("query", "NVIDA_H200", "Add", "8", "8"),
+        ("history", "NVIDA_H200", "Add"),
+        ("regressions", "NVIDA_H200"),
+        ("diagnose", "NVIDA_H200"),
+        ("compare", "NVIDA_H200"),
+        ("plot", "NVIDA_H200", "--output", "plots"),
+        ("check", "NVIDA_H200"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_every_command_tells_a_misspelt_device_from_what_was_meant(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(arguments) == command.USAGE
+    assert "NVIDIA_H200?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["NVIDIA_H200", "database/data/NVIDIA_H200"])
+def test_the_folder_of_a_device_stands_for_its_newest_database_as_the_name_does(
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert command.main(["show", place, "--json", "-"]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["path"]).parts[-3:-1] == ("NVIDIA_H200", "torch")
 
 
 def test_words_after_two_dashes_and_words_with_spaces_are_no_options() -> None:

@@ -23,7 +23,7 @@ from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.generation.endpoint import Endpoint
 from opatlas.generation.models_file import read_models
 from opatlas.model.errors import ReplayError
-from opatlas.model.named_databases import named_folder
+from opatlas.model.named_databases import meant_device, named_folder
 from opatlas.options import at_least
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, print_problems, show
@@ -126,7 +126,9 @@ def _expect_together(arguments: argparse.Namespace) -> None:
     """Refuses arguments that lack others. Raises UsageError."""
     for place in (arguments.place, *([named_folder(arguments.against)] if arguments.against else [])):
         if not place.exists():
-            raise UsageError(f"{place}: no such file, folder or device: name a capture or a database")
+            raise UsageError(
+                f"{place}: no such file or folder: name a capture, a database or a device{meant_device(place)}"
+            )
     if arguments.against and (arguments.prompt or arguments.models):
         raise UsageError("--against compares, and --prompt and --models ask about one diagnosis: leave out one")
     if (arguments.models is None) != (arguments.output is None):

@@ -18,7 +18,7 @@ from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.arguments import add_database, add_json, add_removed, add_rows, write_or_print_json
 from opatlas.combine.rebuild import rebuild
 from opatlas.errors import UsageError
-from opatlas.files import expect_folder
+from opatlas.model.named_databases import expect_database
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
 from opatlas.report.row_summary import microseconds_text, noise_text
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Shows or restores rows and returns the exit status that the help explains. Raises OpAtlasError."""
     path: Path = arguments.database
-    expect_folder(path, "name one with a database")
+    expect_database(path)
     if arguments.dry_run and arguments.restore != _CSVS:
         raise UsageError("--dry-run belongs to --restore csvs: leave it out, or add --restore csvs")
     if arguments.json is not None and arguments.restore:

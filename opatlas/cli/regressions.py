@@ -14,7 +14,7 @@ from pathlib import Path
 from opatlas.cli.arguments import add_database, add_json, add_rows, write_or_print_json
 from opatlas.compare.regressions import Regressions, RowChange, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
-from opatlas.files import expect_folder
+from opatlas.model.named_databases import expect_database
 from opatlas.model.signature import RowChoice
 from opatlas.options import percent
 from opatlas.report.row_summary import microseconds_text
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows steps and drifts, and returns the exit status that the help explains. Raises OpAtlasError."""
-    expect_folder(arguments.database, "name one with a database")
+    expect_database(arguments.database)
     database = Database(arguments.database)
     found = find_regressions(database, RowChoice(arguments.rows, frozenset(database.kernel_types())))
     if not write_or_print_json(arguments.json, _as_json(found)):

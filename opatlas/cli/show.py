@@ -17,13 +17,12 @@ from opatlas.checks.overview import KernelTypeOverview, Overview, read_overview
 from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.kernels import show_kernels
 from opatlas.errors import UsageError
-from opatlas.files import expect_folder
 from opatlas.model.location import ROOT, list_databases
-from opatlas.model.named_databases import named_folder
+from opatlas.model.named_databases import expect_database, named_folder
 from opatlas.model.quality import NOISE_LIMIT
 from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
-from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, print_problems, show
+from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, print_problems, show, wrap
 
 #: Room for the name of a kernel type; longer names get a line of their own.
 _LEAST_NAME = 12
@@ -61,12 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
         show_kernels(arguments.kernels, arguments.json)
         return 0
     if path is not None:
-        expect_folder(path, f"name a database, or none for a list of the databases below {ROOT}")
+        expect_database(path)
         found = [read_overview(Database(path))]
         lines = list(_page(found[0]))
     else:
         found = [read_overview(Database(each)) for each in list_databases(ROOT)]
-        lines = _list(found) if found else [f"no database below {ROOT}: `opatlas bench` makes one for this machine"]
+        none = f"no database below {ROOT}: `opatlas bench` makes one for this machine"
+        lines = _list(found) if found else [wrap(none, indent=0)]
     content = [asdict(each) for each in found]
     if not write_or_print_json(arguments.json, content if path is None else content[0]):
         show("\n".join(lines))

@@ -65,7 +65,9 @@ def pairs_below(places: Sequence[str]) -> dict[str, list[str]]:
     """
     if len(places) < 2:
         return {"": list(places)}
-    folders = [named_folder(_split(place)[0]) for place in places]
+    names = [_split(place)[0] for place in places]
+    # A folder is not yet that of its newest database, since all below it are compared.
+    folders = [Path(name) if Path(name).is_dir() else named_folder(name) for name in names]
     if any(next(folder.glob("[!.]*.csv"), None) for folder in folders) or not all(map(Path.is_dir, folders)):
         return {"": list(places)}
     below = [{str(path.relative_to(folder)) for path in _folders_of_tables(folder)} for folder in folders]

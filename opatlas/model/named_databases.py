@@ -4,37 +4,44 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
 from opatlas.model.location import ROOT, implementation_of, list_databases, parse_path
 from opatlas.model.versions import version_key
 from opatlas.text import suggest
 
 
 def database_folder(place: Path | str) -> Path:
-    """Returns the folder of a database: the named folder, or the newest default database of a named device.
+    """Returns the folder that `named_folder` does. Raises UsageError if a text names neither a folder nor a device."""
+    folder = named_folder(place)
+    if isinstance(place, str):
+        expect_database(folder)
+    return folder
 
-    A device is named by its name, or by the folder that has its databases. Raises OpAtlasError.
+
+def named_folder(place: Path | str) -> Path:
+    """Returns the folder that a name stands for: of a device, that of its newest default database; else the path.
+
+    A device is named by its name, or by the folder that has its databases.
     """
     folder = Path(place)
-    if isinstance(place, Path) or folder.is_dir():
-        below = (
-            [] if next(folder.glob("[!.]*.csv"), None) else [path for path in folder.glob("*/*") if _is_default(path)]
-        )
-        return max(below, key=newness, default=folder)
+    if folder.is_dir() and not next(folder.glob("[!.]*.csv"), None):
+        found = [path for path in folder.glob("*/*") if _is_default(path)]
+    else:
+        found = [] if folder.exists() or isinstance(place, Path) else _default_databases().get(place, [])
+    return max(found, key=newness, default=folder)
+
+
+def expect_database(folder: Path) -> None:
+    """Checks that a folder exists. Raises UsageError, which names the device that was meant."""
+    remedy = "" if folder.exists() else f"name the folder of a database, or a device{meant_device(folder)}"
+    expect_folder(folder, remedy)
+
+
+def meant_device(folder: Path) -> str:
+    """Returns what follows "a device" in an error about a missing folder: the devices that may have been meant."""
     devices = _default_databases()
-    if place not in devices:
-        meant = suggest(place, devices) or (f" ({', '.join(devices)})" if devices else f": there are none below {ROOT}")
-        raise OpAtlasError(
-            f"{place}: neither a folder nor a device with a database{meant}: name a folder, such as that of a device "
-            f"in database/data of a checkout of OpAtlas"
-        )
-    return max(devices[place], key=newness)
-
-
-def named_folder(text: str) -> Path:
-    """Returns the folder that a command's argument names: as `database_folder` for a device, else the path itself."""
-    path = Path(text)
-    return path if path.exists() else max(_default_databases().get(text, [path]), key=newness)
+    none = f" with a database below {ROOT}, which has none; a checkout of OpAtlas has some in database/data"
+    return suggest(folder.name, devices) or (f" ({', '.join(devices)})" if devices else none)
 
 
 def _default_databases() -> dict[str, list[Path]]:

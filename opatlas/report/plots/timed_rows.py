@@ -10,8 +10,8 @@ from pathlib import Path
 
 from opatlas.capture.cases import read_ingests
 from opatlas.errors import CellError, OpAtlasError
-from opatlas.files import expect_folder
 from opatlas.gc_pause import gc_paused
+from opatlas.model.named_databases import expect_database
 from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.model.schema import (
     AVERAGE,
@@ -142,7 +142,7 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
         OpAtlasError: the folder is missing, or has no such CSV; the message names a folder below it that has.
     """
     wanted = "hcom_*.csv" if of_collectives else "*.csv"
-    expect_folder(folder, f"name one that holds {wanted if of_collectives else '{KernelType}.csv'} files")
+    expect_database(folder)
     tables = sorted(folder.glob(wanted))
     if not tables:
         below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/{wanted}")) for level in _BELOW)
