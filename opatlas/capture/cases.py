@@ -35,7 +35,7 @@ from opatlas.errors import TableError
 from opatlas.model.quality import Summary, summarize
 from opatlas.progress import Progress
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX
+from opatlas.store.manifest import INGEST_PREFIX, ingest_paths
 from opatlas.text import add_counts
 
 #: The launches of a capture, and the number of a group in it.
@@ -201,7 +201,7 @@ def read_ingests(database: Database) -> list[Ingest]:
         if not manifest_path(database, run_id).exists():
             # The ingest was killed before it wrote its manifest.
             found[run_id] = Ingest(read_samples_manifest(path), path)
-    for path in database.runs_dir.glob(f"{INGEST_PREFIX}*.json"):
+    for path in ingest_paths(database):
         samples = samples_path(database, path.stem)
         found[path.stem] = Ingest(read_manifest(path), samples if samples.exists() else None)
     return sorted(found.values(), key=lambda ingest: (ingest.manifest.started_at, ingest.manifest.run_id))

@@ -56,6 +56,7 @@ from opatlas.capture.manifest import (
     check_same_software,
     new_manifest,
     samples_path,
+    unknown_facts,
     write_samples,
 )
 from opatlas.errors import OpAtlasError
@@ -158,6 +159,11 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     else:
         known = {}
     done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
+    for manifest in {known[file.sha256].run_id: known[file.sha256] for file in files if file.sha256 in known}.values():
+        if facts := unknown_facts(manifest, request.device, request.versions):
+            done.problems.append(
+                f"{manifest.run_id} has these captures without {facts}: ingest them into another --database-path"
+            )
     files = [file for file in files if file.sha256 not in known]
     aggregate = Aggregate()
     done.problems += aggregate.add_files([file.path for file in files])

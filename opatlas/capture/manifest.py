@@ -184,6 +184,13 @@ def check_same_software(earlier: Sequence[IngestManifest], device: str | None, v
             )
 
 
+def unknown_facts(earlier: IngestManifest, device: str | None, versions: CaptureVersions) -> str:
+    """Returns the given device and versions that an earlier ingest does not name: "device Ascend910B3"; or ""."""
+    known = _known_facts(earlier.device, earlier.versions)
+    given = _known_facts(device, versions)
+    return ", ".join(f"{name} {fact}" for name, fact in given.items() if name not in known)
+
+
 def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str]:
     facts = {"device": device, "vllm-ascend": versions.vllm, "torch": versions.torch, "CANN": versions.cann}
     return {name: public_version(fact) for name, fact in facts.items() if fact}

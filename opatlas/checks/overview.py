@@ -19,7 +19,7 @@ from opatlas.model.schema import CACHE_STATE, INSTRUMENT, POOLED_MACHINES, QUALI
 from opatlas.store import journal
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, read_manifests
+from opatlas.store.manifest import ingest_paths, read_manifests
 
 #: The quality of a row without the column Quality.
 _NOT_JUDGED = "not judged"
@@ -109,7 +109,7 @@ def read_overview(database: Database) -> Overview:
     # Manifests of `pytest shapes/` name no device.
     manifests = [each for each in read_manifests(database, problems).values() if each.device_names]
     ingested_at = []
-    for path in sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json")):
+    for path in ingest_paths(database):
         try:
             ingested_at.append(read_manifest(path).started_at)
         except (OpAtlasError, OSError) as error:

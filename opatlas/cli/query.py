@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.cli.arguments import add_json, write_or_print_json
-from opatlas.errors import UsageError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.communication import BY_NAME
 from opatlas.options import names
 from opatlas.progress import hint_after
@@ -22,7 +22,7 @@ from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
-from opatlas.query.result import How, QueryResult
+from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.store.csv_files import read_frame, write_rows
 from opatlas.text import parse_whole, pluralize, show, table_lines
 
@@ -90,15 +90,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _call(database: OpenDatabase, arguments: argparse.Namespace) -> QueryResult:
-    return database.query(
-        arguments.kernel_type, arguments.shapes, dtypes=list(arguments.dtypes), implementation=arguments.implementation
-    )
+    dtypes, implementation = list(arguments.dtypes), arguments.implementation
+    try:
+        return database.query(arguments.kernel_type, arguments.shapes, dtypes=dtypes, implementation=implementation)
+    except NoAnswer as error:
+        if not {*error.give} - {"dtypes"}:
+            raise
+        raise OpAtlasError(f"{error}; a row of --file FILE has columns for it") from None
 
 
 def _message(database: OpenDatabase, arguments: argparse.Namespace) -> QueryResult:
     numbers = [parse_whole(word) or 0 for word in arguments.shapes]
-    if len(numbers) != 2 or min(numbers) < 1 or arguments.implementation:
-        raise UsageError(f"write {arguments.kernel_type} BYTES DEVICES, such as 1048576 2, without --implementation")
+    if arguments.implementation:
+        raise UsageError("--implementation does not choose a library of collectives: leave it out")
+    if len(numbers) != 2 or min(numbers) < 1:
+        raise UsageError(
+            f"{arguments.kernel_type} {' '.join(arguments.shapes)}: give two whole numbers above 0, the bytes of the "
+            "message and the devices, such as 1048576 2"
+        )
     size, devices = numbers
     named = {"dtype": arguments.dtypes[0]} if arguments.dtypes else {}
     return database.collective(arguments.kernel_type, bytes=size, devices=devices, **named)

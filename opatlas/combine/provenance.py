@@ -40,7 +40,7 @@ from opatlas.store import journal
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
+from opatlas.store.manifest import Manifest, ingest_paths, read_manifests
 from opatlas.text import pluralize
 
 #: Software in the paths of databases, and where a manifest has its version: facts of the device, then packages.
@@ -224,7 +224,7 @@ class Provenance:
 
     def _captured_on(self) -> list[str]:
         devices = set()
-        for path in sorted(self._database.runs_dir.glob(f"{INGEST_PREFIX}*.json")):
+        for path in ingest_paths(self._database):
             try:
                 devices.add(read_manifest(path).device)
             except (OpAtlasError, OSError) as error:

@@ -16,6 +16,7 @@ from opatlas.model.location import device_kind, implementation_label, implementa
 from opatlas.model.versions import version_key
 from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.database import Database
+from opatlas.store.manifest import ingest_paths
 
 
 class CallSource(Protocol):
@@ -164,4 +165,7 @@ def _database(path: Path) -> ComparedDatabase:
     name, version = implementation_of(path)
     if name:
         return ComparedDatabase(name, path, version)
-    return ComparedDatabase(default_name(device_kind(database_device(path))), path, is_default=True)
+    device = database_device(path)
+    # Captures come from NPUs, and need not name theirs.
+    kind = "npu" if not device and ingest_paths(Database(path)) else device_kind(device)
+    return ComparedDatabase(default_name(kind), path, is_default=True)

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.text import parse_real, percent_text, pluralize
+from opatlas.text import parse_real, percent_text
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     if throttled:
         return QualityVerdict(Quality.THROTTLED, _join_reasons(throttled, named), len(outliers))
     if len(samples_us) < LEAST_FOR_NOISE:
-        return QualityVerdict(Quality.UNKNOWN, f"{pluralize(len(samples_us), 'sample')} are too few to judge noise")
+        return QualityVerdict(Quality.UNKNOWN, f"too few samples to judge noise: {len(samples_us)}")
     if modes := find_modes(samples_us):
         return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
     if drift := _drift(samples_us, middle):

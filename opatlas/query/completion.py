@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
 from opatlas.model.slots import split_cell
@@ -40,11 +40,9 @@ class Completion:
         forms = self._forms.get(_axes(asked), {})
         fitting = {form: found for form, found in forms.items() if _agrees(form, question)}
         if not fitting:
-            shapes = self._rows.cells(INPUT_SHAPES)
-            usual = Counter(shapes).most_common(1)[0][0] if shapes else ""
             raise NoAnswer(
                 f"{question.kernel_type}: no row of {self._rows.label} has {pluralize(len(asked), 'input')} with these "
-                f"numbers of axes, and these dtypes; usual are {usual!r}: ask for such, or measure the row"
+                f"{self._difference(forms)}: ask for such, or measure the row"
             )
         form = max(fitting, key=lambda each: len(fitting[each]))
         named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
@@ -56,6 +54,13 @@ class Completion:
             )
         note = "" if len(fitting) == 1 else f"with {named[INPUT_DTYPES]}, as most rows"
         return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
+
+    def _difference(self, forms: Iterable[Sequence[tuple[str, ...]]]) -> str:
+        """Returns what no row has, and what is usual. `forms` are those of the rows with as many axes as asked."""
+        if dtypes := Counter(";".join(form[0]) for form in forms):
+            return f"dtypes and formats; the dtypes of such rows are {' or '.join(map(repr, dtypes))}"
+        shapes = self._rows.cells(INPUT_SHAPES)
+        return f"numbers of axes; usual are {Counter(shapes).most_common(1)[0][0] if shapes else ''!r}"
 
     @cached_property
     def stores_weight_transposed(self) -> bool:
@@ -84,7 +89,22 @@ class Completion:
         return found
 
     def _follow(self, found: Sequence[int], asked: Dims) -> str | None:
-        """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow."""
+        """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow.
+
+        Rows of products with transposed and other operands have no rule in common. Then rows count whose inputs agree
+        in sizes in which the asked ones agree, too: each group of such rows has to lead to the same outputs.
+        """
+        if (all_rows := self._follow_rule(found, asked)) is not None:
+            return all_rows
+        agreeing, groups = _equal_sizes(asked), dict[frozenset[tuple[int, int]], list[int]]()
+        for position in found:
+            if (equal := _equal_sizes(self._inputs[position])) and equal <= agreeing:
+                groups.setdefault(equal, []).append(position)
+        cells = {self._follow_rule(group, asked) for group in groups.values()}
+        return cells.pop() if len(cells) == 1 else None
+
+    def _follow_rule(self, found: Sequence[int], asked: Dims) -> str | None:
+        """Returns the cell of the outputs' shapes by the rule that all these rows obey; None without such a rule."""
         outputs = [self._outputs[i] for i in found]
         axes = Counter(map(_axes, outputs)).most_common(1)[0][0]
         usual = [i for i, dims in zip(found, outputs, strict=True) if _axes(dims) == axes]
@@ -119,6 +139,11 @@ def _axes(dims: Dims) -> tuple[int, ...]:
 
 def _flat(dims: Dims) -> tuple[int, ...]:
     return tuple(size for slot in dims for size in slot)
+
+
+def _equal_sizes(dims: Dims) -> frozenset[tuple[int, int]]:
+    """Returns the pairs of axes with equal sizes above 1, by their positions among the axes of all tensors."""
+    return frozenset((i, j) for (i, a), (j, b) in combinations(enumerate(_flat(dims)), 2) if a == b > 1)
 
 
 def _size(inputs: Sequence[tuple[int, ...]], sizes: Sequence[int], asked: Sequence[int]) -> int | None:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import is_communication
+from opatlas.model.communication import BY_NAME, is_communication
 from opatlas.model.named_databases import database_folder
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.query.collectives import answer_collective
@@ -395,7 +395,7 @@ class OpenDatabase:
         known = self.answers.kernel_types
         if kernel_type not in known:
             raise OpAtlasError(
-                f"{kernel_type}: {self.path} has no such kernel type{suggest(kernel_type, known)}: "
+                f"{kernel_type}: {self.path} has no such kernel type{suggest(kernel_type, [*known, *BY_NAME])}: "
                 f"`opatlas show DB` lists them"
             )
 

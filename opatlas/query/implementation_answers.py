@@ -134,7 +134,10 @@ class ImplementationAnswers:
             return self._measured(rows, position)
         (prediction,) = self.predictor(kernel_type, name).predict([cells], with_rows=True)
         if prediction is None:
-            raise NoAnswer(f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: measure it")
+            raise NoAnswer(
+                f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: check that its shapes fit "
+                f"together, or measure it"
+            )
         composed = rows.any_composed
         cache, instrument = rows.conditions()
         other = "" if is_communication(kernel_type) or rows.has_dtypes(cells) else "no row has these dtypes"

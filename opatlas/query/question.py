@@ -65,7 +65,7 @@ def ask(
     names = _words(dtypes)
     for name in names:
         if name and known_dtype(name) is None:
-            raise OpAtlasError(f"{kernel_type}: {name!r} is not a dtype: write BF16, FLOAT16, FLOAT, INT8, INT32, ...")
+            raise OpAtlasError(f"{kernel_type}: {name!r} is not a dtype: write BF16, FLOAT16, FLOAT8_E4M3FN, INT8, ...")
     single = len(names) == 1 and ";" in shapes
     cells = {
         INPUT_SHAPES: shapes,

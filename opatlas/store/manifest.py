@@ -160,6 +160,11 @@ def manifest_paths(database: Database) -> list[Path]:
     return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
 
 
+def ingest_paths(database: Database) -> list[Path]:
+    """Returns the paths of the manifests of ingests, sorted."""
+    return sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))
+
+
 def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifest]:
     """Reads the manifests of a database.
 

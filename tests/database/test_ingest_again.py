@@ -45,6 +45,17 @@ def ingest(database: Database, *paths: Path, replace: bool = False) -> IngestRes
     return done
 
 
+def test_a_device_that_an_earlier_ingest_of_the_same_captures_lacks_is_a_problem(database: Database) -> None:
+    path = capture(database.path.parent, 8.0)
+    first = ingest(database, path)
+    again = ingest_captures(database, [path], IngestRequest(path, device="Ascend910B3"))
+    assert again.already == [(path, run_id(first))]
+    assert len(again.problems) == 1
+    named = Database(database.path.parent / "named")
+    for _ in range(2):
+        assert not ingest_captures(named, [path], IngestRequest(path, device="Ascend910B3")).problems
+
+
 def run_id(done: IngestResult) -> str:
     assert done.manifest is not None
     return done.manifest.run_id

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info
 
 import opatlas
 from opatlas.query.kernel_model import KernelModel, Predictions
+from opatlas.query.question import ask
 from opatlas.theory.model_calls import call_cells
 from tests.query.tables import RUN, product_rows, write_table
 
@@ -111,6 +112,32 @@ def test_few_rows_give_an_analytic_answer_with_a_wide_interval(tmp_path: Path) -
     answer = opatlas.open(tmp_path / "db").matmul(m=32, n=512, k=1024)
     assert answer.how is opatlas.How.ANALYTIC
     assert answer.interval_us[1] / answer.interval_us[0] > 4
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output"),
+    [
+        ("24,1024;512,1024", "24,512"),
+        ("24,1024;1024,512", "24,512"),
+        ("1024,1024;1024,512", "1024,512"),
+        ("1024,1024;512,1024", "1024,512"),
+        ("1024,1024;1024,1024", "1024,1024"),
+        ("24,1024;512,512", None),
+    ],
+)
+def test_outputs_of_products_follow_where_rows_have_transposed_and_other_weights(
+    tmp_path: Path, inputs: str, output: str | None
+) -> None:
+    rows = product_rows([(m, n, k) for m in (1, 16, 128) for n in (256, 768) for k in (2048, 3072)], range(1, 13))
+    plain = rows.assign(**{"Input Shapes": rows["Input Shapes"].str.replace(r";(\d+),(\d+)", r";\2,\1", regex=True)})
+    write_table(tmp_path, "MatMulV3", pd.concat([rows, plain], ignore_index=True))
+    completion = opatlas.open(tmp_path).answers.completion("MatMulV3", "torch")
+    if output is None:
+        with pytest.raises(opatlas.NoAnswer) as raised:
+            completion.complete(ask("MatMulV3", inputs))
+        assert raised.value.give == ("output_shapes",)
+    else:
+        assert completion.complete(ask("MatMulV3", inputs))[0]["Output Shapes"] == output
 
 
 def test_outputs_follow_from_the_inputs_as_in_the_rows(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from captures import launch, write_capture
 
 from opatlas.cli.main import main
 from tests.query.tables import RUN, product_rows, write_table
@@ -74,6 +75,26 @@ def test_a_collective_is_asked_by_bytes_and_devices(tmp_path: Path, capsys: pyte
     ]
     for wrong in (["4096"], ["4096", "x"], ["4096", "2", "1"], ["4096", "2", "--implementation", "torch"]):
         assert main(["query", str(folder), "all_reduce", *wrong]) == 2
+
+
+def test_a_misspelt_collective_and_a_stored_dtype_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", str(folder), "allreduce", "4096", "2"]) == 1
+    assert "all_reduce" in capsys.readouterr().err
+    assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024", "--dtypes", "FLOAT16"]) == 1
+    assert "BF16;BF16" in capsys.readouterr().err
+
+
+def test_a_captured_duration_is_that_of_the_npu_also_where_no_device_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch(duration="8")])
+    folder, product = tmp_path / "db", launch()["Type"]
+    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(folder), "--json", "-"]) == 0
+    capsys.readouterr()
+    shapes = launch()["Input Shapes"].strip('"').split(";")
+    assert main(["query", str(folder), product, *shapes, "--json", "-"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["implementation"], written["instrument"]) == ("torch_npu", "capture")
 
 
 @pytest.mark.parametrize(
