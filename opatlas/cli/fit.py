@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from opatlas.cli.arguments import add_json, write_or_print_json
+from opatlas.model.location import parse_implementation
 from opatlas.query.database import open as open_database
 from opatlas.query.fits import Fit, fit_models
 from opatlas.query.kernel_model import Asked
 from opatlas.query.model_cache import folder
 from opatlas.query.predictor import FitSource
-from opatlas.text import percent_text, pluralize, print_problems, show, table_lines
+from opatlas.text import align_numbers, percent_text, pluralize, print_problems, show
 
 _CLASSES = {Asked.NEAR: "near", Asked.NEW_SITE: "new site", Asked.GAP: "gap", Asked.BEYOND: "beyond"}
 
@@ -34,11 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     fits = list(fit_models(database))
     content = {"database": database.path, "folder": folder(), "models": [_as_json(fit) for fit in fits]}
     if not write_or_print_json(arguments.json, content):
-        show("\n".join(table_lines(list(_table(fits)))))
+        show("\n".join(align_numbers(list(_table(fits)))))
+        show("\nerrors: 90th percentile for rows predicted with others hidden (--help)")
         counts = Counter(fit.source for fit in fits if fit.source is not None)
         told = ", ".join(f"{count} {source.value}" for source, count in counts.items())
-        show(f"{database.path}: {pluralize(len(fits), 'model')}: {told or 'none'}")
-        show(f"fits: {folder()}")
+        show(f"{pluralize(len(fits), 'model')}: {told or 'none'}")
+        show(f"database  {database.path}\nfits      {folder()}")
     problems = [f"{fit.kernel_type}: {fit.problem}" for fit in fits if fit.problem]
     if any(fit.source is FitSource.ROWS_NOT_KEPT for fit in fits):
         problems.append(f"{folder()} cannot be written, so the next process fits again: set XDG_CACHE_HOME")
@@ -47,12 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(fits: Sequence[Fit]) -> Iterator[Sequence[str]]:
-    yield "kernel type", "ran", "rows", *_CLASSES.values(), "how"
+    width = max((len(fit.kernel_type) for fit in fits), default=0)
+    yield f"{'kernel type':{width}}  ran", "rows", *_CLASSES.values()
     for fit in fits:
-        how = "-" if fit.source is None else fit.source.value
-        if fit.source in (FitSource.ROWS, FitSource.ROWS_NOT_KEPT):
-            how += f" in {fit.seconds:.1f} s"
-        yield fit.kernel_type, fit.implementation, str(fit.rows), *(_percent(fit.p90(asked)) for asked in _CLASSES), how
+        name = f"{fit.kernel_type:{width}}  {parse_implementation(fit.implementation)[0]}"
+        yield name, f"{fit.rows:,}", *(_percent(fit.p90(asked)) for asked in _CLASSES)
 
 
 def _as_json(fit: Fit) -> dict[str, object]:

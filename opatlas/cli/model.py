@@ -20,6 +20,8 @@ from opatlas.query.model_cost import ModelCost, PartCost
 from opatlas.text import percent_text, pluralize, shorten, show
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
+#: Longer calls are shown without decimals.
+_WHOLE_US = 10_000
 #: Marks of durations that only compositions tell, and of durations whose rows may be compositions.
 _MARKS = {True: "*", None: "?", False: ""}
 #: Marks what rows of other dtypes tell.
@@ -104,7 +106,8 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
 
 
 def _lines(cost: ModelCost) -> Iterator[str]:
-    yield f"{cost.model} on {cost.database}"
+    yield cost.model
+    yield f"  {cost.database}"
     sequences = pluralize(cost.batch, "sequence")
     yield f"  {cost.phase} of {sequences} of {cost.context:,} tokens, {cost.dtype}, tp {cost.tp}, ep {cost.ep}"
     yield ""
@@ -134,11 +137,12 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     if cost.missing:
         yield "missing, and in no sum:"
         for part in cost.missing:
-            yield f"  {part.part}: {part.kernel_type}, {part.calls} calls: {part.reason}"
+            yield f"  {part.part}: {part.kernel_type}, {pluralize(part.calls, 'call')}: {part.reason}"
 
 
 def _part_line(part: PartCost, total: float) -> str:
-    each = "-" if part.us_per_call is None else f"{part.us_per_call:.2f}"
+    us = part.us_per_call
+    each = "-" if us is None else f"{us:.2f}" if us < _WHOLE_US else f"{us:,.0f}"
     share = "-" if part.us is None or not total else percent_text(part.us / total)
     how = part.how + _MARKS[part.composed] + _OTHER_DTYPES * part.other_dtypes
     name, _ = parse_implementation(part.implementation)
