@@ -92,6 +92,7 @@ def model_page(cost: ModelCost, question: str) -> dict[str, Any]:
         "model": cost.model,
         "us": cost.us,
         "interval_us": cost.interval_us,
+        "tokens_per_s": cost.tokens_per_s,
         "us_by_how": cost.us_by_how(),
         "composition_us": cost.composition_us,
         "untold_us": cost.untold_us,

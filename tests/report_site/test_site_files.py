@@ -117,7 +117,7 @@ def test_a_folder_with_other_files_is_left_alone(database: Path, tmp_path: Path)
         (["--step", "Qwen/Qwen3-32B,batch=none,context=4096"], 2, "batch=none"),
         (["--step", "qwen3-33b,batch=8,context=4096"], 2, "error: qwen3-33b"),
         (["--step", "Qwen/Qwen3-32B,batch=8,context=4096,tp=7"], 2, "error: tp 7"),
-        (["--against", "nowhere"], 1, "nowhere"),
+        (["--against", "nowhere"], 2, "nowhere"),
     ],
 )
 def test_wrong_options_are_refused(

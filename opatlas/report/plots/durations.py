@@ -51,7 +51,7 @@ _LEGEND_INCHES = 1.6
 #: Least width: narrower figures cut titles off.
 _FEWEST_INCHES = 7.8
 #: Dtypes with a fixed colour, so that plots of two databases are comparable.
-_DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL")
+_DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL", "FLOAT8_E4M3FN")
 _DTYPE_COLOR = color_map(_DTYPES)
 _OTHER_DTYPES = "others"
 REPLAYED, NOISY, CAPTURED = "replayed", "replayed, noisy", "captured"

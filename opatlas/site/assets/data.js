@@ -45,12 +45,13 @@
     return element;
   };
 
-  /** Returns a number for a reader: 4 digits, with thousands apart. */
+  /** Returns a number for a reader: 4 digits, and all digits before the point, with thousands apart. */
   opatlas.number = (value) => {
     if (value === null || value === undefined) return "";
     if (Number.isInteger(value)) return value.toLocaleString("en");
-    return Math.abs(value) >= 1e-4 && Math.abs(value) < 1e15
-      ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : value.toExponential(3);
+    const size = Math.abs(value);
+    if (size >= 1e-4 && size < 1e15) return value.toLocaleString("en", size < 1e3 ? { maximumSignificantDigits: 4 } : { maximumFractionDigits: 0 });
+    return value.toExponential(3);
   };
 
   /** The columns of a table, in arrays of equal length. */

@@ -34,7 +34,7 @@
     return [h("h1", {}, t("models")), ...overview.models.map((cost) => {
       const share = (us) => us === null || !cost.us ? "" : `${(us / cost.us * 100).toFixed(1)} %`;
       const titles = ["part", "kernel type", "calls", "each", "90 % interval", "share", "how known", "implementation"]
-        .map((title, i) => ({ title, number: i > 1 && i < 6 }));
+        .map((title, i) => ({ title, number: i > 1 && i < 6, unit: i === 3 || i === 4 ? "µs" : "" }));
       const missing = cost.parts.some((part) => part.how === "missing");
       const rows = cost.parts.map((part) => [part.part, types.has(part.kernel_type) ? h("a", { href: typeLink(part.kernel_type) }, part.kernel_type) : part.kernel_type,
         number(part.calls), number(part.us_per_call), part.interval_us ? part.interval_us.map(number).join(" – ") : "", share(part.us),
@@ -54,10 +54,12 @@
       return h("section", {}, h("h2", {}, cost.question), facts([
         ["sum", `${number(cost.us)} µs${missing ? " " + t("without what is missing") : ""}`],
         ["90 % interval", `${cost.interval_us.map(number).join(" – ")} µs`],
+        ["tokens/s", number(Math.round(cost.tokens_per_s))],
         ["how known", Object.entries(cost.us_by_how).filter(([, us]) => us).map(([how, us]) => `${t(how)} ${share(us)}`).join(", ")],
       ]),
         cost.composition_us ? h("p", {}, `${share(cost.composition_us)} ${t("of the sum is that of compositions of operators")}`) : null,
         cost.untold_us ? h("p", {}, `${share(cost.untold_us)} ${t("of the sum may be that of compositions: the rows do not tell")}`) : null,
+        h("p", { class: "faint" }, t("sum: one kernel after another, no gaps between launches, nothing overlaps")),
         opatlas.legend(colours) || "", place, smallTable(titles, rows));
     })];
   }
@@ -75,7 +77,8 @@
       number(each.duration_us), number(each.gaps_us), number(each.saved_us), percent(each.ceiling), percent(each.step_share), t(each.verdict)]);
     const colours = opatlas.colours([...new Set(found.scopes.map((each) => each.verdict))]), place = h("div");
     const bars = found.scopes.map((each) => ({ name: t(each.kind), value: Math.max(each.saved_us, 0), colour: colours.get(each.verdict) }));
-    if (bars.length) setTimeout(() => opatlas.bars(place, bars, `${t("saved (µs)")}, ${t("in a step")}`, t("saved (µs)")), 0);
+    const saves = bars.some((each) => each.value);
+    if (saves) setTimeout(() => opatlas.bars(place, bars, `${t("saved (µs)")}, ${t("in a step")}`, t("saved (µs)")), 0);
     const cuts = found.cuts.map((each) => [t(each.reason), number(each.count),
       Object.entries(each.kernel_types).map(([name, count]) => `${name} ${number(count)}`).join(", ")]);
     return [
@@ -91,7 +94,7 @@
       ]),
       ...[...found.refusals.map((text) => [t("refused"), text]), ...found.notes.map((text) => [t("note"), text])]
         .map(([word, text]) => h("p", { class: "problem" }, `${word}: ${text}`)),
-      section("scopes", opatlas.legend(colours) || "", place, smallTable(titles, rows)),
+      section("scopes", saves && opatlas.legend(colours) || "", place, smallTable(titles, rows)),
       section("what splits a SuperKernel", smallTable([{ title: "reason" }, { title: "count", number: true }, { title: "kernel types" }], cuts)),
       advice.order.length ? section("what to do first", h("p", {}, `${advice.model}: ${advice.answers.join("; ")}`),
         h("pre", {}, advice.snippet.join("\n")), h("ol", {}, ...advice.experiments.map((line) => h("li", {}, line)))) : null,

@@ -7,10 +7,9 @@
 
   /* Columns of rows: title, unit, and how they are shown. Sizes are those that opatlas.query types. */
   const ROW_COLUMNS = [
-    { name: "id", title: "row", long: true },
+    { name: "id", title: "row", long: true }, { name: "duration_us", title: "duration", unit: "µs" }, { name: "noise", title: "noise", unit: "%" },
     { name: "input_shapes", title: "input shapes", long: true }, { name: "output_shapes", title: "output shapes", long: true },
     { name: "dtype", title: "dtype" }, { name: "format", title: "format" },
-    { name: "duration_us", title: "duration", unit: "µs" }, { name: "noise", title: "noise", unit: "%" },
     { name: "tflops", title: "arithmetic rate", unit: "10¹²/s" }, { name: "gbps", title: "bandwidth", unit: "GB/s" },
     { name: "bus_gbps", title: "bus bandwidth", unit: "GB/s" }, { name: "samples", title: "samples" },
     { name: "status", title: "status" }, { name: "quality", title: "quality" },
@@ -105,7 +104,7 @@
   }
 
   const factsOf = (each) => facts([
-    ["database", each.path], ["device", Object.entries(each.devices).map(([name, runs]) => `${name} (${number(runs)})`).join("; ") || each.device],
+    ["database", each.path], ["device", Object.entries(each.devices).map(([name, runs]) => `${name} (${t("runs")}: ${number(runs)})`).join("; ") || each.device],
     ["runs", number(each.runs)],
     ["newest run", each.last_run_at ? new Date(each.last_run_at * 1000).toISOString().slice(0, 10) : ""],
     ["quality", counted(sums(each, "quality"))], ["status", counted(sums(each, "status"))], ["cache", counted(sums(each, "cache"))],
@@ -148,7 +147,7 @@
     const type = overview.types.find((each) => each.name === name);
     if (!type) return [h("h1", {}, name), h("p", {}, t("there is no such page"))];
     const columns = new opatlas.Columns(await opatlas.load(type.file));
-    const shown = [...ROW_COLUMNS.slice(0, 5), ...sizesOf(columns).map((each) => ({ name: each, title: SIZES[each] || each })), ...ROW_COLUMNS.slice(5)];
+    const shown = [...ROW_COLUMNS.slice(0, 7), ...sizesOf(columns).map((each) => ({ name: each, title: SIZES[each] || each })), ...ROW_COLUMNS.slice(7)];
     const several = type.implementations.length > 1;
     const by = (row) => several ? columns.get("implementation", row) : "";
     shown[0] = { ...shown[0], link: (row) => rowLink(name, columns.get("id", row), by(row)), press: (row) => open(row) };
