@@ -104,10 +104,11 @@ def markdown_lines(comparison: DatabaseComparison) -> Iterator[str]:
     if _is_over_time(comparison):
         of_time = [(rival.label, *_verdict_figures(comparison.total(rival.name))) for rival in _shown(comparison)]
         yield from markdown_table(["", *_VERDICT_TITLES], _named_rows(of_time))
-    else:
+    elif _shown(comparison):
         totals = [(rival.label, *_figures(comparison.total(rival.name))) for rival in _shown(comparison)]
         yield from markdown_table(["", *_TITLES], _named_rows(totals))
         yield ""
+    if not _is_over_time(comparison):
         yield f"Fastest: {_fastest(comparison)}"
     used: set[str] = set()
     for rival in _shown(comparison):
@@ -326,7 +327,8 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
     """Yields what the figures mean."""
     if apart := comparison.without_common_rows:
         measured = (f"{each.label} ({pluralize(comparison.total(each.name).measured, 'row')})" for each in apart)
-        yield f"no rows in common with {comparison.baseline.label}: {', '.join(measured)}"
+        base = comparison.baseline.label
+        yield f"no rows in common with {base}: {', '.join(measured)}; --baseline chooses another one"
     names = comparison.without_rival
     if names:
         rows = sum(len(comparison.by_kernel_type[name]) for name in names)
@@ -341,7 +343,7 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
         yield f"{NO_MEAN}: no figure, since all rows that compare are AMBIGUOUS"
     if any((total := comparison.total(rival.name)).lost or total.new for rival in over_time):
         yield "lost, new: rows that only the first, only the second measured"
-    if not _is_over_time(comparison):
+    if _shown(comparison) and not _is_over_time(comparison):
         yield "covered: geometric mean of the speed-ups of rows that both measured"
         yield "deployed: the same mean over all rows that the baseline measured; 1.0 where the rival has no duration"
         yield f"{_FAST_TITLE}: percent of all rows in which the rival is right and at least so fast"

@@ -31,10 +31,12 @@ def answer_collective(
 
     Raises:
         NoAnswer: the database has no such messages.
-        OpAtlasError: there is no such collective.
+        OpAtlasError: there is no such collective, or it has fewer than two devices.
     """
     if name not in BY_NAME:
         raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
+    if devices < 2:
+        raise OpAtlasError(f"{name} between {devices}: a collective has 2 devices or more")
     kernel_type = BY_NAME[name].kernel_type
     if messages is None or kernel_type not in messages.kernel_types:
         raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")

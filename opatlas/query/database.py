@@ -196,10 +196,13 @@ class OpenDatabase:
             queries: of each sequence; as many as keys for a whole prompt.
 
         Raises:
-            NoAnswer, OpAtlasError: as `query` does.
+            NoAnswer: as `query` does.
+            OpAtlasError: as `query` does, or heads are no multiple of kv_heads.
         """
         from opatlas.theory.model_calls import call_cells
 
+        if kv_heads < 1 or heads % kv_heads:
+            raise OpAtlasError(f"heads {heads}, kv_heads {kv_heads}: heads have to be a multiple of kv_heads")
         pattern = "packed_attention" if queries == keys > 1 else "paged_attention"
         sizes = {"s": sequences, "t": queries, "k": keys, "q": heads, "kv": kv_heads, "d": head_size}
         cells = call_cells(_ATTENTION, pattern, sizes, dtype=dtype)
@@ -253,7 +256,7 @@ class OpenDatabase:
 
         Raises:
             NoAnswer: no communication database has such messages.
-            OpAtlasError: there is no such collective.
+            OpAtlasError: there is no such collective, or it has fewer than two devices.
         """
         return answer_collective(self.answers.messages, name, bytes, devices, dtype, tier)
 
@@ -300,7 +303,9 @@ class OpenDatabase:
 
         Args:
             model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
-            tp, ep, batch, context, phase, dtype: as for `opatlas.theory.model_calls.model_calls`.
+            tp, ep: the devices that share a layer, and the experts.
+            batch, context: the sequences, and the tokens of each.
+            phase, dtype: "decode" or "prefill"; the dtype of products.
             tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
 
         Raises:

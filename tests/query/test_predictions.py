@@ -198,6 +198,8 @@ def test_a_collective_is_known_by_its_message(tmp_path: Path) -> None:
         database.collective("all_gather", bytes=2**20, devices=2)
     with pytest.raises(opatlas.OpAtlasError, match="all_reduce"):
         database.collective("all", bytes=2**20, devices=2)
+    with pytest.raises(opatlas.OpAtlasError, match="1"):
+        database.collective("all_reduce", bytes=2**20, devices=1)
     with pytest.raises(opatlas.OpAtlasError, match="collective"):
         database.query("hcom_allReduce_", "1048576")
 
@@ -226,6 +228,8 @@ def test_attention_is_known_by_its_sizes(tmp_path: Path, queries: int, keys: int
     assert frame[["sequences", "queries", "keys", "heads"]].iloc[0].tolist() == [4, 4 * queries, 4 * keys, 32]
     with pytest.raises(opatlas.OpAtlasError):
         database.attention(**asked, dtype="FLOAT")
+    with pytest.raises(opatlas.OpAtlasError, match="kv_heads"):
+        database.attention(**{**asked, "kv_heads": asked["heads"] - 1})
 
 
 def test_a_large_table_answers_from_several_models_and_from_their_stored_fits(tmp_path: Path, own_cache: Path) -> None:
