@@ -308,6 +308,11 @@ def parse_real(text: str) -> float | None:
         return None
 
 
+def four_digits(value: float) -> str:
+    """Returns a number with four digits, and all digits before the point: `75.61`, `22,965`."""
+    return f"{value:,.0f}" if value >= 9999.5 else f"{value:.4g}"
+
+
 def format_bytes(count: int) -> str:
     """Returns a number of bytes with a decimal unit, such as "12.4 GB"."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -37,7 +37,7 @@ from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.row_copy import add_rows, is_of_duration
-from opatlas.text import percent_text, pluralize, print_problems, shorten, show, table_lines, wrap
+from opatlas.text import four_digits, percent_text, pluralize, print_problems, shorten, show, table_lines, wrap
 
 #: No status is 1 or 2, the statuses of errors.
 _STATUS = {FitVerdict.SAME: 0, FitVerdict.SCALED: 3, FitVerdict.UNUSABLE: 4}
@@ -199,8 +199,8 @@ def _lines(fit: MachineFit) -> Iterator[str]:
     shown = [
         (
             shorten(row.row.case_id, _LONGEST_ID),
-            f"{row.stored_us:.4g} us",
-            f"{row.measured_us:.4g} us",
+            f"{four_digits(row.stored_us)} us",
+            f"{four_digits(row.measured_us)} us",
             f"{row.ratio:.2f}",
         )
         for row in outside[:_ROWS_SHOWN]

@@ -21,7 +21,7 @@ from opatlas.query.database import open as open_database
 from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows, Step, steps_of
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.text import align_numbers, percent_text, pluralize, shorten, show
+from opatlas.text import align_numbers, four_digits, percent_text, pluralize, shorten, show
 from opatlas.theory.plan import append_rows
 
 _ROWS, _NAME = 100, 76
@@ -96,8 +96,8 @@ def _lines(found: NextRows) -> Iterator[str]:
     for row in found.rows:
         low, high = row.interval_us
         name = shorten(f"{row.kernel_type} {row.cells[INPUT_SHAPES].rstrip(';')}", _NAME)
-        interval = f"{low:.3g} to {high:.3g}"
-        rows.append((name, percent_text(row.gain, 3), f"{row.duration_us:.4g}", interval, str(row.steps)))
+        interval = f"{four_digits(low)} to {four_digits(high)}"
+        rows.append((name, percent_text(row.gain, 3), four_digits(row.duration_us), interval, str(row.steps)))
     if found.rows:
         yield from align_numbers(rows)
         yield ""

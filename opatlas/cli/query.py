@@ -16,6 +16,7 @@ import pandas as pd
 from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.communication import BY_NAME
+from opatlas.model.quality import Quality
 from opatlas.options import names
 from opatlas.progress import hint_after
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
@@ -24,7 +25,7 @@ from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.store.csv_files import read_frame, write_rows
-from opatlas.text import parse_whole, pluralize, show, table_lines
+from opatlas.text import four_digits, parse_whole, pluralize, show, table_lines
 
 #: The rows that the text names.
 _SHOWN = 3
@@ -94,7 +95,7 @@ def _call(database: OpenDatabase, arguments: argparse.Namespace) -> QueryResult:
     try:
         return database.query(arguments.kernel_type, arguments.shapes, dtypes=dtypes, implementation=implementation)
     except NoAnswer as error:
-        if not {*error.give} - {"dtypes"}:
+        if not error.give or "dtypes" in error.give:
             raise
         raise OpAtlasError(f"{error}; a row of --file FILE has columns for it") from None
 
@@ -119,15 +120,16 @@ def _plain(answer: QueryResult) -> dict[str, object]:
 
 def _lines(answer: QueryResult) -> Iterator[str]:
     low, high = answer.interval_us
-    yield f"{answer.kernel_type}  {answer.duration_us:.4g} us   90 %: {low:.4g} to {high:.4g} us   {answer.how}"
+    interval = f"90 %: {four_digits(low)} to {four_digits(high)} us"
+    yield f"{answer.kernel_type}  {four_digits(answer.duration_us)} us   {interval}   {answer.how}"
     yield f"  {'; '.join(_origin(answer))}"
     yield from (f"  {sentence}" for sentence in answer.note.split("; ") if sentence)
     measured = answer.how is How.MEASURED
     yield "  " + ("row" if measured else f"from {pluralize(len(answer.rows), 'row')}, the nearest:")
-    rows = [(f"    {row.case_id}", f"{row.duration_us:.4g} us", row.run_id) for row in answer.rows[:_SHOWN]]
+    rows = [(f"    {row.case_id}", f"{four_digits(row.duration_us)} us", row.run_id) for row in answer.rows[:_SHOWN]]
     yield from table_lines(rows)
     for rival in answer.rivals:
-        yield f"  {rival.implementation}: {rival.duration_us:.4g} us, {rival.how}"
+        yield f"  {rival.implementation}: {four_digits(rival.duration_us)} us, {rival.how}"
 
 
 def _origin(answer: QueryResult) -> Iterator[str]:
@@ -135,7 +137,8 @@ def _origin(answer: QueryResult) -> Iterator[str]:
     yield answer.implementation + (f" on {answer.device}" if answer.device else "")
     if answer.cache:
         yield f"{answer.cache} cache"
-    yield from filter(None, (answer.instrument, answer.quality))
+    quality = f"{answer.quality} quality" if answer.quality == Quality.UNKNOWN.value else answer.quality
+    yield from filter(None, (answer.instrument, quality))
     if answer.machines:
         yield pluralize(answer.machines, "machine")
 

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.text import parse_real, percent_text
+from opatlas.text import four_digits, parse_real, percent_text
 
 
 @dataclass(frozen=True)
@@ -291,5 +291,4 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
 
 
 def _us(value: float) -> str:
-    """Returns `75.61 us`, `22,965 us`: four digits, and all digits before the point."""
-    return f"{value:,.0f} us" if value >= 9999.5 else f"{value:.4g} us"
+    return f"{four_digits(value)} us"

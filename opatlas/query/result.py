@@ -10,6 +10,7 @@ import numpy as np
 
 from opatlas.arrays import Floats
 from opatlas.errors import OpAtlasError
+from opatlas.model.quality import NOISE_LIMIT
 
 #: Two-sided 90 % quantile of the normal distribution.
 NORMAL_90 = 1.645
@@ -128,9 +129,11 @@ def measured_half_widths(std_us: Floats, samples: Floats, duration_us: Floats, f
     """Returns the half widths, as shares of the durations, of the intervals of stored rows.
 
     Args:
-        std_us, samples: standard deviation and number of the samples; NaN if unknown.
+        std_us, samples: standard deviation and number of the samples; NaN if unknown, which counts as NOISE_LIMIT, and
+            as one sample.
         floors: the relative differences between equal rows (SAME_MACHINE_FLOOR, `machine_floor`).
     """
-    error = NORMAL_90 * std_us / np.sqrt(np.fmax(samples, 1)) / duration_us
-    widths: Floats = np.minimum(np.hypot(np.nan_to_num(error), floors), LARGEST_HALF_WIDTH)
+    noise = np.nan_to_num(std_us / duration_us, nan=NOISE_LIMIT)
+    error = NORMAL_90 * noise / np.sqrt(np.fmax(samples, 1))
+    widths: Floats = np.minimum(np.hypot(error, floors), LARGEST_HALF_WIDTH)
     return widths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -207,6 +208,13 @@ def test_neither_torch_nor_pytest_is_imported(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_unknown_noise_widens_the_interval(tmp_path: Path) -> None:
+    rows = product_rows([(16, 512, 1024)], us=[100.0])
+    write_table(tmp_path, "MatMulV2", rows.assign(**{"MicroBench Std Duration(us)": "", "MicroBench Samples": "1"}))
+    low, high = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)]).interval_us
+    assert (high - low) / 200 == pytest.approx(math.hypot(0.1645, 0.053), abs=1e-4)
 
 
 @pytest.mark.parametrize(
