@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_NAME, Collective
-from opatlas.model.location import communication_library
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.model.slots import known_dtype
 from opatlas.query.implementation_answers import ImplementationAnswers
@@ -52,8 +51,7 @@ def answer_collective(
     )
     told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
     cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
-    answer = messages.answer_row(label, kernel_type, cells)
-    return replace(answer, implementation=communication_library(messages.path) or answer.implementation)
+    return messages.answer_row(label, kernel_type, cells)
 
 
 def _of_more_devices(

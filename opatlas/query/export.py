@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("samples", "machines"), "Int64"),
     "machine_spread": "Float64",
     "composed": "boolean",
-    **dict.fromkeys(("quality", "run_id"), "string"),
+    **dict.fromkeys(("quality", "device", "cache", "instrument", "run_id"), "string"),
 }
 _CELLS = {
     "input_shapes": INPUT_SHAPES,

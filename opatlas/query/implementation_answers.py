@@ -13,7 +13,7 @@ import pandas as pd
 from opatlas.arrays import Floats
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.model.communication import is_communication
-from opatlas.model.location import parse_path
+from opatlas.model.location import communication_library, parse_path
 from opatlas.model.named_databases import newness
 from opatlas.model.schema import (
     INPUT_DTYPES,
@@ -226,8 +226,10 @@ class ImplementationAnswers:
         key = kernel_type, implementation
         if key not in self._rows:
             database, rules = self.implementations[implementation], self.rules
+            library = communication_library(database.path) if is_communication(kernel_type) else ""
+            label = library or database.label.strip()
             self._rows[key] = StoredRows(
-                database.path, kernel_type, database.label.strip(), compositions=rules.compositions, noisy=rules.noisy
+                database.path, kernel_type, label, compositions=rules.compositions, noisy=rules.noisy
             )
         return self._rows[key]
 

@@ -66,7 +66,9 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> p
     frame = Database(database.implementations[implementation].path).read_or_empty(kernel_type).frame
     stored = database.answers.stored_rows(kernel_type, implementation)
     device = database_device(database.implementations[implementation].path) or database_device(database.path)
-    judged = zip(typed_rows(stored).to_dict("records"), row_verdicts(stored, device), strict=True)
+    # The overview has the device.
+    typed_lines = typed_rows(stored).drop(columns="device", errors="ignore").to_dict("records")
+    judged = zip(typed_lines, row_verdicts(stored, device), strict=True)
     typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
     empty = [""] * len(frame)
     cells = {own: frame[name].tolist() if name in frame.columns else empty for own, name in _CELLS.items()}

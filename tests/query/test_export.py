@@ -22,7 +22,8 @@ US = [12.5, 20.25]
 def folder(tmp_path: Path) -> Path:
     """A database in a place that names device and versions, with messages beside it."""
     place = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
-    write_table(place, "MatMulV2", product_rows(SIZES, US))
+    conditions = {"Cache State": "cold", "Instrument": "cupti"}
+    write_table(place, "MatMulV2", product_rows(SIZES, US).assign(**conditions))
     messages = pd.DataFrame(
         {
             "message_bytes": ["4096"],
@@ -57,6 +58,10 @@ def test_the_long_table_reads_back_equal(folder: Path, tmp_path: Path, suffix: s
     assert products["composed"].tolist() == [False, False]
     assert products["input_shapes"].tolist() == ["16,1024;512,1024", "32,1024;512,1024"]
     assert products["message_bytes"].isna().all()
+    assert set(read["device"]) == {"NVIDIA_H200"}
+    assert set(read["implementation"]) == {"torch", "nccl 2.28.9"}
+    assert set(products["cache"]) == {"cold"}
+    assert set(products["instrument"]) == {"cupti"}
 
 
 def test_the_long_table_has_each_row_that_ships() -> None:
