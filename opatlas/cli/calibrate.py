@@ -200,7 +200,7 @@ def _lines(fit: MachineFit) -> Iterator[str]:
         (
             shorten(row.row.case_id, _LONGEST_ID),
             f"{four_digits(row.stored_us)} us",
-            f"{four_digits(row.measured_us)} us",
+            f"{four_digits(row.measured_us or 0)} us",
             f"{row.ratio:.2f}",
         )
         for row in outside[:_ROWS_SHOWN]

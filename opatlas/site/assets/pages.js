@@ -344,7 +344,7 @@
     const found = await opatlas.load(name), columns = new opatlas.Columns(found.table);
     const types = new Set(overview.types.map((each) => each.name));
     const linked = (type) => types.has(type) ? h("a", { href: typeLink(type) }, type) : type;
-    const ratio = (value) => value === null ? "" : `${number(value)}×`;
+    const ratio = (value) => value === null ? "" : `${value >= 0.1 && value < 100 ? value.toFixed(2) : number(value)}×`;
     const titles = ["kernel type", "rows", "measured", "failed", "unsupported", "missing", "covered", "deployed", "verdict"]
       .map((title, i) => ({ title, number: i > 0 && i < 8 }));
     const line = (each, label) => [label, number(each.rows), number(each.measured), number(each.failed), number(each.unsupported),
