@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from typing import NoReturn
 
 from opatlas.cli.sessions import run_session
 from opatlas.errors import OpAtlasError, UsageError
@@ -140,6 +141,11 @@ class CommandParser(argparse.ArgumentParser):
                 known = [each for each in self._option_string_actions if each.startswith("--")]
                 meant = suggest(name, known, least=0.6)
                 self.error(f"there is no option {name}{meant}")
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and the error, which fits the terminal, and exits as argparse does."""
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, wrap_for_stderr(f"{self.prog}: error: {message}") + "\n")
 
 
 def parser_of(module: str, program: str) -> CommandParser:

@@ -116,7 +116,7 @@ def _table(rows: Sequence[RowChange]) -> Iterator[str]:
             each.series.case_id,
             microseconds_text(each.before_us),
             microseconds_text(each.after_us),
-            percent_text(each.percent / 100, 0, signed=True),
+            percent_text(each.percent / 100, 0 if each.percent > -99 else 2, signed=True),
             f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
         )
         for each in rows[:_ROWS_SHOWN]

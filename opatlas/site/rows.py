@@ -51,8 +51,8 @@ NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are those of `typed_rows` and `row_verdicts`, noise in percent, bus_gbps of a message, and the cells
-    of _CELLS.
+    The columns are those of `typed_rows` and `row_verdicts`, noise and machine_spread in percent, bus_gbps of a message,
+    and the cells of _CELLS.
 
     Raises:
         TableError: a CSV cannot be read.
@@ -102,6 +102,8 @@ def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
         line["dtype"] = dtype_name(word) if known is None else known.name
     if us is not None:
         line["noise"] = line["std_us"] / us * 100
+        if (spread := line.get("machine_spread")) is not None:
+            line["machine_spread"] = spread * 100
         collective = BY_KERNEL_TYPE.get(kernel_type)
         sizes = line.get("message_bytes"), line.get("num_devices")
         if collective is not None and isinstance(sizes[0], int) and isinstance(sizes[1], int):

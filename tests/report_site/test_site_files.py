@@ -46,6 +46,14 @@ def test_rows_without_a_duration_have_sizes_and_reasons(database: Path) -> None:
     assert dict(table["implementation"].value_counts()) == {"torch": len(SIZES), "flashinfer 0.5.3": len(SIZES)}
 
 
+def test_noise_and_the_spread_of_machines_are_in_percent(tmp_path: Path) -> None:
+    run = "20260101T000000-aaaaaa"
+    pooled = {"Pooled Machines": "3", "Pooled Machine Spread(%)": "4.5", "Pooled Run Durations(us)": f"{run} 8"}
+    write_table(tmp_path, "MatMulV2", product_rows([(1, 2, 3)], [8.0]).assign(**pooled))
+    line = row_table(opened(tmp_path), "MatMulV2").iloc[0]
+    assert (line["noise"], line["machine_spread"]) == (pytest.approx(1), pytest.approx(4.5))
+
+
 def test_a_message_has_its_bus_bandwidth(database: Path) -> None:
     messages = opened(database).messages
     assert messages is not None

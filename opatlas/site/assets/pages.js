@@ -193,7 +193,7 @@
 
   function rowDetails(columns, row, link, close) {
     const id = columns.get("id", row), names = [...ROW_COLUMNS.slice(1), ...sizesOf(columns).map((name) => ({ name, title: SIZES[name] || name })),
-      ...Object.entries(DETAILS).map(([name, title]) => ({ name, title, unit: name.endsWith("_us") ? "µs" : "" }))];
+      ...Object.entries(DETAILS).map(([name, title]) => ({ name, title, unit: name.endsWith("_us") ? "µs" : name === "machine_spread" ? "%" : "" }))];
     const cell = (each) => {
       const value = columns.get(each.name, row);
       return columns.isNumber(each.name) ? number(value) + (each.unit && value !== null ? " " + each.unit : "") : t(value);
