@@ -1,4 +1,4 @@
-"""Keeps pytest from running code of the folders that OpAtlas' options name.
+"""Keeps pytest from running code of the folders that OpAtlas' options name, and suggests options for misspelt ones.
 
 OpAtlas' options are declared in a conftest.py. Before pytest loads that file, pytest takes `DB` of `--database-path DB`
 for a folder of tests: pytest runs the `conftest.py` of `DB` and of the folders above `DB`, and reads the `pytest.ini`
@@ -8,6 +8,7 @@ OpAtlas, because the installed checkout may differ from the checkout that runs.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Generator
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,9 @@ PATH_OPTIONS = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, None, None]:
     """Removes the values of OpAtlas' options from the folders whose conftest.py pytest is about to load."""
     values = [value for option, value in pairwise(args) if option in PATH_OPTIONS]
     tests = early_config.known_args_namespace.file_or_dir
@@ -44,7 +47,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
                 f"{early_config.inipath} lies in a folder that holds data: name the tests before the options, "
                 f"or join the option and its folder with ="
             )
-    return (yield)
+    yield
+    # All options are declared now; pytest shows this below its error.
+    known = parser.optparser._option_string_actions
+    for name in (word.partition("=")[0] for word in args if word.startswith("--")):
+        if name not in known and (close := difflib.get_close_matches(name, known, 1)):
+            parser.extra_info["did you mean"] = close[0]
 
 
 def _below(path: Path, folders: list[Path]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from opatlas.engine.registry import replay_spec
 from opatlas.model.signature import case_id_in
-from opatlas.text import pluralize
+from opatlas.text import pluralize, wrap_for_stderr
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
 from .cluster_rows import sort_longest_first
@@ -56,6 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
                 plugins.append(RowLines(context, terminal, config.option.verbose))
     for plugin in filter(None, plugins):
         config.pluginmanager.register(plugin, f"opatlas-{type(plugin).__name__}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main() -> Generator[None, Any, Any]:
+    """Wraps errors of usage to the terminal: pytest prints them as they are."""
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        # As pytest begins the line.
+        begin = "ERROR: "
+        raise pytest.UsageError(wrap_for_stderr(f"{begin}{error}").removeprefix(begin)) from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

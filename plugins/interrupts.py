@@ -16,7 +16,8 @@ from .session_context import SessionContext
 STOPPED = "Ctrl-C: stopped after the running row"
 
 _FIRST_ANSWER = (
-    "\nCtrl-C: stopping after the running row. Again: stop now, and leave the records to the next session.\n"
+    "\nCtrl-C: stopping after the running row.\n"
+    "A second Ctrl-C stops at once, and leaves the records to the next session.\n"
 )
 
 

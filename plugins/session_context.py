@@ -135,7 +135,9 @@ class SessionContext:
 
     @property
     def command(self) -> str:
-        """The command line of the session."""
+        """The command line of the session, as the user wrote it."""
+        if Path(sys.argv[0]).name == "opatlas":
+            return shlex.join(["opatlas", *sys.argv[1:]])
         return shlex.join(["pytest", *self.config.invocation_params.args])
 
     @property
@@ -192,7 +194,7 @@ class SessionContext:
     def tell(self, text: str) -> None:
         """Shows the user a line at once."""
         with self.past_capture():
-            print(wrap_for_stderr(f"\nopatlas: {text}"), file=sys.stderr, flush=True)
+            print(f"\n{wrap_for_stderr(f'opatlas: {text}')}", file=sys.stderr, flush=True)
 
     def tell_once(self, text: str) -> None:
         """Shows the user a line at once, unless another process of the session has shown the line."""

@@ -188,7 +188,7 @@ class SessionSummary:
         elif example := next((case for table in replayable for case in table.cases.values()), None):
             cases = pluralize(plan.cases_of(known), unit)
             near = meant(self._keyword, [table.kernel_type for table in plan.tables.values()])
-            yield wrap(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
+            yield wrap(f"none of {cases} was selected{near}; -k takes parts of names such as {example}", indent=0)
 
     def _model_lines(self) -> Iterator[str]:
         """Yields what models achieved in all sessions of the run."""

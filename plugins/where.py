@@ -154,7 +154,7 @@ def _status(node: ast.Name | ast.Constant) -> _RowFunction:
     if text.lower() not in STATUSES:
         raise ExpressionError(
             f"column {node.col_offset + 1}: {text!r} is no status{suggest(text, STATUSES)}: "
-            f"there are {', '.join(STATUSES)}"
+            f"the statuses are {', '.join(STATUSES)}"
         )
     return lambda row: text
 

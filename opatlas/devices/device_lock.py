@@ -18,6 +18,7 @@ from tempfile import gettempdir
 from opatlas.errors import OpAtlasError
 from opatlas.model.errors import DeviceGone
 from opatlas.model.record import SessionHolder
+from opatlas.progress import format_seconds
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 
@@ -40,17 +41,12 @@ class LockHolder:
     """The holder of a device's lock.
 
     Attributes:
-        name: session, process and command of the holder, if the lock file contains them.
-        path: the lock file.
+        name: session, process and command of the holder; the lock file, if it does not name them.
         own_session: whether the holder is another worker of the waiting session.
     """
 
     name: str
-    path: str
     own_session: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.name} (lock {self.path})"
 
 
 class DeviceLock:
@@ -118,8 +114,8 @@ class DeviceLock:
         try:
             session = decode(os.pread(self._file, _MOST_READ, 0), SessionHolder, str(self._path))
         except DecodeError:
-            return LockHolder("an unnamed process", str(self._path))
-        return LockHolder(printable(str(session)), str(self._path), session.run_id == self._session.run_id)
+            return LockHolder(f"an unnamed process (lock {self._path})")
+        return LockHolder(printable(str(session)), session.run_id == self._session.run_id)
 
 
 class DeviceWaits:
@@ -169,7 +165,7 @@ class DeviceWaits:
         """Tells the user once which session holds the device."""
         if not self.is_announced(holder):
             self._told.add(holder)
-            self.tell(f"waiting for the device, which another session uses: {holder}; at most {LONGEST_WAIT_S:g} s")
+            self.tell(f"waiting for the device, at most {format_seconds(LONGEST_WAIT_S)}: it is used by {holder.name}")
 
     def end(self, wait: LockWait) -> None:
         """Ends a wait and adds its duration to the totals."""
@@ -217,7 +213,7 @@ class LockWait:
 
 def lock_timeout(limit_s: float, holder: LockHolder) -> DeviceGone:
     """Returns the error for a row that waited too long for its device."""
-    return DeviceGone(f"waited {limit_s:g} s for the device, which another session has: {holder}; end that session")
+    return DeviceGone(f"waited {limit_s:g} s for the device, which is used by {holder.name}: end that session")
 
 
 def announce_session(run_id: str, command: str) -> None:

@@ -103,7 +103,7 @@ class HostActor:
         """Returns for whom a row waits; "" if none does."""
         self._heard = time.monotonic()
         wait = self._waits.current
-        return f"waits for the device, which another session uses: {wait.holder}" if wait is not None else ""
+        return f"waits for the device, which is used by {wait.holder.name}" if wait is not None else ""
 
     def _expect_same_files(self, job: Job) -> None:
         """Raises DeviceGone where a file of a job is not as on the head."""

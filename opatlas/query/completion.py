@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement
@@ -13,7 +13,7 @@ from opatlas.model.slots import split_cell
 from opatlas.query.question import Question
 from opatlas.query.result import NoAnswer
 from opatlas.query.stored_rows import StoredRows, normal_words
-from opatlas.text import parse_whole, pluralize
+from opatlas.text import parse_whole
 
 Dims = tuple[tuple[int, ...], ...]
 _FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
@@ -40,10 +40,16 @@ class Completion:
         forms = self._forms.get(_axes(asked), {})
         fitting = {form: found for form, found in forms.items() if _agrees(form, question)}
         if not fitting:
-            raise NoAnswer(
-                f"{question.kernel_type}: no row of {self._rows.label} has {pluralize(len(asked), 'input')} with these "
-                f"{self._difference(forms)}: ask for such, or measure the row"
-            )
+            rows, as_many = f"row of {self._rows.label}", f"inputs with as many axes as {question.cells[INPUT_SHAPES]}"
+            if forms:
+                dtypes, formats = (";".join(words) for words in max(forms, key=lambda each: len(forms[each]))[:2])
+                raise NoAnswer(
+                    f"{question.kernel_type}: each {rows} that has {as_many} has other dtypes or formats, such as "
+                    f"{dtypes} with {formats}: ask for these, or measure the row"
+                )
+            usual = Counter(self._rows.cells(INPUT_SHAPES)).most_common(1)
+            example = f" (most have {usual[0][0]})" if usual else ""
+            raise NoAnswer(f"{question.kernel_type}: no {rows} has {as_many}{example}: measure the row")
         form = max(fitting, key=lambda each: len(fitting[each]))
         named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
         outputs = question.cells.get(OUTPUT_SHAPES) or self._follow(fitting[form], asked)
@@ -54,13 +60,6 @@ class Completion:
             )
         note = "" if len(fitting) == 1 else f"with {named[INPUT_DTYPES]}, as most rows"
         return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
-
-    def _difference(self, forms: Iterable[Sequence[tuple[str, ...]]]) -> str:
-        """Returns what no row has, and what is usual. `forms` are those of the rows with as many axes as asked."""
-        if dtypes := Counter(";".join(form[0]) for form in forms):
-            return f"dtypes and formats; the dtypes of such rows are {' or '.join(map(repr, dtypes))}"
-        shapes = self._rows.cells(INPUT_SHAPES)
-        return f"numbers of axes; usual are {Counter(shapes).most_common(1)[0][0] if shapes else ''!r}"
 
     @cached_property
     def stores_weight_transposed(self) -> bool:

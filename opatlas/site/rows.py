@@ -51,8 +51,8 @@ NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are those of `typed_rows` and `row_verdicts`, noise and machine_spread in percent, bus_gbps of a message,
-    and the cells of _CELLS.
+    The columns are those of `typed_rows` and `row_verdicts`, noise and machine_spread in percent, bus_gbps of a
+    message, and the cells of _CELLS.
 
     Raises:
         TableError: a CSV cannot be read.

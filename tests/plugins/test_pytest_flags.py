@@ -55,6 +55,17 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
     assert "it has OtherToy, Toy" in sessions.run_in_process("--ops", "X")
 
 
+def test_wrong_usage_is_told_in_the_width_of_the_terminal_and_suggests_options(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    wrong = sessions.run_in_process("--ops", "X" * 40, COLUMNS="80")
+    assert wrong.code == pytest.ExitCode.USAGE_ERROR
+    error = wrong.output.partition("ERROR: ")[2].partition("\n\n")[0]
+    assert [line for line in error.splitlines() if len(line) > 80] == []
+    misspelt = sessions.run_in_process("--opss", "Toy")
+    assert misspelt.code == pytest.ExitCode.USAGE_ERROR
+    assert misspelt.tells("did you mean", "--ops")
+
+
 @pytest.mark.parametrize("option", ["-x", "--fail-fast"])
 def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions, option: str) -> None:
     sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
