@@ -12,6 +12,7 @@ import pytest
 from many_runs import run_name, write_runs
 
 from opatlas.cli.main import main
+from opatlas.compare.steps import LEAST_RUNS
 from opatlas.store.database import Database
 
 RUNS = 10
@@ -112,9 +113,11 @@ def test_a_damaged_history_costs_its_run(database: Database, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_too_few_runs_name_the_command_that_makes_more(
+def test_too_few_runs_tell_how_many_are_missing_and_where_they_go(
     runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = write_runs(tmp_path / "database", [[10.0] * runs], {0: "2.10.0"})
     assert main(["regressions", str(database.path)]) == 0
-    assert "opatlas bench" in capsys.readouterr().out
+    words = capsys.readouterr().out.split()
+    assert str(LEAST_RUNS - runs) in words
+    assert str(database.runs_dir) in words
