@@ -21,8 +21,9 @@ A3_752T, A3_560T = "ATLAS_800_A3_752T_128G_DIE", "ATLAS_800_A3_560T_128G_DIE"
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Gives the machine npu-smi answers, or none, and device files."""
+    """Gives the machine npu-smi answers, or none, and device files. The machine has no GPU."""
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(at_hand, "cuda_version", lambda: None)
 
     def make(answers=None, nodes=0):
         dev = tmp_path / "dev"
