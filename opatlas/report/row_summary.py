@@ -49,7 +49,8 @@ class RowSummary:
         gbps: 10^9 bytes/s moved; None if the work of the row is unknown.
         tera_ops: 10^12 operations/s of a matrix product; None for other kernels.
         of_integers: whether the operations are on integers.
-        share: the share of the peak that bounds the row, at most 1; None if no peak is known, or a stand-in was timed.
+        share: the share of the peak that bounds the row; None if no peak is known, or a stand-in was timed. More than 1
+            if results stay in the last-level cache until the sample has ended.
         by_arithmetic: whether to show the rate of operations instead of bytes.
     """
 
