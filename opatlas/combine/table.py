@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ _OF_OTHER_GROUPS = frozenset({*STATUS_GROUP, *POOLED, *_SLOTS})
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conflict:
     """Two values of a row, of which one was dropped.
 
@@ -78,13 +78,13 @@ class Conflict:
     dropped_run: str
     source: str
 
-    @property
+    @cached_property
     def ratio(self) -> float | None:
         """The kept duration divided by the dropped one; None for other cells."""
-        kept_us, dropped_us = valid_duration(self.kept), valid_duration(self.dropped)
-        if self.what not in (AVERAGE, PROFILING_AVERAGE) or kept_us is None or dropped_us is None:
+        if self.what not in (AVERAGE, PROFILING_AVERAGE):
             return None
-        return kept_us / dropped_us
+        kept_us, dropped_us = valid_duration(self.kept), valid_duration(self.dropped)
+        return None if kept_us is None or dropped_us is None else kept_us / dropped_us
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -110,7 +110,8 @@ def final_conflicts(conflicts: Sequence[Conflict]) -> list[Conflict]:
         content, run = kept[conflict.cell]
         key = (conflict.cell, conflict.dropped, conflict.dropped_run)
         if key not in found:
-            found[key] = replace(conflict, kept=content, kept_run=run)
+            is_final = (conflict.kept, conflict.kept_run) == (content, run)
+            found[key] = conflict if is_final else replace(conflict, kept=content, kept_run=run)
     return list(found.values())
 
 

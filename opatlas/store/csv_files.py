@@ -244,9 +244,16 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    # A terminal would execute control characters.
-    writer.writerows([printable_lines(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows(map(_printable_cells, rows))
     write_text(path, text.getvalue())
+
+
+def _printable_cells(row: Sequence[object]) -> Sequence[object]:
+    """Escapes control characters, which a terminal would execute."""
+    # Nearly all rows have none, and one look at a row tells.
+    if "".join(map(str, row)).isprintable():
+        return row
+    return [printable_lines(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
