@@ -139,7 +139,8 @@ def plan_lines(
         selected: the number of rows that will run.
         requested: the rows that files and -k select, to count rows that are not cases.
     """
-    prepared = (line for each in plan.prepared for line in _prepared_lines(each))
+    # A killed session may have had several of the databases.
+    prepared = dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each))
     lines = (*prepared, *_to_run(plan, settings, replayable, selected, requested))
     return [f"opatlas: {line}" for line in lines]
 

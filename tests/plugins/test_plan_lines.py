@@ -54,7 +54,10 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural(golden: Callable
     recovered = RecoveredJournal("run-1", Counter({"measured": 1}))
     plan = Plan(
         {"Mul": table},
-        prepared=[PreparedDatabase(recovered=[recovered], starter_rows=1, taken_over="session run-1")],
+        prepared=[
+            PreparedDatabase(recovered=[recovered], starter_rows=1, taken_over="session run-1"),
+            PreparedDatabase(taken_over="session run-1"),
+        ],
     )
     lines = plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything))
     golden("plan.txt", "\n".join(lines) + "\n")
