@@ -73,18 +73,13 @@ def outcome_from_error(error: BaseException) -> RowOutcome:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Returns a traceback without the frames of the engine, unless the engine itself raised the exception."""
+    """Returns a traceback without the frames of the engine, except the frame that raised the exception."""
     formatted = traceback.TracebackException.from_exception(error)
     link: traceback.TracebackException | None = formatted
     while link is not None:
-        if link.stack and not _is_of_engine(link.stack[-1]):
-            link.stack[:] = [frame for frame in link.stack if not _is_of_engine(frame)]
+        link.stack[:-1] = [frame for frame in link.stack[:-1] if not frame.filename.startswith(_ENGINE)]
         link = link.__cause__ or link.__context__
     return "".join(formatted.format())
-
-
-def _is_of_engine(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_ENGINE)
 
 
 @contextmanager

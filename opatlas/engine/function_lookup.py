@@ -12,6 +12,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from opatlas.text import suggest
+
 
 def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: str) -> Callable[[str], Any]:
     """Returns a module `__getattr__` that finds a name in the package's modules, then in `fallbacks`.
@@ -38,9 +40,12 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
         if len({id(vars(module)[name]) for module in holders}) > 1:
             names = " and ".join(module.__name__ for module in holders)
             raise AttributeError(f"{package}.{name} is defined twice: in {names}")
-        for module in [*holders, *map(pkgutil.resolve_name, fallbacks)]:
+        others = [pkgutil.resolve_name(each) for each in fallbacks]
+        for module in [*holders, *others]:
             if hasattr(module, name):
                 return getattr(module, name)
-        raise AttributeError(f"{package} has no function {name!r}: none of its modules defines {name}")
+        known = {each for module in [*modules(), *others] for each in vars(module) if not each.startswith("_")}
+        places = ", ".join([package, *fallbacks])
+        raise AttributeError(f"there is no function {name} in {places}{suggest(name, known)}")
 
     return find

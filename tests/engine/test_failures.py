@@ -7,6 +7,7 @@ import unittest
 
 import pytest
 import torch
+from opatlas.bench import formulas
 from replaying import job_of, runner
 
 from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -136,3 +137,16 @@ def test_a_function_without_a_kind_of_formula_is_named_with_the_kinds():
     assert (outcome.status, outcome.detail) == (Status.FAILED, "")
     assert "neg" in outcome.reason
     assert "@pointwise" in outcome.reason
+
+
+@replays("Neg", npu=None)
+def with_a_misspelt_formula(row, replay):
+    replay(torch.neg, row.tensor(0), expected=formulas.negg)
+
+
+def test_a_misspelt_function_is_told_what_was_meant_on_the_line_of_the_replay():
+    outcome = runner().run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.with_a_misspelt_formula"))
+    assert outcome.status is Status.FAILED
+    assert "negate" in outcome.reason
+    files = [line.split('"')[1] for line in outcome.detail.splitlines() if line.startswith("  File")]
+    assert [file.rpartition("/")[2] for file in files] == ["test_failures.py", "function_lookup.py"]
