@@ -80,7 +80,7 @@ class ModelRuns:
             model.endpoint,
             model.api_key_variable,
             sleep=self._wait,
-            on_wait=lambda why, seconds: self._context.tell(f"the endpoint {why}: asking again in {seconds:.0f} s"),
+            on_wait=lambda why, seconds: self._context.tell(f"the endpoint {why}: next try in {seconds:.0f} s"),
         )
 
     def writes(self, item: pytest.Item) -> bool:
