@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import wraps
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
-from opatlas.text import parse_real, parse_whole, suggest
+from opatlas.text import parse_real, parse_whole, suggest, wrap_for_stderr
 
 if TYPE_CHECKING:
     import pytest
@@ -253,7 +254,24 @@ def removed(name: str, successor: str) -> Option:
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
     """Adds options to a group of pytest's help."""
     for each in options:
-        group.addoption(*each.names, **each.argparse_arguments)
+        arguments = dict(each.argparse_arguments)
+        if "type" in arguments:
+            arguments["type"] = _wrap_errors(each.name, arguments["type"])
+        group.addoption(*each.names, **arguments)
+
+
+def _wrap_errors(name: str, read: Callable[[str], T]) -> Callable[[str], T]:
+    """Returns a reader whose errors fit the terminal: pytest prints them as they are."""
+    begin = f"python -m pytest: error: argument {name}: "
+
+    @wraps(read)
+    def read_wrapped(text: str) -> T:
+        try:
+            return read(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(wrap_for_stderr(f"{begin}{error}").removeprefix(begin)) from None
+
+    return read_wrapped
 
 
 def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:

@@ -23,13 +23,13 @@ _NEED_ROWS = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchma
 class BenchmarksOnly:
     """Makes --benchmark-only run rows too; pytest-benchmark would run only tests with its own fixture."""
 
-    def __init__(self, benchmark_session: Any) -> None:
-        self._session = benchmark_session
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Skips tests that are neither rows nor have the fixture, before pytest-benchmark would skip all rows."""
-        self._session.only = False
+        _benchmark_session(self._config).only = False
         for item in items:
             if row_of(item) is None and "benchmark" not in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason="no benchmark (--benchmark-only)"))
@@ -38,8 +38,8 @@ class BenchmarksOnly:
 class BenchmarkFeed:
     """Adds each measured row to the session of pytest-benchmark, as a benchmark with the samples of the row."""
 
-    def __init__(self, benchmark_session: Any) -> None:
-        self._session = benchmark_session
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self._pytest_session: pytest.Session | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -55,7 +55,7 @@ class BenchmarkFeed:
         except PerformanceRegression:
             assert self._pytest_session is not None
             self._pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            slower = pluralize(len(self._session.performance_regressions), "row")
+            slower = pluralize(len(_benchmark_session(self._config).performance_regressions), "row")
             terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -64,7 +64,7 @@ class BenchmarkFeed:
             return
         record = Record.from_json(note["record"])
         if record.measurement is not None:
-            self._session.benchmarks.append(self._benchmark(report.nodeid, record))
+            _benchmark_session(self._config).benchmarks.append(self._benchmark(report.nodeid, record))
 
     def _benchmark(self, nodeid: str, record: Record) -> Any:
         from pytest_benchmark.stats import Metadata
@@ -104,8 +104,7 @@ class BenchmarkFeed:
 
 def benchmarks_only(config: pytest.Config) -> BenchmarksOnly | None:
     """Returns the plugin for --benchmark-only; None without the option or pytest-benchmark."""
-    benchmark_session = getattr(config, "_benchmarksession", None)
-    return BenchmarksOnly(benchmark_session) if getattr(benchmark_session, "only", False) else None
+    return BenchmarksOnly(config) if getattr(config.option, "benchmark_only", False) else None
 
 
 class NoBenchmarkHeader:
@@ -123,6 +122,10 @@ class NoBenchmarkHeader:
 
 def benchmark_feed(config: pytest.Config) -> BenchmarkFeed | None:
     """Returns the feed if an option of pytest-benchmark needs it; None otherwise."""
-    benchmark_session = getattr(config, "_benchmarksession", None)
     asked = any(getattr(config.option, name, None) for name in _NEED_ROWS)
-    return BenchmarkFeed(benchmark_session) if benchmark_session is not None and asked else None
+    return BenchmarkFeed(config) if asked else None
+
+
+def _benchmark_session(config: Any) -> Any:
+    """Returns pytest-benchmark's session, which it may make after OpAtlas is configured."""
+    return config._benchmarksession

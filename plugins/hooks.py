@@ -20,7 +20,7 @@ from .collector import needs_group, row_of, sort_exclusive_last
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
-from .pytest_internals import fitted, shorten_message
+from .pytest_internals import fitted, shorten_message, wrap_failure
 from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
 from .xdist import has_replays
@@ -176,6 +176,8 @@ class MainHooks:
         self._session.receive(report)
         result = yield
         self._session.keep(report)
+        # The summary shows the failure again; JUnit has its text in unbroken lines.
+        wrap_failure(self._session.context.config, report)
         return result
 
     @pytest.hookimpl(tryfirst=True)

@@ -50,6 +50,11 @@ def take_output(item: pytest.Item) -> None:
     if capture is not None:
         for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
             item.add_report_section("call", name, text)
+def wrap_failure(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Wraps the text of a failure without a traceback, as `fitted` does."""
+    for entry in getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ()):
+        if entry.style == "value":
+            entry.lines = fitted(config, "\n".join(entry.lines)).split("\n")
 
 
 def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:

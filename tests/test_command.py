@@ -195,6 +195,7 @@ def test_a_file_that_an_option_names_is_no_test_file(tmp_path: Path) -> None:
 def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:
     """Relative paths are the user's; configuration and plugins are the checkout's."""
     done = opatlas("bench", "--collect-only", "-q", "--database-path", "no-such-folder", cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
     assert done.returncode != 0
     assert str(tmp_path / "no-such-folder") in done.stdout + done.stderr
 
@@ -244,8 +245,11 @@ def test_a_kernel_in_a_project_of_ones_own_is_replayed(tmp_path: Path) -> None:
     header = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
     (tmp_path / "db").mkdir()
     (tmp_path / "db" / "Doubled.csv").write_text(f'{header}\n"2,3",FLOAT,ND,"2,3",FLOAT,ND\n')
-    done = opatlas("bench", "test_mine.py", "--database-path", "db", "--repeat-count=3", cwd=tmp_path)
+    options = ("--database-path", "db", "--repeat-count=3", "--benchmark-only", "--benchmark-json=benchmarks.json")
+    done = opatlas("bench", "test_mine.py", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    (benchmark,) = json.loads((tmp_path / "benchmarks.json").read_text())["benchmarks"]
+    assert benchmark["stats"]["rounds"] == 3
     assert "measured" in (tmp_path / "db" / "Doubled.csv").read_text()
 
 

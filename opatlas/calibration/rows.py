@@ -184,7 +184,7 @@ def choose(folder: Path, on_kernel_type: Callable[[], None] = lambda: None) -> l
     if not candidates:
         raise OpAtlasError(
             f"{folder}: no row fits a calibration set (replayed with a known cache state, quiet, up to "
-            f"{_LONGEST_US / 1000:g} ms): measure the database first (pytest bench/)"
+            f"{_LONGEST_US / 1000:g} ms): measure the database first (opatlas bench)"
         )
     launch_us = _OF_A_LAUNCH * float(np.quantile([each.duration_us for each in candidates], 0.05))
     families: dict[str, list[_Candidate]] = {name: [] for name in (*_FAMILIES.values(), _LAUNCH_BOUND)}

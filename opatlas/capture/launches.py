@@ -48,8 +48,8 @@ _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 class SkipReason(Enum):
     """Why a launch is not in the database."""
 
-    COLLECTIVE = "collectives (hcom_*), measured by the communication bench"
-    OTHER_COLLECTIVE = "communication that the communication bench does not measure"
+    COLLECTIVE = "collectives (hcom_*), which opatlas collectives measures"
+    OTHER_COLLECTIVE = "communication that opatlas collectives does not measure"
     NO_INPUT_SHAPES = "no input shapes (N/A)"
     NO_KERNEL_TYPE = "kernel type not recorded"
     INVALID_DURATION = "duration not a number above zero"

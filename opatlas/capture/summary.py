@@ -64,7 +64,7 @@ def ingest_summary(
     if done.manifest is not None:
         lines += ["", "manifest:", f"  {manifest_path(database, done.manifest.run_id)}"]
     if done.manifest is not None or done.already or done.completed:
-        command = shlex.join(["pytest", "bench/", "--database-path", str(database.path), "--update-mode=unreplayed"])
+        command = shlex.join(["opatlas", "bench", "--database-path", str(database.path), "--update-mode=unreplayed"])
         lines += ["", "database:", f"  {database.path}"]
         lines += [wrap(str(done.mapping), indent=2)] if done.mapping is not None else []
         lines += ["next, measure its rows:", f"  {command}"]

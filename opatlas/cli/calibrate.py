@@ -245,4 +245,4 @@ def _meaning_of_ratios(fit: MachineFit) -> str:
         if family.unusable:
             unusable.setdefault(family.unusable, []).append(family.family)
     reasons = "; ".join(f"{reason} of {', '.join(families)}" for reason, families in unusable.items())
-    return f"{reasons}: measure the rows that you need here (pytest bench/)"
+    return f"{reasons}: measure the rows that you need here (opatlas bench)"

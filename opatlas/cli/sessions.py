@@ -6,6 +6,7 @@ user's own, named on the command line, is run with the settings of the folder th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise, takewhile
@@ -43,6 +44,9 @@ def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> 
         return int(pytest.main([*_PLUGINS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments]))
     # Relative paths in options stay relative to the working folder.
     settings = ["-c", str(_INI), f"--rootdir={path.parent}", "-o", f"cache_dir={pytest_cache()}", *_PLUGINS]
+    if not any("--benchmark" in words for words in (*arguments, os.environ.get("PYTEST_ADDOPTS", ""))):
+        # The plugin makes a folder in the working folder.
+        settings += ["-p", "no:benchmark"]
     return int(pytest.main([*settings, *([] if files else [str(path / file)]), *arguments]))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
+from opatlas.installation import CHECKOUT
 from opatlas.text import first_line
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 #: The versions of Python that the tests run on.
 _OLDEST, _NEWEST = (3, 10), (3, 13)
-_INSTALL = "pip install -c constraints.txt -e '.[bench]' in the checkout"
+_INSTALL = (
+    "pip install 'opatlas[bench]'"
+    if CHECKOUT is None
+    else "pip install -c constraints.txt -e '.[bench]' in the checkout"
+)
 
 
 def python(target: Target) -> Verdict:

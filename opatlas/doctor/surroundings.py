@@ -47,7 +47,7 @@ def database(target: Target) -> Verdict:
         path = database_path(target)
     except OpAtlasError as error:
         return failed(
-            str(error), "--versions is an option of pytest bench/; name the folder for the doctor with --database-path"
+            str(error), "--versions is an option of opatlas bench; name the folder for the doctor with --database-path"
         )
     try:
         expect_folder(path, "", may_be_made=True)

@@ -303,5 +303,5 @@ class RowChoice:
         if self.names and not found:
             raise OpAtlasError(
                 f"no row of {where} is named {' or '.join(self.names)}: give a kernel type, or a part of an id as "
-                f"`pytest bench/ --collect-only -q` shows them"
+                f"`opatlas bench --collect-only -q` shows them"
             )

@@ -159,9 +159,11 @@ def _coverage_lines(results: Sequence[KernelResult], sizes: int) -> Iterator[str
         # Kernel types without any row are shown last: a database may be without them on purpose.
         measured = {kernel_type for kernel_type, shape in named if shape.has_rows}
         few.sort(key=lambda pair: (pair[0] not in measured, -sum(pair[1].calls.values()), pair[1].sizes))
-        yield from (f"  {kernel_type} {shape}" for kernel_type, shape in few[:_FEW_NAMED])
-        if len(few) > _FEW_NAMED:
-            yield f"  and {len(few) - _FEW_NAMED:,} more"
+        # Shapes that differ only in their dtypes are one line.
+        lines = list(dict.fromkeys(f"  {kernel_type} {shape}" for kernel_type, shape in few))
+        yield from lines[:_FEW_NAMED]
+        if len(lines) > _FEW_NAMED:
+            yield f"  and {len(lines) - _FEW_NAMED:,} more"
 
 
 def _divisions(shapes: Iterable[ShapeCoverage]) -> list[str]:

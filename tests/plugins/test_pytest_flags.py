@@ -55,12 +55,27 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
     assert "it has OtherToy, Toy" in sessions.run_in_process("--ops", "X")
 
 
+def _too_wide(text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > 80]
+
+
+def test_a_failure_fits_the_terminal_and_is_one_line_in_junit(sessions: Sessions) -> None:
+    path = sessions.write("Moody", [row(Mood.RAISE)])
+    report = sessions.folder / "junit.xml"
+    done = sessions.run("-rN", f"--junitxml={report}", COLUMNS="80")
+    # The path fills the line.
+    assert f"  {path}:2:\n" in done.output.partition(" FAILURES ")[2]
+    (failure,) = ElementTree.parse(report).iter("failure")
+    assert (failure.text or "").startswith(f"failed: {path}:2: ")
+
+
 def test_wrong_usage_is_told_in_the_width_of_the_terminal_and_suggests_options(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     wrong = sessions.run_in_process("--ops", "X" * 40, COLUMNS="80")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    error = wrong.output.partition("ERROR: ")[2].partition("\n\n")[0]
-    assert [line for line in error.splitlines() if len(line) > 80] == []
+    assert _too_wide(wrong.output.partition("ERROR: ")[2].partition("\n\n")[0]) == []
+    misread = sessions.run_in_process("--where", "status == noisi", COLUMNS="80")
+    assert _too_wide(misread.output.partition("ERROR: ")[2].partition("  inifile")[0]) == []
     misspelt = sessions.run_in_process("--opss", "Toy")
     assert misspelt.code == pytest.ExitCode.USAGE_ERROR
     assert misspelt.tells("did you mean", "--ops")
