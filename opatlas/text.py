@@ -66,10 +66,13 @@ def wrap_for_stderr(text: str) -> str:
     return wrap_lines(text, shutil.get_terminal_size().columns, on_terminal=sys.stderr.isatty())
 
 
-def wrap_lines(text: str, width: int, *, on_terminal: bool) -> str:
+def wrap_lines(text: str, width: int, *, on_terminal: bool, hang: int = 2) -> str:
     """Returns printable text, wrapped at blanks on a terminal and where COLUMNS is set.
 
     Elsewhere each line stays one line, so that grep finds it. Line breaks and indents of the text stay.
+
+    Args:
+        hang: columns by which further lines are indented beyond the first one.
     """
     text = printable_lines(text)
     if not (on_terminal or os.environ.get("COLUMNS")):
@@ -77,7 +80,7 @@ def wrap_lines(text: str, width: int, *, on_terminal: bool) -> str:
     lines = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))]
-        lines.append(_break_lines(line.lstrip(" "), width, indent, f"{indent}  ") if len(line) > width else line)
+        lines.append(_break_lines(line.lstrip(" "), width, indent, indent + " " * hang) if len(line) > width else line)
     return "\n".join(lines)
 
 

@@ -31,6 +31,7 @@ _SHOWN = 5
 #: The verbosity that lists each finding.
 _SHOWS_ALL = 2
 _INDENT = 4
+_ABOUT = "what it looks for"
 
 
 def run_checks(
@@ -282,12 +283,15 @@ class CheckReport:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("=", "checks")
-        for line in self._lines():
+        header, *rows = self._table()
+        for line in (header, *rows):
+            terminalreporter.write_line(fitted(terminalreporter.config, line, hang=header.index(_ABOUT)))
+        for line in self._known_lines():
             terminalreporter.write_line(fitted(terminalreporter.config, line))
 
-    def _lines(self) -> Iterator[str]:
+    def _table(self) -> Iterator[str]:
         told = [tally for tally in self._cases.tallies.values() if tally.cases or tally.skipped]
-        yield f"{'check':16}{'cases':>6}{'findings':>10}{'known':>8}   what it looks for"
+        yield f"{'check':16}{'cases':>6}{'findings':>10}{'known':>8}   {_ABOUT}"
         for tally in told:
             if tally.skipped:
                 yield f"{tally.check.name:16}{'-':>6}{'-':>10}{'-':>8}   not run: {tally.skipped}"
@@ -295,7 +299,6 @@ class CheckReport:
             note = " (advisory)" if tally.check.advisory and tally.new else ""
             counts = f"{tally.cases:>6,}{len(tally.new):>10,}{len(tally.known):>8,}"
             yield f"{tally.check.name:16}{counts}   {tally.check.about}{note}"
-        yield from self._known_lines()
 
     def _known_lines(self) -> Iterator[str]:
         """Yields the known findings, with how many findings each explains; in full with -vv."""

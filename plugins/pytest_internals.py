@@ -28,10 +28,14 @@ def count_in_progress(terminal: pytest.TerminalReporter, report: pytest.TestRepo
     reported.add(getattr(report, "id", report.nodeid))
 
 
-def fitted(config: pytest.Config, text: str) -> str:
-    """Returns printable text as wide as the terminal that pytest writes to; unbroken lines without a terminal."""
+def fitted(config: pytest.Config, text: str, *, hang: int = 2) -> str:
+    """Returns printable text as wide as the terminal that pytest writes to; unbroken lines where it is none.
+
+    Args:
+        hang: as of `wrap_lines`.
+    """
     writer = config.get_terminal_writer()
-    return wrap_lines(text, writer.fullwidth, on_terminal=bool(writer._file.isatty()))
+    return wrap_lines(text, writer.fullwidth, on_terminal=bool(writer._file.isatty()), hang=hang)
 
 
 def shorten_message(report: pytest.TestReport) -> None:
@@ -50,6 +54,8 @@ def take_output(item: pytest.Item) -> None:
     if capture is not None:
         for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
             item.add_report_section("call", name, text)
+
+
 def wrap_failure(config: pytest.Config, report: pytest.TestReport) -> None:
     """Wraps the text of a failure without a traceback, as `fitted` does."""
     for entry in getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ()):
