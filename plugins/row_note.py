@@ -15,7 +15,7 @@ from opatlas.text import cut_middle
 from .pytest_internals import captured_sections
 
 #: Properties of a measured row's report, which JUnit shows too.
-STORED_US, DURATION_US = "stored_us", "duration_us"
+STORED_US, DURATION_US, STD_US = "stored_us", "duration_us", "duration_std_us"
 #: Keys of `RowNote.waited`: for rows of other sessions, and for other workers of the same session.
 FOR_OTHERS, FOR_OWN = "others", "own"
 
@@ -98,7 +98,7 @@ def properties_of(record: Record, captured_us: float | None) -> list[tuple[str, 
     properties += [
         ("duration_median_us", round(summary.median_us, 4)),
         ("duration_min_us", round(summary.min_us, 4)),
-        ("duration_std_us", round(summary.std_us, 4)),
+        (STD_US, round(summary.std_us, 4)),
         ("samples", summary.count),
         ("instrument", record.measurement.instrument),
         ("cache_state", record.measurement.cache_state),

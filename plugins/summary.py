@@ -13,7 +13,7 @@ from opatlas.capture.summary import missing_replay_lines
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
 from opatlas.progress import speed
-from opatlas.report.row_summary import microseconds_text, terminal_tables
+from opatlas.report.row_summary import microseconds_text, noise_text, terminal_tables
 from opatlas.store.journal import count_run_records
 from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 
@@ -25,7 +25,7 @@ from .pytest_internals import fitted
 from .requested_rows import RequestedRows
 from .results import SessionResults
 from .rivals import comparison_lines
-from .row_note import DURATION_US, STORED_US, note_of
+from .row_note import DURATION_US, STD_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
 from .session_context import SessionContext
@@ -278,11 +278,12 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """The stored duration of a row and the new one, in microseconds."""
+    """The stored duration of a row and the new one, in microseconds, and the noise of the new one."""
 
     case_id: str
     stored_us: float
     new_us: float
+    noise: float | None
 
     @property
     def ratio(self) -> float:
@@ -290,7 +291,8 @@ class ComparedRow:
         return self.new_us / self.stored_us
 
     def __str__(self) -> str:
-        return f"{self.ratio:8.3f} x {self.new_us:14,.4f} us, stored {self.stored_us:14,.4f} us"
+        new = f"{microseconds_text(self.new_us)} {noise_text(self.noise)}"
+        return f"{f'{self.ratio:.3f} x':9}  {new:>17}, stored {microseconds_text(self.stored_us):>10}"
 
 
 class StoredComparison:
@@ -349,4 +351,6 @@ def _compared(report: pytest.TestReport) -> ComparedRow | None:
     stored, taken = properties.get(STORED_US), properties.get(DURATION_US)
     if not _measured(report) or not isinstance(stored, float) or not isinstance(taken, float):
         return None
-    return ComparedRow(case_id_in(report.nodeid), stored, taken)
+    std = properties.get(STD_US)
+    noise = std / taken if isinstance(std, float) and properties.get("samples") != 1 else None
+    return ComparedRow(case_id_in(report.nodeid), stored, taken, noise)

@@ -8,6 +8,7 @@ not change.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ _LONGEST_ID = 60
 _RAN = (0, 1)
 #: The end of what a session printed, for an error.
 _LINES_SHOWN = 15
+#: A line of the progress of a session.
+_PROGRESS = re.compile(r"(\d+)/\d+ rows ")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +116,23 @@ def _measure(folder: Path, stored: Sequence[CalibrationDuration]) -> MachineFit:
         command += [f"--cache={cache}", f"--instrument={instrument}", "-q", "-p", "no:cacheprovider"]
         environment = import_environment() | dict([device.pinned] if device.pinned else [])
         print(f"measuring {pluralize(len(stored), 'row')} on {device}", file=sys.stderr)
-        ended = subprocess.run(
+        status, lines = _run_session(command, environment, len(stored))
+        if status not in _RAN:
+            shown = "\n".join(lines[-_LINES_SHOWN:])
+            raise OpAtlasError(f"the rows could not be measured (exit status {status}):\n{shown}")
+        problems: list[str] = []
+        runs = read_manifests(database, problems)
+        fit = compare(folder, stored, database.path, read_manifests(Database(folder), problems), runs.values())
+    print_problems(problems)
+    return fit
+
+
+def _run_session(command: Sequence[str], environment: Mapping[str, str], rows: int) -> tuple[int, list[str]]:
+    """Runs a session with its progress on the terminal, and returns its exit status and the lines that it printed."""
+    lines = []
+    with (
+        Progress(rows, "rows", label="calibrate") as progress,
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -121,16 +140,14 @@ def _measure(folder: Path, stored: Sequence[CalibrationDuration]) -> MachineFit:
             env=environment,
             text=True,
             errors="replace",
-            check=False,
-        )
-        if ended.returncode not in _RAN:
-            shown = "\n".join(ended.stdout.rstrip().splitlines()[-_LINES_SHOWN:])
-            raise OpAtlasError(f"the rows could not be measured (exit status {ended.returncode}):\n{shown}")
-        problems: list[str] = []
-        runs = read_manifests(database, problems)
-        fit = compare(folder, stored, database.path, read_manifests(Database(folder), problems), runs.values())
-    print_problems(problems)
-    return fit
+        ) as session,
+    ):
+        assert session.stdout is not None
+        for line in session.stdout:
+            lines.append(line.rstrip())
+            if done := _PROGRESS.match(line):
+                progress.advance(int(done[1]) - progress.done)
+    return session.returncode, lines
 
 
 def _without_durations(stored: Sequence[CalibrationDuration]) -> dict[str, list[Mapping[str, str]]]:
@@ -221,9 +238,13 @@ def _family_cells(family: FamilyFit) -> tuple[str, ...]:
     spread = "" if family.spread is None else percent_text(family.spread)
     limit = percent_text(family.limit)
     return (
-        *(family.family, counts, f"{family.ratio:.3f}", f"{low:.3f} to {high:.3f}", spread, limit),
+        *(family.family, counts, _ratio(family.ratio), f"{_ratio(low)} to {_ratio(high)}", spread, limit),
         str(family.verdict),
     )
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.0f}"
 
 
 def _meaning(fit: MachineFit) -> str:

@@ -42,7 +42,7 @@ CHANGING = (
     # In an order of durations.
     (r"^ N us N % \(2\) .*", "N us N % (2)  ROW"),
     (r"^\| N us N % \(2\) \| .*", "| N us N % (2) | ROW |"),
-    (r"^( N x N us, stored N us)  .*", r"\1  ROW"),
+    (r"^( N x N us N %, stored N us)  .*", r"\1  ROW"),
     (r"^(- CPU: |- Host: |- Versions: ).*", r"\1..."),
     # Columns are as wide as their numbers.
     (r"(?<=\S) {2,}", "  "),

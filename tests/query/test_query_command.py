@@ -39,6 +39,12 @@ def test_a_stored_call_is_printed_and_written_as_json(
     assert json.loads(capsys.readouterr().out) == written
 
 
+def test_a_long_duration_has_all_its_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], [43218.0]))
+    assert main(["query", str(tmp_path), "MatMulV2", "16,1024", "512,1024"]) == 0
+    assert "43,218 us" in capsys.readouterr().out
+
+
 def test_a_call_between_the_rows_is_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024"]) == 0
     assert "interpolated" in capsys.readouterr().out
