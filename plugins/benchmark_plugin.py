@@ -14,7 +14,7 @@ from opatlas.text import pluralize
 
 from .collector import row_of
 from .row_note import note_of
-from .xdist import has_replays
+from .xdist import has_replays, has_theory_rows
 
 #: Options of pytest-benchmark that need the rows; without them its table would only repeat the summary.
 _NEED_ROWS = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
@@ -115,7 +115,7 @@ class NoBenchmarkHeader:
         self, config: pytest.Config
     ) -> Generator[None, list[str | list[str]], list[str | list[str]]]:
         headers = yield
-        if not has_replays(config):
+        if not (has_replays(config) or has_theory_rows(config)):
             return headers
         return [header for header in headers if not (isinstance(header, str) and header.startswith("benchmark: "))]
 

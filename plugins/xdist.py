@@ -42,8 +42,16 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def has_replays(config: pytest.Config) -> bool:
     """Returns whether replays may be collected, before the collection: whether their fixtures are there."""
-    manager = config.pluginmanager
-    files = (getattr(plugin, "__file__", None) for plugin in manager.get_plugins())
-    paths = {Path(file) for file in files if file}
     # `opatlas shapes` and `pytest -p opatlas.plugins` load the fixtures of replays, whatever is to be collected.
-    return _FIXTURES in paths or (manager.has_plugin("opatlas.plugins.fixtures") and _THEORY not in paths)
+    loaded = config.pluginmanager.has_plugin("opatlas.plugins.fixtures")
+    return _FIXTURES in _plugin_files(config) or (loaded and not has_theory_rows(config))
+
+
+def has_theory_rows(config: pytest.Config) -> bool:
+    """Returns whether theory rows may be collected, before the collection."""
+    return _THEORY in _plugin_files(config)
+
+
+def _plugin_files(config: pytest.Config) -> set[Path]:
+    files = (getattr(plugin, "__file__", None) for plugin in config.pluginmanager.get_plugins())
+    return {Path(file) for file in files if file}

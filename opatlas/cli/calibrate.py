@@ -244,7 +244,7 @@ def _family_cells(family: FamilyFit) -> tuple[str, ...]:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.3f}" if value < 10 else four_digits(value)
 
 
 def _meaning(fit: MachineFit) -> str:

@@ -46,7 +46,9 @@ from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.executor import msprof_on_group
 from opatlas.model.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.model.errors import DeviceGone
+from opatlas.model.quality import relative_noise
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
+from opatlas.report.row_summary import microseconds_text, noise_text
 
 _RANKS = 2
 _BYTES = 1 << 20
@@ -168,7 +170,8 @@ def group(target: Target) -> Verdict:
         mean_us, spread_us = taken.summary.mean_us, taken.counters.get(RANK_SPREAD, 0.0)
         first = f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
         told.append(
-            f"{first if not told else ''}{mean_us:.1f} +- {taken.summary.std_us:.1f} us ({taken.instrument}; "
+            f"{first if not told else ''}{microseconds_text(mean_us)} {noise_text(relative_noise(taken.samples_us))} "
+            f"({taken.instrument}; "
             f"{bandwidth_gbps(_BYTES, mean_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
         )
         facts[f"{taken.instrument} us"] = mean_us

@@ -9,6 +9,7 @@ from opatlas.doctor.probe import Fact
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT
+from opatlas.model.quality import relative_noise
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -18,6 +19,7 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
     Status,
 )
+from opatlas.report.row_summary import microseconds_text, noise_text
 
 #: Samples of each row.
 SAMPLES = 3
@@ -70,10 +72,10 @@ def tracebacks(outcomes: Mapping[str, RowOutcome]) -> Fact:
 
 
 def durations(outcomes: Mapping[str, RowOutcome]) -> str:
-    """Returns `Add 1.9 +- 0.1 us, MatMulV2 (ran as MatMulV3) 3.1 +- 0.2 us`: means and deviations of samples."""
+    """Returns `Add 1.90 us ±5.3 %, MatMulV2 (ran as MatMulV3) 3.10 us ±6.5 %`: means and noise of samples."""
     return ", ".join(
         f"{kernel_type}{f' (ran as {measured.ran_as.kernel_type})' if measured.ran_as else ''} "
-        f"{measured.summary.mean_us:.1f} +- {measured.summary.std_us:.1f} us"
+        f"{microseconds_text(measured.summary.mean_us)} {noise_text(relative_noise(measured.samples_us))}"
         for kernel_type, outcome in outcomes.items()
         if (measured := outcome.measurement) is not None
     )
