@@ -170,11 +170,6 @@ def pluralize(number: int, one: str, more: str = "") -> str:
     return f"{number:,} {one if number == 1 else more or f'{one}s'}"
 
 
-def four_digits(value: float) -> str:
-    """Returns `75.61`, `22,965`: four digits, and all digits before the point."""
-    return f"{value:,.0f}" if value >= 9999.5 else f"{value:.4g}"
-
-
 def shorten(text: str, width: int) -> str:
     """Returns `text`, cut to `width` columns with `..` at the end."""
     return text if len(text) <= width else text[: width - 2] + ".."

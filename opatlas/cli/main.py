@@ -132,11 +132,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 class CommandParser(argparse.ArgumentParser):
     """The parser of a command, which names the option that a misspelt one was meant to be."""
 
-    def error(self, message: str) -> NoReturn:
-        """Exits with the usage and a message that fits the terminal."""
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{wrap_for_stderr(f'{self.prog}: error: {message}')}\n")
-
     def expect_known_options(self, arguments: Sequence[str]) -> None:
         """Exits, as other wrong usage does, at the first word `--name` that is no option of the command."""
         for word in itertools.takewhile("--".__ne__, arguments):

@@ -313,8 +313,8 @@ def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
     for title, found in _lists(rows):
         yield from ("", f"### The {title} rows", "")
         yield from markdown_table(
-            ("Duration", "Kernel type", "Shapes", "Quality"),
-            [(row.text(), row.kernel_type, f"`{row.shapes}`", row.quality.value) for row in found],
+            ("Duration", "Kernel type", "Shapes"),
+            [(row.text(), row.kernel_type, f"`{row.shapes}`") for row in found],
         )
 
 
