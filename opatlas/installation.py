@@ -54,4 +54,4 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
 
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise UsageError(f"{purpose} needs {' and '.join(missing)}: pip install 'opatlas[{extra}]'")
+        raise UsageError(f"{purpose} needs {', '.join(missing)}: pip install 'opatlas[{extra}]'")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from opatlas.cli.arguments import add_removed
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
+from opatlas.installation import require_extra
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.named_databases import named_folder
 from opatlas.model.roofline import PEAKS, Peak
@@ -108,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plots, and returns the exit status that the help explains. Raises OpAtlasError."""
+    require_extra("plot", "`opatlas plot`", "matplotlib")
     names = [name.strip() for name in arguments.ops.split(",") if name.strip()]
     folders: list[Path] = arguments.databases
     if bool(arguments.weights) != (arguments.kind == "products"):

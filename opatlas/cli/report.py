@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from opatlas.cli.arguments import StepArgument, read_step_argument
+from opatlas.installation import require_extra
 from opatlas.model.named_databases import database_folder
 from opatlas.options import names
 from opatlas.query.database import model_cost
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the site, and returns the exit status that the help explains. Raises OpAtlasError."""
+    require_extra("report", "`opatlas report`", "bokeh")
     place = database_folder(arguments.database)
     against: str = arguments.against
     if against and "@" not in against:

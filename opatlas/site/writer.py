@@ -184,11 +184,8 @@ def _assets() -> Iterator[tuple[str, bytes]]:
 
 
 def _bokeh() -> Iterator[tuple[str, bytes]]:
-    """Yields the scripts of Bokeh by name. Raises OpAtlasError."""
-    try:
-        scripts = resources.files("bokeh") / "server" / "static" / "js"
-    except ModuleNotFoundError:
-        raise OpAtlasError("the plots of the site are Bokeh's: pip install 'opatlas[report]'") from None
+    """Yields the scripts of Bokeh by name."""
+    scripts = resources.files("bokeh") / "server" / "static" / "js"
     for name in _BOKEH_FILES:
         yield name, scripts.joinpath(name).read_bytes()
 

@@ -144,7 +144,7 @@ def test_without_bokeh_nothing_is_written(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    assert main(["report", str(database), "--output", str(tmp_path / "site")]) == 1
+    assert main(["report", str(database), "--output", str(tmp_path / "site")]) == 2
     assert "opatlas[report]" in capsys.readouterr().err
     assert not (tmp_path / "site").exists()
 

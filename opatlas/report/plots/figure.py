@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import UsageError
 from opatlas.store.csv_files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")
@@ -46,12 +46,10 @@ class PlotKind:
 
 
 def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
-    """Returns a figure and its axes, row by row, with shared scales. Raises OpAtlasError without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise OpAtlasError(f"a plot needs matplotlib ({error}): pip install 'opatlas[plot]'") from None
+    """Returns a figure and its axes, row by row, with shared scales."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
