@@ -16,8 +16,8 @@ from opatlas.model.location import default_path, parse_implementation
 from opatlas.model.versions import detect
 from opatlas.progress import Progress
 from opatlas.query.database import model_cost
-from opatlas.query.model_cost import ModelCost, PartCost
-from opatlas.text import percent_text, pluralize, shorten, show
+from opatlas.query.model_cost import ModelCost, PartCost, PartField
+from opatlas.text import percent_text, pluralize, shorten, show, wrap
 
 _PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
 #: Longer calls are shown without decimals.
@@ -110,6 +110,9 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     yield f"  {cost.database}"
     sequences = pluralize(cost.batch, "sequence")
     yield f"  {cost.phase} of {sequences} of {cost.context:,} tokens, {cost.dtype}, tp {cost.tp}, ep {cost.ep}"
+    if cost.us:
+        device, cache, instrument = (_shares(cost, field) for field in ("device", "cache", "instrument"))
+        yield wrap(f"measured on {device}; cache {cache}; {instrument}", indent=2)
     yield ""
     yield _line("part", "kernel", "calls", "us each", "share", "how known", "ran")
     for part in cost.parts:
@@ -138,6 +141,13 @@ def _lines(cost: ModelCost) -> Iterator[str]:
         yield "missing, and in no sum:"
         for part in cost.missing:
             yield f"  {part.part}: {part.kernel_type}, {pluralize(part.calls, 'call')}: {part.reason}"
+
+
+def _shares(cost: ModelCost, field: PartField) -> str:
+    """Returns the values of a field of the parts: one alone, several with their shares of the sum."""
+    sums = cost.us_by(field)
+    told = {value or "unknown": percent_text(us / cost.us) for value, us in sums.items()}
+    return next(iter(told)) if len(told) == 1 else ", ".join(f"{value} {share}" for value, share in told.items())
 
 
 def _part_line(part: PartCost, total: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pandas as pd
 
@@ -21,6 +22,8 @@ from opatlas.theory.model_calls import ModelCall, Phase
 
 #: How a part is known whose duration nothing tells.
 MISSING = "missing"
+#: A field of a part that says how its rows were measured.
+PartField: TypeAlias = Literal["device", "cache", "instrument"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class PartCost:
         interval_us: its 90 % interval; None if nothing tells it.
         how: measured, interpolated, extrapolated, analytic or missing.
         implementation: name and version of what ran; "" if nothing tells the duration.
+        device, cache, instrument: on what, with which cache state and by which instrument the rows were measured, as in
+            `QueryResult`; "" if unknown.
         composed: whether only compositions of operators tell the duration; None if the rows do not tell what ran.
         other_dtypes: whether all rows that tell the duration have other dtypes.
         signature: the signature of the row.
@@ -53,6 +58,9 @@ class PartCost:
     composed: bool | None
     other_dtypes: bool
     signature: str
+    device: str = ""
+    cache: str = ""
+    instrument: str = ""
     reason: str = ""
 
     @property
@@ -141,6 +149,14 @@ class ModelCost:
     def other_dtypes_us(self) -> float:
         """How much of the sum is told by rows with other dtypes."""
         return sum(part.us or 0.0 for part in self.parts if part.other_dtypes)
+
+    def us_by(self, field: PartField) -> dict[str, float]:
+        """Returns how much of the sum each value of a field of the parts has, the largest first."""
+        sums: dict[str, float] = defaultdict(float)
+        for part in self.parts:
+            if part.us is not None:
+                sums[getattr(part, field)] += part.us
+        return dict(sorted(sums.items(), key=lambda each: -each[1]))
 
     def us_by_how(self) -> dict[str, float]:
         """Returns how much of the sum is measured, interpolated, extrapolated and analytic."""
@@ -233,6 +249,9 @@ def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterato
         interval_us=answer.interval_us,
         how=answer.how.value,
         implementation=answer.implementation,
+        device=answer.device,
+        cache=answer.cache,
+        instrument=answer.instrument,
     )
 
 
@@ -253,6 +272,9 @@ def _kernel_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator
             interval_us=(float(answer["Low(us)"]), float(answer["High(us)"])),
             how=str(answer["How"]),
             implementation=str(answer["Implementation"]),
+            device=str(answer["Device"]),
+            cache=str(answer["Cache State"]),
+            instrument=str(answer["Instrument"]),
             other_dtypes=not any(
                 rows.has_dtypes(call.cells) for rows in tables if rows.label == answer["Implementation"]
             ),

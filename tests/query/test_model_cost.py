@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 import opatlas
 from opatlas.cli.main import main
+from opatlas.model.schema import CACHE_STATE, INSTRUMENT
 from opatlas.theory.model_calls import Phase, model_calls
 from opatlas.theory.sources import resolve_model
 from tests.query.tables import product_rows, write_table
@@ -134,6 +136,19 @@ def test_what_ships_tells_a_step() -> None:
         assert {part.part for part in found.parts if not part.layers} == OUTSIDE
         outside = sum(part.us or 0 for part in found.parts if part.part in OUTSIDE)
         assert found.us == pytest.approx(found.us_in_layers + outside)
+
+
+def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = database(tmp_path / "db", **{CACHE_STATE: "cold", INSTRUMENT: "cupti"})
+    found = cost(place)
+    told = {(part.cache, part.instrument) for part in found.parts if part.part in ROLES}
+    assert told == {("cold", "cupti")}
+    assert {(part.device, part.cache, part.instrument) for part in found.missing} == {("", "", "")}
+    assert found.us_by("cache") == {"cold": pytest.approx(found.us)}
+    shares = opatlas.open("NVIDIA_H200").model(MODEL, tp=2, batch=64, context=1024).us_by("cache")
+    assert shares["cold"] > shares["warm"] > 0  # Collectives are measured warm.
+    assert main(["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096", str(place)]) == 0
+    assert {"cold", "cupti"} <= set(re.findall(r"\w+", capsys.readouterr().out))
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
