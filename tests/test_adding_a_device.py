@@ -38,7 +38,7 @@ def test_an_instrument_that_they_do_not_offer_is_refused_before_anything_runs(se
     (sessions.folder / "conftest.py").write_text(BLOCKS["conftest.py"])
     sessions.write("Toy", [row(1)])
     done = sessions.run_in_process("--instrument=sundial", SIMULATED_VISIBLE_DEVICES="0")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.code == pytest.ExitCode.TESTS_FAILED
     assert "--instrument sundial: " in done
     assert "wall-clock" in done
     assert sessions.read("Toy") == [row(1)]
