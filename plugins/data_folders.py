@@ -49,7 +49,8 @@ def pytest_load_initial_conftests(
             )
     yield
     # All options are declared now; pytest shows this below its error.
-    known = parser.optparser._option_string_actions
+    groups = [parser._anonymous, *parser._groups]
+    known = [name for group in groups for option in group.options for name in option.names()]
     for name in (word.partition("=")[0] for word in args if word.startswith("--")):
         if name not in known and (close := difflib.get_close_matches(name, known, 1)):
             parser.extra_info["did you mean"] = close[0]
