@@ -39,6 +39,15 @@ def test_the_profile_of_a_session_that_was_killed_in_its_first_row_is_removed_by
     assert not (sessions.database / "profiles").exists()
 
 
+def test_a_profile_that_a_session_keeps_is_no_profile_of_a_killed_one(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Moody", [row(Mood.SEGFAULT), row(7), row(1)])
+    npus.run("-k", "not Moody-1_1", faults={"all": "lost"})
+    kept = {path for path in (sessions.database / "profiles").rglob("*") if path.is_dir()}
+    assert kept
+    npus.run("-k", "Moody-1_1")
+    assert {path for path in kept if not path.exists()} == set()
+
+
 #: A replay of a kernel type that the kernels below launch.
 ADDS = """
 from opatlas.bench import formulas

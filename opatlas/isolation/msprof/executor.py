@@ -131,6 +131,7 @@ class MsprofSession:
                 outcomes[job.id] = apply_noise_limit(outcome, self._settings.max_noise, attempts)
                 if read.is_missing:
                     missing.append(job)
+        for output in self._outputs:
             clear_pending(output)
         self._remove_outputs(keep=bool(missing) or self._keep_outputs)
         return SessionResult(outcomes, missing)
