@@ -49,7 +49,8 @@ def expect_possible(
     floor = _SLACK * read_bytes / peak.bandwidth_gbps / 1e3
     if duration < floor and ((own := baseline_us()) is None or own >= floor):
         raise _impossible(
-            f"{four_digits(duration)} us", f"the device needs {four_digits(floor)} us to read {read_bytes} bytes of inputs at its peak"
+            f"{four_digits(duration)} us",
+            f"the device needs {four_digits(floor)} us to read {read_bytes} bytes of inputs at its peak",
         )
 
 
