@@ -291,7 +291,7 @@ class ComparedRow:
         return self.new_us / self.stored_us
 
     def __str__(self) -> str:
-        new = f"{microseconds_text(self.new_us)} {noise_text(self.noise)}"
+        new = f"{microseconds_text(self.new_us)} {noise_text(self.noise)}".rstrip()
         return f"{f'{self.ratio:.3f} x':9}  {new:>17}, stored {microseconds_text(self.stored_us):>10}"
 
 
