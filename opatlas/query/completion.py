@@ -47,9 +47,8 @@ class Completion:
                     f"{question.kernel_type}: each {rows} that has {as_many} has other dtypes or formats, such as "
                     f"{dtypes} with {formats}: ask for these, or measure the row"
                 )
-            usual = Counter(self._rows.cells(INPUT_SHAPES)).most_common(1)
-            example = f" (most have {usual[0][0]})" if usual else ""
-            raise NoAnswer(f"{question.kernel_type}: no {rows} has {as_many}{example}: measure the row")
+            ((usual, _),) = Counter(self._rows.cells(INPUT_SHAPES)).most_common(1)
+            raise NoAnswer(f"{question.kernel_type}: no {rows} has {as_many} (most have {usual}): measure the row")
         form = max(fitting, key=lambda each: len(fitting[each]))
         named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
         outputs = question.cells.get(OUTPUT_SHAPES) or self._follow(fitting[form], asked)

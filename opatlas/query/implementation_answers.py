@@ -111,7 +111,7 @@ class ImplementationAnswers:
 
     def answer(self, name: str, question: Question) -> QueryResult:
         """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""
-        rows = self.stored_rows(question.kernel_type, name)
+        rows = self._answering_rows(question.kernel_type, name)
         found = rows.find(question)
         if len(found) > 1:
             columns = rows.differing(found, tuple(_TELLING))
@@ -128,7 +128,7 @@ class ImplementationAnswers:
 
     def answer_row(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str = "") -> QueryResult:
         """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
-        rows = self.stored_rows(kernel_type, name)
+        rows = self._answering_rows(kernel_type, name)
         position = rows.by_signature.get(signature(kernel_type, cells))
         if position is not None:
             return self._measured(rows, position)
@@ -156,6 +156,16 @@ class ImplementationAnswers:
             note=note,
             composed=composed,
         )
+
+    def _answering_rows(self, kernel_type: str, name: str) -> StoredRows:
+        """Returns the rows of an implementation. Raises NoAnswer without rows."""
+        rows = self.stored_rows(kernel_type, name)
+        if not len(rows):
+            raise NoAnswer(
+                f"{kernel_type}: no row of {rows.label} answers; noisy rows, compositions of torch operators and rows "
+                f"without a duration do not: measure rows, or use opatlas.open(DB, compositions=True, noisy=True)"
+            )
+        return rows
 
     def _measured(self, rows: StoredRows, position: int) -> QueryResult:
         duration_us = float(rows.duration_us[position])

@@ -217,6 +217,16 @@ def test_unknown_noise_widens_the_interval(tmp_path: Path) -> None:
     assert (high - low) / 200 == pytest.approx(math.hypot(0.1645, 0.053), abs=1e-4)
 
 
+def test_a_kernel_type_whose_rows_are_all_compositions_is_told_apart_from_other_shapes(tmp_path: Path) -> None:
+    write_table(tmp_path, "SwiGlu", product_rows([(16, 512, 1024)], us=[100.0]).assign(Quality="composition"))
+    shapes = ["16,1024", "512,1024"]
+    with pytest.raises(opatlas.NoAnswer, match="compositions=True"):
+        opatlas.open(tmp_path).query("SwiGlu", shapes)
+    with pytest.raises(opatlas.NoAnswer, match="compositions=True"):
+        opatlas.open(tmp_path).query_row("SwiGlu", {"Input Shapes": ";".join(shapes)})
+    assert opatlas.open(tmp_path, compositions=True).query("SwiGlu", shapes).composed
+
+
 @pytest.mark.parametrize(
     ("machines", "spread", "runs", "half_width"),
     [
