@@ -219,13 +219,8 @@ class Endpoint:
                 if attempt == limits.attempts or wait_s >= left_s:
                     tried = f"{error.reason}, {attempt} times" if attempt > 1 else error.reason
                     asked = f", and asks to wait {wait_s:.0f} s" if wait_s >= left_s and error.wait_s else ""
-                    self._fail(
-                        f"{tried}{asked}",
-                        "check that the server runs, or try again later",
-                        key,
-                        status=error.status,
-                        attempts=attempt,
-                    )
+                    later = "try again later" if error.status else "check that the server runs, or try again later"
+                    self._fail(f"{tried}{asked}", later, key, status=error.status, attempts=attempt)
                 if self._on_wait is not None:
                     self._on_wait(_without(key, error.reason), wait_s)
                 self._sleep(wait_s)
@@ -306,7 +301,8 @@ class Endpoint:
             quoted = _quote(_without(key, error.read(_CHUNK_BYTES).decode("utf-8", "replace")))
         except (http.client.HTTPException, OSError):
             quoted = ""
-        problem = f"HTTP {error.code} {printable(error.reason or '')}".rstrip() + (f": {quoted}" if quoted else "")
+        problem = f"answered HTTP {error.code} {printable(error.reason or '')}".rstrip()
+        problem += f": {quoted}" if quoted else ""
         if error.code in _LATER:
             wait_s = _retry_after(error.headers.get("Retry-After", ""), time.time())
             raise _Retryable(problem, status=error.code, wait_s=wait_s)
@@ -323,7 +319,7 @@ class Endpoint:
         remedy = remedies.get(error.code, "see its message")
         if 300 <= error.code < 400:
             remedy = f"it refers to {printable(error.headers.get('Location', ''))}: name that address if you trust it"
-        self._fail(f"answered {problem}", remedy, key, status=error.code, attempts=attempt)
+        self._fail(problem, remedy, key, status=error.code, attempts=attempt)
 
     def _key(self) -> str:
         """Returns the key; "" for a server without keys. Raises EndpointError without quoting it."""
