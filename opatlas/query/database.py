@@ -87,7 +87,7 @@ def model_cost(
 
 
 class OpenDatabase:
-    """A database that answers questions.
+    """A database that answers questions. `opatlas.open` makes it.
 
     Attributes:
         answers: what each implementation answers.
