@@ -168,9 +168,10 @@ def _read_task(path: Path, root: Path) -> tuple[Task | None, str]:
             return None, f"has no function {GET_INPUTS}"
         return None, f"has no class {MODEL}" if _DEFINES_INPUTS.search(content) else _IS_OTHER_FILE
     names = _names(path, content)
+    has_inputs = bool(names.defined & {GET_INPUTS, GET_INPUTS_LIST})
     if MODEL not in names.defined:
-        return None, f"has no class {MODEL}"
-    if not names.defined & {GET_INPUTS, GET_INPUTS_LIST}:
+        return None, f"has no class {MODEL}" if has_inputs else _IS_OTHER_FILE
+    if not has_inputs:
         return None, f"has no function {GET_INPUTS}"
     name, task_set = _name_and_set(path, root)
     configuration = path.with_name(f"{path.stem.replace('func_', 'config_')}.json")
