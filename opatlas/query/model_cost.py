@@ -22,8 +22,8 @@ from opatlas.theory.model_calls import ModelCall, Phase
 
 #: How a part is known whose duration nothing tells.
 MISSING = "missing"
-#: A field of a part that says how its rows were measured.
-PartField: TypeAlias = Literal["device", "cache", "instrument"]
+#: A field of a part that says how its duration is known, or how its rows were measured.
+PartField: TypeAlias = Literal["how", "device", "cache", "instrument"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ class ModelCost:
 
     def us_by_how(self) -> dict[str, float]:
         """Returns how much of the sum is measured, interpolated, extrapolated and analytic."""
-        return {how.value: sum(part.us or 0.0 for part in self.parts if part.how == how.value) for how in How}
+        sums = self.us_by("how")
+        return {how.value: sums.get(how.value, 0.0) for how in How}
 
 
 def part_costs(

@@ -79,7 +79,7 @@ def test_wrong_usage_is_told_in_the_width_of_the_terminal_and_suggests_options(s
     assert _too_wide(misread.output.partition("ERROR: ")[2].partition("  inifile")[0]) == []
     misspelt = sessions.run_in_process("--opss", "Toy")
     assert misspelt.code == pytest.ExitCode.USAGE_ERROR
-    assert misspelt.tells("did you mean", "--ops")
+    assert "--ops" in misspelt.output.split()
 
 
 @pytest.mark.parametrize("option", ["-x", "--fail-fast"])
