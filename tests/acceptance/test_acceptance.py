@@ -1,0 +1,40 @@
+"""Each folder here is a session that holds a promise (README.md). `--write-golden` writes what came out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acceptance import Acceptance, read_plan
+from sessions import Sessions
+
+HERE = Path(__file__).parent
+FOLDERS = sorted(path.parent for path in HERE.glob("*/session.yaml"))
+
+
+def _cases() -> Iterator[object]:
+    for folder in FOLDERS:
+        marks = [pytest.mark.slow] if read_plan(folder).slow else []
+        yield pytest.param(folder, id=folder.name, marks=marks)
+
+
+@pytest.mark.parametrize("folder", list(_cases()))
+def test_what_comes_out_is_what_was_promised(
+    folder: Path, sessions: Sessions, request: pytest.FixtureRequest
+) -> None:
+    if (folder / "input").is_dir():
+        shutil.copytree(folder / "input", sessions.folder, dirs_exist_ok=True)
+    acceptance = Acceptance(read_plan(folder), sessions)
+    found = acceptance.run()
+    expected = folder / "expected.json"
+    if request.config.getoption("--write-golden"):
+        expected.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    assert found == json.loads(expected.read_text()), acceptance.output
+
+
+def test_each_session_is_in_the_list_of_promises() -> None:
+    listed = (HERE / "README.md").read_text()
+    assert not [folder.name for folder in FOLDERS if f"`{folder.name}`" not in listed]
