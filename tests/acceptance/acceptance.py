@@ -65,6 +65,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         promise: the sentence of README.md that the session holds.
+        inputs: folders of `inputs/` that are copied into the session's folder, besides its own `input/`.
         rows: by kernel type, the lengths of the vectors of rows of toys (moods.py).
         exact: whether the numbers are the same each time: nothing is measured.
         tables: the CSVs that are compared, as patterns.
@@ -74,6 +75,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True):
 
     promise: str
     steps: list[Step]
+    inputs: list[str] = []
     rows: dict[str, list[int]] = {}
     exact: bool = False
     tables: list[str] = msgspec.field(default_factory=lambda: ["database/*.csv", "database/pruned/*.csv"])
@@ -225,8 +227,8 @@ class Acceptance:
         """The names that sessions of this machine's CPU gave it."""
         names = set()
         for path in self.sessions.folder.glob("**/runs/*.json"):
-            device = json.loads(path.read_text()).get("device") or {}
-            if device.get("kind") == "cpu" and device.get("name"):
+            device = json.loads(path.read_text()).get("device")
+            if isinstance(device, dict) and device.get("kind") == "cpu" and device.get("name"):
                 names.add(device["name"])
         return names
 

@@ -25,9 +25,11 @@ def _cases() -> Iterator[object]:
 def test_what_comes_out_is_what_was_promised(
     folder: Path, sessions: Sessions, request: pytest.FixtureRequest
 ) -> None:
-    if (folder / "input").is_dir():
-        shutil.copytree(folder / "input", sessions.folder, dirs_exist_ok=True)
-    acceptance = Acceptance(read_plan(folder), sessions)
+    plan = read_plan(folder)
+    for source in (*(HERE / "inputs" / name for name in plan.inputs), folder / "input"):
+        if source.is_dir():
+            shutil.copytree(source, sessions.folder, dirs_exist_ok=True)
+    acceptance = Acceptance(plan, sessions)
     found = acceptance.run()
     expected = folder / "expected.json"
     if request.config.getoption("--write-golden"):

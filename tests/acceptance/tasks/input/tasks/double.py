@@ -1,0 +1,16 @@
+"""Twice a tensor."""
+
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def get_inputs():
+    return [torch.randn(32, 33)]
+
+
+def get_init_inputs():
+    return []
