@@ -175,6 +175,7 @@ _KNOWN = {
         Dtype("UINT64", "uint64", 8),
         Dtype("BOOL", "bool", 1),
         Dtype("COMPLEX64", "complex64", 8),
+        Dtype("COMPLEX128", "complex128", 16),
     )
 }
 #: The dtypes of FP8, by the names of CANN's enumeration of dtypes (ge::DataType).

@@ -107,7 +107,7 @@ def load_config_file(path: Path) -> ModelFacts:
         OpAtlasError: the file is not a model's config.json, or transformers is not installed.
     """
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = json.loads(path.read_text(encoding="utf-8-sig"))
         content = _shape_keys(whole)
     except RecursionError:
         raise TargetError("model", str(path), "nested too deep for a model's config.json") from None

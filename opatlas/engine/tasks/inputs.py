@@ -48,7 +48,7 @@ def as_tensors(value: Any, device: torch.device) -> Any:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
-        return value.detach().to(device)
+        return value.detach().to(device).resolve_conj().resolve_neg()
     return mapped(value, lambda each: as_tensors(each, device))
 
 
@@ -60,8 +60,10 @@ def as_arrays(value: Any) -> Any:
 
 
 def in_float64(value: Any) -> Any:
-    """Returns tensors of real numbers in float64, also in lists; others unchanged."""
+    """Returns tensors of real numbers in float64 and of complex ones in complex128, also in lists; others unchanged."""
     if isinstance(value, torch.Tensor):
+        if value.is_complex():
+            return value.to(torch.complex128)
         return value.double() if value.is_floating_point() else value
     return mapped(value, in_float64)
 

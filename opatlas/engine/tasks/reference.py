@@ -106,7 +106,12 @@ class Reference:
     def _double(self) -> Any:
         if self._model is None:
             model = self.make()
-            self._model = model.double() if isinstance(model, torch.nn.Module) else model
+            if isinstance(model, torch.nn.Module):
+                model.double()
+                # `double` leaves complex numbers as they are.
+                for tensor in (*model.parameters(), *model.buffers()):
+                    tensor.data = in_float64(tensor.data)
+            self._model = model
         return self._model
 
     def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
