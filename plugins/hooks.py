@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opatlas.engine.registry import replay_spec
+from opatlas.files import path_problem
 from opatlas.model.signature import case_id_in
 from opatlas.text import pluralize, wrap_for_stderr
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
 from .cluster_rows import sort_longest_first
 from .collector import needs_group, row_of, sort_exclusive_last
+from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
@@ -59,14 +61,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_cmdline_main() -> Generator[None, Any, Any]:
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     """Wraps errors of usage to the terminal: pytest prints them as they are."""
     try:
+        _expect_paths(config)
         return (yield)
     except pytest.UsageError as error:
         # As pytest begins the line.
         begin = "ERROR: "
         raise pytest.UsageError(wrap_for_stderr(f"{begin}{error}").removeprefix(begin)) from None
+
+
+def _expect_paths(config: pytest.Config) -> None:
+    """Raises pytest.UsageError for an option with a path that the system refuses, such as one that is too long."""
+    for option in PATH_OPTIONS:
+        given = config.getoption(option[2:].replace("-", "_"), None) or ()
+        for path in str(given).split(",") if isinstance(given, (str, Path)) else given:
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise pytest.UsageError(f"{option} {path_problem(error)}") from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -37,6 +37,40 @@ def test_help_names_every_command_and_what_it_does() -> None:
         assert known.about in done.stdout
 
 
+@pytest.mark.parametrize("path", ["d" * 300, "a/" * 2500], ids=["name", "path"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show PATH",
+        "combine PATH x",
+        "query PATH Abs 4",
+        "history PATH Abs",
+        "compare PATH x",
+        "compare PATH@HEAD",
+        "check PATH",
+    ],
+)
+def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
+    words: str, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert command.main(words.replace("PATH", path).split()) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert path[:50] in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("option", ["--database-path", "--tasks", "--implementation"])
+def test_a_session_refuses_such_a_path_as_wrong_usage(option: str) -> None:
+    words = ["bench", option, "d" * 300, "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert option in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
