@@ -31,6 +31,8 @@ TASKS = {
     "conjugate": ("torch.conj(x)", "torch.conj(torch.randn(4, 32, dtype=torch.complex64)).clone()"),
     "negative": ("(torch.conj(x).imag, [x.mT.conj()])", "torch.randn(4, 32, dtype=torch.complex64)"),
     "axpy": ("x * 2 + 1", "torch.randn(64, 128)"),
+    "gradient": ("torch.autograd.grad((x**2).sum(), x)[0]", "torch.randn(16, 64, requires_grad=True)"),
+    "backward": ("[(x**3).sum().backward(), x.grad][1]", "torch.randn(16, 64, requires_grad=True)"),
 }
 CONV = """\
 class Model(nn.Module):
@@ -50,6 +52,19 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return torch.nn.functional.conv1d(x, self.weight){}
 """
+#: Its gradients accumulate in a parameter, too.
+BACKWARD = (
+    HEAD
+    + """\
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(16, 64))
+    def forward(self, x):
+        (x**3 * self.factor).sum().backward()
+        return x.grad + 0 * self.factor.grad
+"""
+)
 CANDIDATES = {
     "spectrum/right": candidate("torch.fft.rfft(x)"),
     "spectrum/off": candidate("torch.fft.rfft(x) * 1.001"),
@@ -60,6 +75,11 @@ CANDIDATES = {
     "axpy/dos": "\ufeff" + AXPY.replace("\n", "\r\n"),
     "axpy/tested": AXPY + "def main():\n    return 0\nif __name__ == '__main__':\n    sys.exit(main())\n",
     "axpy/ends": AXPY + "def main():\n    return 0\nif __name__ != '__main__':\n    sys.exit(main())\n",
+    "gradient/formula": candidate("2 * x"),
+    "gradient/autograd": candidate("torch.autograd.grad(x.square().sum(), x)[0]"),
+    "gradient/forward": candidate("x**2"),
+    "backward/formula": candidate("3 * x**2"),
+    "backward/weights": BACKWARD,
     "conv/names": HEAD + OTHER_NAMES.format(""),
     "conv/raises": HEAD + OTHER_NAMES.format(" + missing"),
 }
@@ -67,6 +87,7 @@ CANDIDATES = {
 VERDICTS = dict.fromkeys(CANDIDATES, "pass") | {
     "spectrum/off": "mismatch/other",
     "conjugate/missing": "mismatch/other",
+    "gradient/forward": "mismatch/other",
     "axpy/ends": "hack/ends_process",
     "conv/names": "mismatch/other",
     "conv/raises": "runtime/NameError",
