@@ -307,6 +307,12 @@ def on_device(frame: pd.DataFrame, device: str) -> np.ndarray:
     return frame[DEVICE].map(same).to_numpy(bool)
 
 
+def replayed_by(rows: StoredRows) -> list[str]:
+    """Returns the implementation of each replay; "" for a captured duration, or if the row does not tell."""
+    cells = zip(rows.captured, rows.cells(IMPLEMENTATION), strict=True)
+    return ["" if captured else cell for captured, cell in cells]
+
+
 def row_frame(rows: StoredRows, devices: RowDevices) -> pd.DataFrame:
     """Returns the rows of a kernel type as lines; `attrs["source_names"]` has the database's columns of counters.
 
@@ -317,8 +323,7 @@ def row_frame(rows: StoredRows, devices: RowDevices) -> pd.DataFrame:
     columns |= {name: stored[name].tolist() for name in _ROW_CELLS if name in stored.columns}
     columns[DURATION] = rows.duration_us
     columns |= {LAUNCHES: _numbers_of(rows.cells(PROFILING_SAMPLES)), CAPTURED: rows.captured, DEVICE: devices.of(rows)}
-    by = zip(rows.captured, rows.cells(IMPLEMENTATION), strict=True)
-    columns[BY] = ["" if captured else cell for captured, cell in by]
+    columns[BY] = replayed_by(rows)
     for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
         if name in stored.columns:
             columns[name] = _numbers_of(stored[name].tolist())
