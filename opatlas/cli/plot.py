@@ -16,7 +16,7 @@ from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.installation import require_extra
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.named_databases import named_folder
-from opatlas.model.roofline import PEAKS, Peak
+from opatlas.model.roofline import Peak, device_peak
 from opatlas.model.schema import QUALITY
 from opatlas.model.slots import known_dtype
 from opatlas.options import positive
@@ -233,7 +233,7 @@ def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> st
 
 def _peak(device: str, given: Mapping[str, float]) -> Peak:
     """Returns the peaks of a device: the given ones, and those of its data sheet. `given` has dtypes, and _MEMORY."""
-    known = PEAKS.get(device, Peak())
+    known = device_peak(device)
     tera_ops = {name: number for name, number in given.items() if name != _MEMORY}
     return Peak(given.get(_MEMORY) or known.bandwidth_gbps, {**known.tera_ops, **tera_ops})
 

@@ -81,8 +81,8 @@ def read_peaks(text: str) -> DevicePeaks:
     """
     path = Path(text)
     if not path.is_file():
-        if text in PEAKS:
-            return known_peaks(text)
+        if (of_name := known_peaks(text)).are_known:
+            return of_name
         raise UsageError(f"--peaks {text}: neither a file nor a known device{suggest(text, PEAKS)}: {_REMEDY}")
     try:
         content = parse_yaml(path.read_bytes(), strict=True)

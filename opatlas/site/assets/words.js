@@ -2,7 +2,8 @@
 /* The words of the pages, and those that a database has for qualities, statuses and caches. English words are keys. */
 const opatlas = {};
 
-opatlas.chinese = {
+/* Words of a database are looked up here: without a prototype, whose members would be found as well. */
+opatlas.chinese = Object.assign(Object.create(null), {
   "OpAtlas": "OpAtlas", "skip to the contents": "跳到正文", "overview": "概览", "implementations": "实现对比",
   "comparison": "数据库对比", "collectives": "集合通信", "models": "模型开销", "theme": "主题", "light": "浅色",
   "dark": "深色", "as the system": "跟随系统", "language": "语言",
@@ -55,7 +56,10 @@ opatlas.chinese = {
   "collective outside of the four supported": "不受支持的集合通信", "type that cannot be fused": "不可融合的类型",
   "OP State dynamic": "动态算子 (OP State)", "boundary of steps": "步边界",
   "above roofline": "高于 Roofline", "unknown": "未知", "ascending": "升序", "descending": "降序",
-};
+  "durations": "耗时来源", "captured": "采集", "replayed": "回放", "launches": "启动次数", "time of all launches": "全部启动的时间",
+  "ranked by the time lost; rows without known work or peaks by their whole time": "按损失时间排序；工作量或峰值未知的行按全部时间计",
+  "rows whose launches captures count": "由采集数据给出启动次数的行",
+});
 
 /** Reads and keeps a setting of the reader; a browser may refuse to keep any for files. */
 opatlas.setting = function (name, value) {
