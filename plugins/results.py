@@ -53,7 +53,7 @@ class SessionResults:
     def write(self) -> None:
         """Writes the report files, after the records are merged and the rows accounted for."""
         merged = self.records.merged
-        if merged is None or not (self.tally.outcomes or self.has_written()):
+        if merged is None or not self.context.settings.writes or not (self.tally.outcomes or self.has_written()):
             return
         database = self.context.database
         # A kernel type without a measured row in this database may have no file in it.

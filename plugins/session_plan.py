@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from opatlas.capture.profile_samples import read_profile
+from opatlas.capture.profile_samples import Profile, fits, read_profile
 from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.discovery import driver_version
 from opatlas.errors import OpAtlasError, TableError
@@ -25,7 +25,7 @@ from opatlas.store.pruned import pruned_signatures
 from opatlas.store.row_copy import add_rows, read_rows
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal, recover
-from opatlas.text import suggest
+from opatlas.text import pluralize, suggest
 
 from .mixing import captured_notes, origin_notes
 from .plan import Plan, PreparedDatabase
@@ -43,6 +43,8 @@ def plan_session(context: SessionContext) -> Plan:
     """
     try:
         return _plan_session(context)
+    except _ForeignProfile as error:
+        return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
     except (OpAtlasError, pytest.UsageError) as error:
         return Plan(error=str(error))
     except Exception as error:
@@ -61,6 +63,7 @@ def _plan_session(context: SessionContext) -> Plan:
     if settings.prof_path is not None:
         with context.past_capture():
             context.profile = read_profile(settings.prof_path)
+        _expect_fitting(context.profile, Database(settings.targets[0].rows_from or settings.database))
     if settings.writes:
         # Refuse before anything is written. Checked again with each plan, when no other session writes.
         for own in context.databases:
@@ -75,6 +78,26 @@ def _plan_session(context: SessionContext) -> Plan:
     plan.problems += base.problems
     plan.problems += context.profile.problems if context.profile is not None else ()
     return plan
+
+
+class _ForeignProfile(OpAtlasError):
+    """A profile has no launch of any row of the database."""
+
+
+def _expect_fitting(profile: Profile, database: Database) -> None:
+    """Raises _ForeignProfile where a profile fits no row of a database that has rows."""
+    if fits(profile, database):
+        return
+    signatures = pluralize(sum(map(len, profile.cases.values())), "signature")
+    raise _ForeignProfile(
+        "\n".join(
+            [
+                f"{profile.root} has {signatures}, and none is that of a row of {database.path}: nothing was written. "
+                f"Name the database of the profiled program with --database-path, or an empty folder for a new one",
+                *profile.problems,
+            ]
+        )
+    )
 
 
 def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
