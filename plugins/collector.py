@@ -67,6 +67,9 @@ class Collector:
     def pytest_collection_modifyitems(self) -> None:
         """Ends the session where there is no plan. Raised earlier, the error would be shown for each module."""
         plan = self._context.plan
+        if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
+            # The summary prints the error.
+            raise pytest.Session.Failed(plan.error)
         if plan is not None and plan.error:
             raise pytest.UsageError(plan.error)
 

@@ -149,6 +149,12 @@ ROWS = (
         "other code, another driver or other versions (default: %(default)s)",
     ),
     declare(
+        "--dry-run",
+        Scope.PROFILES,
+        action="store_true",
+        help="say what the samples of --prof-path would change in the database, and write nothing (default: written)",
+    ),
+    declare(
         "--where",
         Scope.ROWS,
         type=parse_where,

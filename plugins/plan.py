@@ -12,6 +12,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from opatlas.combine.provenance import Staleness, StoredDuration
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -257,6 +259,7 @@ class Plan:
         prepared: what was done to each database first.
         notes: what the user should know about the durations in the database.
         error: why there is no plan; the session ends with this error before a row runs.
+        error_status: the exit status of a session with an error.
         suffixes: the ends of the ids of cases, one for each target.
     """
 
@@ -265,6 +268,7 @@ class Plan:
     prepared: list[PreparedDatabase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str = ""
+    error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
     suffixes: list[str] = field(default_factory=list)
 
     @property

@@ -136,11 +136,13 @@ class UncollectedSamples:
             yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"
         yield "warm-up and set-up launches of the profiled programs look like others: they count as samples"
         if self._without_replay:
-            yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
+            also = "would be written" if self._context.settings.dry_run else "written"
+            yield f"rows without a replay that have samples, {also} back too: {_listed(self._without_replay)}"
         if self._unmatched:
             mode, by_cells = self._context.settings.mode, self._context.settings.where is not None
             adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
-            fate = "added" if mode.adds_rows and not by_cells else f"not added ({adds})"
+            added = "would be added" if self._context.settings.dry_run else "added"
+            fate = added if mode.adds_rows and not by_cells else f"not added ({adds})"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
 
 

@@ -116,7 +116,7 @@ class ReplaySession:
             return
         self._is_selected = True
         selected = plan.case_ids().intersection(case_ids)
-        if not plan.error and context.settings.writes:
+        if not plan.error and (context.settings.writes or context.settings.dry_run):
             specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
             for number, own in enumerate(context.databases):
@@ -190,7 +190,10 @@ class ReplaySession:
         if device is not None and record.measurement is not None:
             note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
         note["target"] = row.target
-        note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
+        is_looked_up = self.context.settings.prof_path is not None
+        if not (is_looked_up and outcome.status is Status.SKIPPED):
+            # A row that a profile does not have keeps its state.
+            note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
         if device is not None and device is not self._device:
             if id(device) not in self._devices and device != self._device:
                 note["device"] = asdict(device)

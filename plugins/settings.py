@@ -61,6 +61,7 @@ class Settings:
         where: the rows to run, by their cells; None: all rows.
         strict: rows that failed before fail, instead of being xfail.
         read_only: rows are measured and compared, and nothing is written.
+        dry_run: the session says what it would write, and writes nothing.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         workload: what the session measures: rows of kernels, or messages of collectives.
@@ -88,6 +89,7 @@ class Settings:
     where: Where | None = None
     strict: bool = False
     read_only: bool = False
+    dry_run: bool = False
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
     workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
@@ -110,7 +112,7 @@ class Settings:
     @property
     def writes(self) -> bool:
         """Whether the session writes into the database."""
-        return not (self.collect_only or self.read_only)
+        return not (self.collect_only or self.read_only or self.dry_run)
 
     @property
     def models_folder(self) -> Path:
@@ -181,6 +183,7 @@ def settings_of(config: pytest.Config) -> Settings:
         # stops at failures, and pytest counts no xfail as one.
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
+        dry_run=option.dry_run,
         mixed=option.mixed,
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
         workload=workload,

@@ -93,6 +93,9 @@ class SessionSummary:
     def print(self, terminal: pytest.TerminalReporter, status: int) -> None:
         """Prints the summary; `status` is the exit status of the session."""
         plan, is_quiet = self._context.plan, terminal.config.option.verbose < 0
+        if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
+            for line in plan.error.splitlines():
+                terminal.write_line(fitted(terminal.config, f"opatlas: {line}"), red=True)
         if plan is None or not self._context.runs_rows:
             return
         terminal.ensure_newline()
@@ -146,7 +149,8 @@ class SessionSummary:
         merged = self._records.merged
         if merged is not None and (rows or self._results.has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-            yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+            done = "written back" if self._context.settings.writes else "would be written back (--dry-run)"
+            yield f"{done}: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             for database in self._records.pruned_in:
                 restored = f"`opatlas history {database.path} --restore pruned` brings them back"
                 yield f"pruned rows are in {database.pruned_dir}: {restored}"

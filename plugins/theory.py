@@ -18,7 +18,7 @@ from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
-from opatlas.model.location import UNNAMED_NPU, default_path, device_kind, expect_npu
+from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, names, positive, removed
 from opatlas.store.csv_files import write_text
@@ -386,7 +386,7 @@ def kind_of_database(config: pytest.Config, database: Database) -> str:
     if device:
         return device if device in KINDS else device_kind(device)
     provenance = Provenance(database)
-    kinds: set[str] = {"npu" if name == UNNAMED_NPU else device_kind(name) for name in provenance.captured_on}
+    kinds: set[str] = set(map(device_kind, provenance.captured_on))
     if not kinds and (named := folder_origin(database)) is not None:
         kinds = {named.kind}
     kinds = kinds or {origin.kind for manifest in provenance.manifests.values() for origin in run_origins(manifest)}

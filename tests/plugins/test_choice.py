@@ -19,11 +19,11 @@ def measured(sessions: Sessions, kernel_type: str = "Toy") -> set[int]:
 
 def test_unreplayed_goes_on_where_a_session_on_a_captured_database_was_stopped(sessions: Sessions) -> None:
     sessions.write("Moody", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (101, Mood.RAISE, 102, 103)])
-    stopped = sessions.run_in_process("-x")
+    stopped = sessions.run_in_process("-x", "--mixed")
     assert stopped.ledger() == {"measured": 1, "failed": 1, "not run": 2}
     assert "--update-mode=unreplayed" in stopped
     first_run = {r["Run ID"] for r in sessions.read("Moody")} - {""}
-    resumed = sessions.run_in_process("--update-mode=unreplayed")
+    resumed = sessions.run_in_process("--update-mode=unreplayed", "--mixed")
     assert resumed.ledger() == {"measured": 2, "xfailed": 1}
     assert resumed.numbers("(--update-mode=unreplayed)") == [1]
     runs = {r["Input Shapes"]: r["Run ID"] for r in sessions.read("Moody")}
@@ -36,11 +36,11 @@ def test_unreplayed_goes_on_where_a_session_on_a_captured_database_was_stopped(s
 def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sessions) -> None:
     sessions.write("Toy", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (1, 2, 3)])
     sessions.write("OtherToy", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (1, 2)])
-    done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only")
+    done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only", "--mixed")
     assert done.code == 0
     assert done.numbers("(--update-mode=missing-only)") == [2, 0, 2]
     assert "--update-mode=unreplayed" in done
-    again = sessions.run_in_process("-k", "OtherToy", "--update-mode=unreplayed")
+    again = sessions.run_in_process("-k", "OtherToy", "--update-mode=unreplayed", "--mixed")
     assert again.ledger() == {"measured": 2}
     assert measured(sessions) == set()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from opatlas.capture.cases import read_ingests
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.gc_pause import gc_paused
+from opatlas.model.location import UNNAMED_NPU
 from opatlas.model.named_databases import expect_database
 from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.model.schema import (
@@ -167,7 +168,8 @@ def database_device(folder: Path) -> str:
     # Sessions and combine report manifests that cannot be read.
     manifests = read_manifests(Database(folder), problems=[])
     names = {name for manifest in manifests.values() for name in manifest.device_names}
-    names = names or set(_captured_on(Database(folder)))
+    # A profile may be of an unnamed NPU, and the captures beside its durations of a named one.
+    names = (names - {UNNAMED_NPU}) or set(_captured_on(Database(folder))) or names
     return names.pop() if len(names) == 1 else ""
 
 
