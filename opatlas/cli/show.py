@@ -16,11 +16,11 @@ from statistics import median
 from opatlas.checks.overview import KernelTypeOverview, Overview, read_overview
 from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.kernels import show_kernels
+from opatlas.combine.row_devices import database_device
 from opatlas.errors import UsageError
 from opatlas.model.location import ROOT, list_databases
 from opatlas.model.named_databases import expect_database, named_folder
 from opatlas.model.quality import NOISE_LIMIT
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
 from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, print_problems, show, wrap
 

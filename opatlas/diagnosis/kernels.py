@@ -25,10 +25,9 @@ from opatlas.capture.capture_reader import (
     NotNumericError,
     read_capture_header,
 )
+from opatlas.combine.row_devices import database_device
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
-    AVERAGE,
     BASE,
     CACHE_STATE,
     KERNEL_NAMES,
@@ -43,7 +42,7 @@ from opatlas.model.schema import (
 from opatlas.model.slots import strip_quotes
 from opatlas.progress import Progress, progress_over
 from opatlas.query.stored_rows import StoredRows
-from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.database import Database
 from opatlas.text import parse_real, pluralize
 
@@ -213,7 +212,7 @@ def read_database_kernels(folder: Path) -> KernelTable:
     names = database.kernel_types()
     for kernel_type in progress_over(names, "kernel types", label="diagnose"):
         try:
-            frame = row_frame(StoredRows(folder, kernel_type, compositions=True, noisy=True))
+            frame = row_frame(StoredRows(folder, kernel_type, compositions=True))
         except OpAtlasError as error:
             problems.append(str(error))
         else:
@@ -246,8 +245,7 @@ def row_frame(rows: StoredRows) -> pd.DataFrame:
     for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
         if name in stored.columns:
             columns[name] = _numbers_of(stored[name].tolist())
-    averages = rows.cells(AVERAGE)
-    replayed = np.array([valid_duration(cell) is not None for cell in averages], dtype=bool)
+    replayed = ~np.array(rows.captured, dtype=bool)
     source_names: dict[str, str] = {}
     for prefix, here in ((_PROFILED, ~replayed), (_REPLAYED, replayed)):
         for name in stored.columns:

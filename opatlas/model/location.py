@@ -88,7 +88,7 @@ _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 def device_kind(device: str) -> Kind:
     """Returns the kind of a device by its name. A name without a known prefix of NPUs or GPUs is a CPU."""
-    if device in NPU_DEVICES or _NPU_NAME.match(device):
+    if device in (*NPU_DEVICES, UNNAMED_NPU) or _NPU_NAME.match(device):
         return "npu"
     return "cuda" if _CUDA_NAME.match(device) else "cpu"
 

@@ -33,8 +33,8 @@ from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
+from opatlas.query.stored_rows import CAPTURED_SOURCE
 from opatlas.query.typed_rows import typed_rows
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.csv_files import write_atomically, write_text
 from opatlas.text import parse_whole
 
@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("samples", "machines"), "Int64"),
     "machine_spread": "Float64",
     "composed": "boolean",
-    **dict.fromkeys(("quality", "device", "cache", "instrument", "run_id"), "string"),
+    **dict.fromkeys(("quality", "device", "source", "cache", "instrument", "run_id"), "string"),
 }
 _CELLS = {
     "input_shapes": INPUT_SHAPES,
@@ -150,7 +150,6 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
     says so.
     """
     found: dict[tuple[str, str, str, str], list[dict[str, object]]] = {}
-    device = database_device(database.path).replace("_", " ")
     for source, kernel_type in _sources(database):
         for family, table, sizes in _makers(kernel_type):
             for name, each in source.implementations.items():
@@ -164,12 +163,13 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
                         continue
                     untold = ", may be a composition" if line["composed"] is None else ""
                     composed = ", composition" if line["composed"] else ""
+                    captured = ", captured" if line["source"] == CAPTURED_SOURCE else ""
                     own = {
                         "framework": framework,
                         "version": version,
-                        "device": device,
+                        "device": str(line["device"]).replace("_", " "),
                         "op_name": row.pop("op_name"),
-                        "kernel_source": f"{framework} {kernel_type}{untold}{composed}",
+                        "kernel_source": f"{framework} {kernel_type}{untold}{composed}{captured}",
                     }
                     latency = {"latency": float(line["duration_us"]) / 1e3}
                     found.setdefault((family, framework, version, table), []).append({**own, **row, **latency})

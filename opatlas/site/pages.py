@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.checks.overview import Overview
+from opatlas.combine.row_devices import database_device
 from opatlas.compare.comparison import DatabaseComparison, RivalFigures
 from opatlas.model.roofline import device_peak
 from opatlas.query.model_cost import ModelCost
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.site.columns import number_column, word_column
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from opatlas.combine.row_devices import database_device
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.quality import Quality, is_composition
 from opatlas.model.roofline import row_work
@@ -24,7 +25,6 @@ from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import row_sizes, typed_rows
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.site.columns import number_column, word_column
 from opatlas.site.diagnosis import row_verdicts
 from opatlas.store.database import Database

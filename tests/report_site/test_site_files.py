@@ -32,7 +32,7 @@ def content(site: Path, name: str) -> Any:
 
 
 def opened(place: Path) -> OpenDatabase:
-    return opatlas.open(place, compositions=True, noisy=True)
+    return opatlas.open(place, compositions=True)
 
 
 def test_rows_without_a_duration_have_sizes_and_reasons(database: Path) -> None:
