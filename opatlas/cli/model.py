@@ -140,7 +140,7 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     low, high = cost.interval_us
     yield ""
     if cost.missing:
-        yield f"no total: {_missing(cost)}"
+        yield f"no total, {_missing(cost)}"
     what = "the others" if cost.missing else "sum"
     yield f"{what}: {cost.us:,.0f} us, 90 % interval {low:,.0f} to {high:,.0f} us"
     if cost.us:
@@ -150,8 +150,8 @@ def _lines(cost: ModelCost) -> Iterator[str]:
     if cost.tokens_per_s is not None:
         yield f"  {cost.tokens_per_s:,.0f} tokens/s, if steps follow each other without gaps"
     yield "  sum: one kernel after another, no gaps between launches, nothing overlaps"
-    yield "  interval: of these kernels only, and not of a step; errors of one kernel type add up,"
-    yield "  those of others are independent"
+    yield "  interval: of kernels only, not of a step; errors of one kernel type add up,"
+    yield "    those of others are independent"
     for us, mark, what in (
         (cost.composition_us, _MARKS[True], "is that of compositions of torch operators, not of the kernel"),
         (cost.untold_us, _MARKS[None], "may be that of compositions: the rows do not tell"),
@@ -169,7 +169,7 @@ def _lines(cost: ModelCost) -> Iterator[str]:
 
 def _missing(cost: ModelCost) -> str:
     calls, moved = percent_text(cost.missing_calls_share), percent_text(cost.missing_bytes_share)
-    return f"{calls} of the calls, {moved} of their estimated bytes, without a duration"
+    return f"no duration: {calls} of the calls, {moved} of their estimated bytes"
 
 
 def _shares(cost: ModelCost, field: PartField) -> str:

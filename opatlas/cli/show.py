@@ -16,7 +16,7 @@ from statistics import median
 from opatlas.checks.overview import KernelTypeOverview, Overview, read_overview
 from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.kernels import show_kernels
-from opatlas.combine.row_devices import database_device
+from opatlas.combine.row_devices import are_one_device
 from opatlas.errors import UsageError
 from opatlas.model.location import ROOT, list_databases
 from opatlas.model.named_databases import expect_database, named_folder
@@ -78,7 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _page(found: Overview) -> Iterable[str]:
     yield found.path
     facts = [
-        ("device", _counts(found.devices, "run") or found.folder or database_device(Path(found.path)) or "not known"),
+        ("device", found.folder or found.device or "not known"),
+        ("replayed on", _counts(found.devices, "run")),
+        ("captured on", _counts(found.captured_on, "ingest")),
+        ("no answers", "other devices than that of the database" if _has_others(found) else ""),
         ("shipped", found.shipped),
         (
             "runs",
@@ -113,6 +116,12 @@ def _page(found: Overview) -> Iterable[str]:
         yield "composed: several torch operators were measured in place of the kernel"
     yield f"noisy: not quiet by its Quality; without one: noise over {percent_text(NOISE_LIMIT, 0)}"
     yield "missing: no duration; failed rows are among them"
+
+
+def _has_others(found: Overview) -> bool:
+    """Returns whether durations of other devices than the one that answers are stored."""
+    names = [*found.captured_on, *(name.partition(" with ")[0].partition(" (")[0] for name in found.devices)]
+    return any(not are_one_device(name, found.device) for name in names)
 
 
 def _shown(databases: Iterable[Overview]) -> list[str]:

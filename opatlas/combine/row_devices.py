@@ -57,10 +57,10 @@ class RowDevices:
         """Returns the device of a captured duration.
 
         Args:
-            run_ids: the ingests, as in the column Profiling Run ID.
+            run_ids: the ingests, as in the column Profiling Run ID; all of them if it names none.
         """
-        named = {device for run_id, device in self._ingests.items() if run_id in run_ids and device}
-        return ", ".join(sorted(named)) or self._of_path or UNNAMED_NPU
+        own = [device for run_id, device in self._ingests.items() if run_id in run_ids] or self._ingests.values()
+        return joined(device or "" for device in own) or self._of_path or UNNAMED_NPU
 
     @cached_property
     def _of_path(self) -> str:

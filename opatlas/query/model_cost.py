@@ -13,7 +13,9 @@ from typing import Literal, TypeAlias
 
 from opatlas.combine.row_devices import joined
 from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.model.slots import row_slots
 from opatlas.query.collectives import answer_collective
 from opatlas.query.features import row_features
 from opatlas.query.implementation_answers import ImplementationAnswers, best_answer
@@ -24,6 +26,8 @@ from opatlas.theory.model_calls import ModelCall, Phase
 
 #: How a part is known whose duration nothing tells.
 MISSING = "missing"
+#: Words in the names of kernel types that touch few rows of their largest tensors: an embedding, or a cache of keys.
+_TOUCH_FEW = ("Gather", "Index", "Cache", "Scatter")
 #: A field of a part that says how its duration is known, or how its rows were measured.
 PartField: TypeAlias = Literal["how", "device", "cache", "instrument", "source"]
 
@@ -209,7 +213,6 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
     found = _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
     call = layouts[0]
-    features = row_features(call.kernel_type, call.cells, 1)
     part = PartCost(
         part=call.part,
         kernel_type=call.kernel_type,
@@ -222,7 +225,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         composed=False,
         other_dtypes=False,
         signature=call.signature(),
-        bytes_per_call=0.0 if features is None else features.work[0],
+        bytes_per_call=_estimated_bytes(call),
     )
     if found is None:
         return replace(part, reason=_reason(call, answers, stack))
@@ -243,6 +246,17 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         other_dtypes=answer.other_dtypes,
         signature=chosen.signature(),
     )
+
+
+def _estimated_bytes(call: ModelCall) -> float:
+    """Returns what a call reads and writes at least, by its shapes and dtypes; 0 if they do not tell."""
+    features = row_features(call.kernel_type, call.cells, 1)
+    if features is None or not any(word in call.kernel_type for word in _TOUCH_FEW):
+        return 0.0 if features is None else features.work[0]
+    inputs, outputs = row_slots(call.cells)
+    sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
+    # What it takes from the table, or brings there, is read and written.
+    return 2.0 * sum(size for size in sizes if size < max(sizes))
 
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:

@@ -352,3 +352,46 @@ def test_a_captured_duration_has_no_instrument_of_a_replay(tmp_path: Path) -> No
     replayed, of_capture = (database.matmul(m=m, n=512, k=1024) for m in (16, 32))
     assert (replayed.cache, replayed.instrument) == ("cold", "cupti")
     assert (of_capture.duration_us, of_capture.cache, of_capture.instrument) == (9.5, "", "capture")
+
+
+@pytest.mark.parametrize(
+    ("row_us", "rival_us", "ends_below"),
+    [(100.0, 20.0, True), (24.0, 20.0, False), (20.0, 24.0, False)],
+)
+def test_a_prediction_goes_before_a_measured_row_only_with_its_whole_interval(
+    tmp_path: Path, row_us: float, rival_us: float, ends_below: bool
+) -> None:
+    # The interval of this smooth table is far narrower than the difference of 100 and 20, and wider than that of 24.
+    write_table(tmp_path, "MatMulV2", product_rows([(192, 512, 1024)], us=[row_us]))
+    tokens = (16, 32, 64, 128, 256, 512, 1024, 2048)
+    smooth = [rival_us * (0.5 + 0.5 * m / 192) * (1 + 0.06 * (-1) ** i) for i, m in enumerate(tokens)]
+    sizes = [(m, n, 1024) for n in (512, 1024) for m in tokens]
+    mine = tmp_path / "implementations" / "mine-1.0"
+    write_table(mine, "MatMulV2", product_rows(sizes, us=[*smooth, *(2 * us for us in smooth)]))
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "192,1024;512,1024")
+    row = database.query("MatMulV2", "192,1024;512,1024", implementation=next(iter(database.implementations)))
+    rival = database.query("MatMulV2", "192,1024;512,1024", implementation="mine")
+    assert (row.how, rival.how) == ("measured", "interpolated")
+    assert (rival.interval_us[1] < row_us) is ends_below
+    first, second = (rival, row) if ends_below else (row, rival)
+    assert (answer.implementation, answer.duration_us) == (first.implementation, first.duration_us)
+    assert [(each.implementation, each.how) for each in answer.rivals] == [(second.implementation, second.how)]
+    (many,) = database.query_many("MatMulV2", product_rows([(192, 512, 1024)], us=[0])).to_dict("records")
+    assert (many["Implementation"], many["How"]) == (first.implementation, first.how)
+    assert many["Duration(us)"] == pytest.approx(first.duration_us)
+    assert (many["Quality"], many["Run ID"]) == (("", "") if ends_below else ("quiet", RUN))
+
+
+@pytest.mark.parametrize("others", [{"Input Data Types": "FLOAT16;FLOAT16"}, {"few": "rows"}])
+def test_a_guess_and_rows_of_other_dtypes_go_before_no_measured_row(tmp_path: Path, others: dict[str, str]) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(192, 512, 1024)], us=[1000.0]))
+    sizes = [(m, n, 1024) for n in (512, 1024) for m in (16, 32, 64, 128, 256, 512, 1024, 2048)]
+    sizes = sizes[:3] if "few" in others else sizes
+    rows = product_rows(sizes, us=[2.0 + m / 100 for m, _, _ in sizes])
+    write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", rows.assign(**others))
+    database = opatlas.open(tmp_path)
+    cells = product_rows([(192, 512, 1024)], us=[0])
+    row = {str(name): str(cell) for name, cell in cells.iloc[0].items()}
+    assert database.query_row("MatMulV2", row).how == "measured"
+    assert database.query_many("MatMulV2", cells)["How"].tolist() == ["measured"]
