@@ -81,7 +81,7 @@ def _page(found: Overview) -> Iterable[str]:
         ("device", found.folder or found.device or "not known"),
         ("replayed on", _counts(found.devices, "run")),
         ("captured on", _counts(found.captured_on, "ingest")),
-        ("no answers", "other devices than that of the database" if _has_others(found) else ""),
+        ("no answers", ", ".join(f"durations of {name}" for name in _others(found))),
         ("shipped", found.shipped),
         (
             "runs",
@@ -118,10 +118,10 @@ def _page(found: Overview) -> Iterable[str]:
     yield "missing: no duration; failed rows are among them"
 
 
-def _has_others(found: Overview) -> bool:
-    """Returns whether durations of other devices than the one that answers are stored."""
+def _others(found: Overview) -> list[str]:
+    """Returns the devices of runs and captures that are not the one that answers."""
     names = [*found.captured_on, *(name.partition(" with ")[0].partition(" (")[0] for name in found.devices)]
-    return any(not are_one_device(name, found.device) for name in names)
+    return [name for name in dict.fromkeys(names) if not are_one_device(name, found.device)]
 
 
 def _shown(databases: Iterable[Overview]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 
+from opatlas.combine.row_devices import are_one_device
 from opatlas.model.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -77,6 +79,17 @@ def long_table(database: OpenDatabase) -> pd.DataFrame:
     words = [name for name, dtype in COLUMNS.items() if dtype == "string"]
     table = table.assign(**{name: table[name].replace("", pd.NA) for name in words})
     return table
+
+
+def of_other_devices(database: OpenDatabase) -> Counter[str]:
+    """Returns the number of durations of other devices than the one that answers, which no table has, by device."""
+    answers, counts = database.answers, Counter[str]()
+    for kernel_type in database.kernel_types():
+        for name in database.implementations:
+            rows = answers.stored_rows(kernel_type, name)
+            found = [*rows.left_out.values(), *(each for beside in rows.beside for each in beside)]
+            counts.update(each.device for each in found if not are_one_device(each.device, answers.device))
+    return counts
 
 
 def _sources(database: OpenDatabase) -> Iterator[tuple[OpenDatabase, str]]:
