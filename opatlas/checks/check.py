@@ -15,6 +15,7 @@ import pandas as pd
 from opatlas.arrays import Floats
 from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
 from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
+from opatlas.combine.row_devices import database_device
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import NOISE_LIMIT, is_composition
@@ -38,7 +39,6 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import column_cells, signatures
 from opatlas.model.slots import strip_quotes
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database

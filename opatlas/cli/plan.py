@@ -17,6 +17,7 @@ from opatlas.cli.arguments import StepArgument, add_json, add_removed, read_step
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import INPUT_SHAPES
 from opatlas.progress import Progress
+from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows, Step, steps_of
 from opatlas.store.database import Database
@@ -24,7 +25,7 @@ from opatlas.store.manifest import Manifest, code_digest
 from opatlas.text import align_numbers, four_digits, percent_text, pluralize, shorten, show
 from opatlas.theory.plan import append_rows
 
-_ROWS, _NAME = 100, 76
+_ROWS, _NAME = 100, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
     added = _add(Database(opened.path), found, arguments, started_at)
     if not only_json:
         show(f"{pluralize(added, 'row')} added to {opened.path}")
-        show(f"opatlas bench --database-path {opened.path} measures them")
+        show(f"opatlas bench --database-path {opened.path}{_option(opened, found)} measures them")
     return 0
+
+
+def _option(opened: OpenDatabase, found: NextRows) -> str:
+    """Returns the option that measures the implementations that answer; "" for the default one."""
+    default, *_ = opened.implementations
+    others = dict.fromkeys(row.implementation for row in found.rows if row.implementation != default)
+    return f" --implementation {','.join([default, *others])}" if others else ""
 
 
 def _steps(named: StepArgument) -> list[Step]:
@@ -92,12 +100,21 @@ def _as_json(found: NextRows) -> dict[str, object]:
 
 
 def _lines(found: NextRows) -> Iterator[str]:
-    rows: list[Sequence[str]] = [("kernel and inputs", "gain", "about us", "90 % interval", "steps")]
+    rows: list[Sequence[str]] = [("kernel and inputs", "gain", "about us", "90 % interval", "steps", "by")]
     for row in found.rows:
         low, high = row.interval_us
         name = shorten(f"{row.kernel_type} {row.cells[INPUT_SHAPES].rstrip(';')}", _NAME)
         interval = f"{four_digits(low)} to {four_digits(high)}"
-        rows.append((name, percent_text(row.gain, 3), four_digits(row.duration_us), interval, str(row.steps)))
+        rows.append(
+            (
+                name,
+                percent_text(row.gain, 3),
+                four_digits(row.duration_us),
+                interval,
+                str(row.steps),
+                row.implementation,
+            )
+        )
     if found.rows:
         yield from align_numbers(rows)
         yield ""

@@ -231,24 +231,6 @@ class Provenance:
         """The devices of captured durations; an unnamed NPU where neither an ingest nor the folder names them."""
         return _captured_origins(self.captured_on, self._folder)
 
-    def captured_device(self, ingests: str = "") -> str:
-        """Returns the device that the captured duration of a row was taken on: "Ascend910B3", "an unnamed NPU".
-
-        Args:
-            ingests: the cell Profiling Run ID of the row, which may name several ingests.
-        """
-        named = sorted({device for ingest in ingests.split(";") if (device := self._captures.get(ingest))})
-        return ", ".join(origin.device for origin in _captured_origins(named or self.captured_on, self._folder))
-
-    def replayed_device(self, run_id: str) -> str:
-        """Returns the device that the replayed duration of a row was taken on; "" if neither run nor folder tells it.
-
-        Args:
-            run_id: the cell Run ID of the row.
-        """
-        origins = self._runs.get(run_id) or ([self._folder] if self._folder is not None else [])
-        return ", ".join(dict.fromkeys(origin.device for origin in origins))
-
     def check_origin(self, ours: MeasurementOrigin) -> None:
         """Raises MixedDatabase if durations, or the path, of the database are of another device or software."""
         foreign = {

@@ -6,7 +6,8 @@ waits, Block Dim and counters are float64, NaN where the cell holds no number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +26,9 @@ from opatlas.capture.capture_reader import (
     NotNumericError,
     read_capture_header,
 )
+from opatlas.combine.row_devices import RowDevices
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
-    AVERAGE,
     BASE,
     CACHE_STATE,
     IMPLEMENTATION,
@@ -44,7 +44,6 @@ from opatlas.model.schema import (
 )
 from opatlas.model.slots import strip_quotes
 from opatlas.progress import Progress, progress_over
-from opatlas.query.row_devices import RowDevices, is_same_device, main_device
 from opatlas.query.stored_rows import StoredRows
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.database import Database
@@ -257,33 +256,31 @@ def read_database_kernels(folder: Path) -> KernelTable:
     frames: list[pd.DataFrame] = []
     problems: list[str] = []
     names, devices = database.kernel_types(), RowDevices(folder)
+    elsewhere = Counter[str]()
     for kernel_type in progress_over(names, "kernel types", label="diagnose"):
         try:
-            frame = row_frame(StoredRows(folder, kernel_type, compositions=True, noisy=True), devices)
+            stored = StoredRows(folder, kernel_type, compositions=True, devices=devices)
         except OpAtlasError as error:
             problems.append(str(error))
         else:
-            frames += [frame] if len(frame) else []
+            frames += [row_frame(stored)] if len(stored) else []
+            elsewhere.update(each.device for each in stored.left_out.values())
     if not frames:
         none = "no row of a kernel has a duration" if names else "holds collectives only, which get no verdict"
         raise OpAtlasError("\n".join([*problems, f"{folder}: {none}: measure some, or ingest a capture"]))
-    device = main_device(row for each in frames for row in zip(each[DEVICE], each[CAPTURED], strict=True))
-    return kernels_of_rows(folder, device, frames, problems)
+    left_out = ", ".join(f"{count:,} on {name}" for name, count in elsewhere.most_common())
+    return replace(kernels_of_rows(folder, devices.device, frames), problems=tuple(problems), left_out=left_out)
 
 
 def kernels_of_rows(
-    folder: Path, device: str, frames: list[pd.DataFrame], problems: list[str], shortest_us: float = float("nan")
+    folder: Path, device: str, frames: list[pd.DataFrame], shortest_us: float = float("nan")
 ) -> KernelTable:
-    """Returns the rows of several kernel types that a device timed, each as `row_frame` has them, as one table.
+    """Returns the rows of several kernel types, each as `row_frame` has them, as one table.
 
     Args:
         shortest_us: the shortest row of the database, if the rows are some of it.
     """
-    all_rows: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    of_device = on_device(all_rows, device)
-    frame = all_rows[of_device].reset_index(drop=True)
-    others = all_rows[~of_device]
-    left_out = ", ".join(f"{count:,} on {name}" for name, count in others[DEVICE].value_counts().items())
+    frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
     text = [name for name in (*_ROW_CELLS, TYPE, ROW) if name in frame.columns]
     frame[text] = frame[text].fillna("")
     counters = tuple(dict.fromkeys(name for each in frames for name in each.attrs["source_names"]))
@@ -295,16 +292,8 @@ def kernels_of_rows(
         frame,
         counters,
         source_names,
-        tuple(problems),
-        left_out=left_out,
         shortest_us=shortest_us,
     )
-
-
-def on_device(frame: pd.DataFrame, device: str) -> np.ndarray:
-    """Returns which rows a device timed, as far as is known: durations of two devices do not add."""
-    same = {name: is_same_device(name, device) for name in frame[DEVICE].unique()}
-    return frame[DEVICE].map(same).to_numpy(bool)
 
 
 def replayed_by(rows: StoredRows) -> list[str]:
@@ -313,7 +302,7 @@ def replayed_by(rows: StoredRows) -> list[str]:
     return ["" if captured else cell for captured, cell in cells]
 
 
-def row_frame(rows: StoredRows, devices: RowDevices) -> pd.DataFrame:
+def row_frame(rows: StoredRows) -> pd.DataFrame:
     """Returns the rows of a kernel type as lines; `attrs["source_names"]` has the database's columns of counters.
 
     Counters are those of the replay where the duration is, else those of the captures.
@@ -322,13 +311,12 @@ def row_frame(rows: StoredRows, devices: RowDevices) -> pd.DataFrame:
     columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
     columns |= {name: stored[name].tolist() for name in _ROW_CELLS if name in stored.columns}
     columns[DURATION] = rows.duration_us
-    columns |= {LAUNCHES: _numbers_of(rows.cells(PROFILING_SAMPLES)), CAPTURED: rows.captured, DEVICE: devices.of(rows)}
+    columns |= {LAUNCHES: _numbers_of(rows.cells(PROFILING_SAMPLES)), CAPTURED: rows.captured, DEVICE: rows.devices}
     columns[BY] = replayed_by(rows)
     for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
         if name in stored.columns:
             columns[name] = _numbers_of(stored[name].tolist())
-    averages = rows.cells(AVERAGE)
-    replayed = np.array([valid_duration(cell) is not None for cell in averages], dtype=bool)
+    replayed = ~np.array(rows.captured, dtype=bool)
     source_names: dict[str, str] = {}
     for prefix, here in ((_PROFILED, ~replayed), (_REPLAYED, replayed)):
         for name in stored.columns:
@@ -342,6 +330,6 @@ def row_frame(rows: StoredRows, devices: RowDevices) -> pd.DataFrame:
     return frame
 
 
-def _numbers_of(cells: list[str]) -> np.ndarray:
+def _numbers_of(cells: Sequence[str]) -> np.ndarray:
     values = [parse_real(cell) for cell in cells]
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from opatlas.arrays import Floats
+from opatlas.combine.row_devices import RowDevices, are_one_device, joined
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import Quality, is_noisy, valid_duration
+from opatlas.model.communication import is_communication
+from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy, valid_duration
 from opatlas.model.row_kind import row_kind
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -30,6 +33,7 @@ from opatlas.model.schema import (
     POOLED_SPREAD,
     PROFILING_AVERAGE,
     PROFILING_POPULATIONS,
+    PROFILING_RUN_ID,
     PROFILING_SAMPLES,
     PROFILING_STD,
     QUALITY,
@@ -42,9 +46,9 @@ from opatlas.model.schema import (
 from opatlas.model.signature import make_case_id, row_cells, signatures
 from opatlas.model.slots import dtype_name, known_dtype, split_cell
 from opatlas.query.compositions import composition_of
+from opatlas.query.kernel_model import LEAST_ROWS
 from opatlas.query.question import Question
-from opatlas.query.result import machine_floor
-from opatlas.report.plots.timed_rows import database_device
+from opatlas.query.result import machine_floor, measured_half_widths
 from opatlas.store.database import Database
 from opatlas.text import parse_real, parse_whole
 
@@ -58,8 +62,41 @@ _NZ = "FRACTAL_NZ"
 _SPREAD = {PROFILING_AVERAGE: (PROFILING_STD, PROFILING_SAMPLES)}
 
 
+#: What a duration is: that of a replay, or of a profiler's capture.
+REPLAYED, CAPTURED_SOURCE = "replayed", "captured"
+
+
+class Stored(NamedTuple):
+    """A duration in a row.
+
+    Attributes:
+        duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
+        quality: the quality of the samples, as in the column Quality; of a captured duration BIMODAL if the capture
+            has two populations of its launches, else "".
+        run_id: the run that measured it; "" for a captured one.
+        composed: whether it is that of a composition of torch operators; None if the row does not tell.
+        captured: whether it is that of a capture, and not of a replay.
+        device: the device that it was measured on; "" if unknown.
+        noisy: whether its samples are noisy, drifting, bimodal or throttled.
+        lost: the status of the last run of the row where that did not measure it; else "".
+        left_out: why it does not answer; "" if it does.
+    """
+
+    duration_us: float
+    std_us: float
+    samples: float
+    quality: str
+    run_id: str
+    composed: bool | None
+    captured: bool
+    device: str
+    noisy: bool
+    lost: str
+    left_out: str
+
+
 class StoredRows:
-    """The rows of a kernel type that can answer.
+    """The rows of a kernel type that answer: all that have a duration of the device, however noisy.
 
     Attributes:
         folder: the folder of their database.
@@ -67,41 +104,112 @@ class StoredRows:
         label: their implementation, for answers and messages.
         frame: their cells, as text.
         signatures: their signatures; the same for equal rows.
-        duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
-        quality: the quality of the samples, as in the column Quality; of a captured duration BIMODAL if the capture
-            has two populations of its launches, else "".
-        run_id: the run that measured the duration; "" for a captured one.
-        composed: whether the duration is that of a composition of torch operators; None if the row does not tell.
-        captured: whether the duration is that of a capture, and not of a replay.
+        found: the duration of each row that answers; the replay of a row that also was captured.
+        beside: the other durations of each row: its capture beside its replay, those of other devices.
+        left_out: durations that do not answer, by the signature of their row.
     """
 
     def __init__(
-        self, folder: Path, kernel_type: str, label: str = "", *, compositions: bool = False, noisy: bool = False
+        self,
+        folder: Path,
+        kernel_type: str,
+        label: str = "",
+        *,
+        compositions: bool = False,
+        devices: RowDevices | None = None,
+        device: str = "",
     ) -> None:
         """Reads the rows.
 
         Args:
-            compositions, noisy: whether rows count whose duration is that of a composition of operators, or whose
-                samples are noisy.
+            compositions: whether rows count whose duration is that of a composition of operators.
+            devices: the devices of the durations in the folder; None: they are read.
+            device: the device that answers; default: that of the folder.
 
         Raises:
             TableError: the CSV cannot be read.
         """
         frame = Database(folder).read_or_empty(kernel_type).frame
+        devices = devices or RowDevices(folder)
+        answering = device or devices.device
         judged = row_cells(frame[_judged_columns(kernel_type, frame)])
-        rows = [_usable(kernel_type, row, compositions, noisy) for row in judged]
-        kept = [position for position, row in enumerate(rows) if row is not None]
+        stored = [list(_stored(kernel_type, row, compositions, devices, answering)) for row in judged]
+        first = [next((each for each in found if not each.left_out), None) for found in stored]
+        kept = [position for position, each in enumerate(first) if each is not None]
         self.folder, self.kernel_type, self.label = folder, kernel_type, label or str(folder)
         self.frame = frame.iloc[kept].reset_index(drop=True)
         self.signatures = signatures(kernel_type, self.frame)
-        found = [row for row in rows if row is not None]
-        self.duration_us, self.std_us, self.samples = (
-            np.array([row[which] for row in found], dtype=np.float64) for which in range(3)
-        )
-        self.quality = [row[3] for row in found]
-        self.run_id = [row[4] for row in found]
-        self.composed = [row[5] for row in found]
-        self.captured = [row[6] for row in found]
+        self.found = [each for each in first if each is not None]
+        self.beside = [[each for each in stored[position] if each is not first[position]] for position in kept]
+        lost = [position for position, found in enumerate(stored) if found and first[position] is None]
+        names = signatures(kernel_type, frame.iloc[lost]) if lost else []
+        self.left_out: Mapping[str, Stored] = {
+            name: stored[position][0] for name, position in zip(names, lost, strict=True)
+        }
+
+    @cached_property
+    def duration_us(self) -> Floats:
+        """The duration of each row in microseconds."""
+        return np.array([each.duration_us for each in self.found], dtype=np.float64)
+
+    @cached_property
+    def std_us(self) -> Floats:
+        """The standard deviation of the samples of each row; NaN if unknown."""
+        return np.array([each.std_us for each in self.found], dtype=np.float64)
+
+    @cached_property
+    def samples(self) -> Floats:
+        """The number of samples of each row; NaN if unknown."""
+        return np.array([each.samples for each in self.found], dtype=np.float64)
+
+    @cached_property
+    def quality(self) -> list[str]:
+        """The quality of the samples of each row (`Stored.quality`)."""
+        return [each.quality for each in self.found]
+
+    @cached_property
+    def run_id(self) -> list[str]:
+        """The run that measured each duration; "" for a captured one."""
+        return [each.run_id for each in self.found]
+
+    @cached_property
+    def composed(self) -> list[bool | None]:
+        """Whether each duration is that of a composition of torch operators; None if the row does not tell."""
+        return [each.composed for each in self.found]
+
+    @cached_property
+    def captured(self) -> list[bool]:
+        """Whether each duration is that of a capture, and not of a replay."""
+        return [each.captured for each in self.found]
+
+    @cached_property
+    def source(self) -> list[str]:
+        """What each duration is, in a word: REPLAYED or CAPTURED_SOURCE."""
+        return [source_word(each) for each in self.found]
+
+    @cached_property
+    def devices(self) -> list[str]:
+        """The device of each duration; "" if unknown."""
+        return [each.device for each in self.found]
+
+    @cached_property
+    def noisy(self) -> npt.NDArray[np.bool_]:
+        """Whether the samples of each row are noisy, drifting, bimodal or throttled."""
+        return np.array([each.noisy for each in self.found], dtype=bool)
+
+    @cached_property
+    def telling(self) -> npt.NDArray[np.bool_]:
+        """Whether each row takes part in predictions of others.
+
+        Those with noisy samples, and those whose last run failed, do not, unless too few others are left. Of messages
+        of collectives, whose samples differ much, those do whose mean is known well.
+        """
+        error = self.std_us / self.duration_us / np.sqrt(np.fmax(self.samples, 1))
+        known = is_communication(self.kernel_type) & (error <= NOISE_LIMIT / 2)
+        # The samples of a capture are launches in different places of a step.
+        noisy = self.noisy & ~np.array(self.captured, dtype=bool)
+        good: npt.NDArray[np.bool_] = (~noisy | known) & np.array([not each.lost for each in self.found], dtype=bool)
+        return good if good.sum() >= LEAST_ROWS else np.ones(len(self), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.signatures)
@@ -145,13 +253,13 @@ class StoredRows:
 
     def conditions(self) -> tuple[str, str]:
         """Returns the cache states and the instruments of all rows, separated by commas."""
-        caches, instruments = ({each[which] for each in self.row_conditions} - {""} for which in (0, 1))
-        return ", ".join(sorted(caches)), ", ".join(sorted(instruments))
+        cache, instrument = (joined(each[which] for each in self.row_conditions) for which in (0, 1))
+        return cache, instrument
 
     @cached_property
     def device(self) -> str:
-        """The device that measured the rows; "" if unknown."""
-        return database_device(self.folder)
+        """The device of the rows, several with commas; "" if unknown."""
+        return joined(self.devices)
 
     @cached_property
     def is_pooled(self) -> list[bool]:
@@ -169,6 +277,10 @@ class StoredRows:
     def machine_floors(self) -> Floats:
         """The `machine_floor` of each row, by its Pooled cells."""
         return np.array([machine_floor(count, spread) for count, spread in self.machines], dtype=np.float64)
+
+    def half_widths(self, floors: Floats) -> Floats:
+        """Returns the half width of the interval of each row, as a share of its duration (`measured_half_widths`)."""
+        return measured_half_widths(self.std_us, self.samples, self.duration_us, floors, self.noisy)
 
     def find(self, question: Question) -> list[int]:
         """Returns the positions of the rows that have all cells of a question, one for each signature."""
@@ -223,8 +335,11 @@ class StoredRows:
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
         """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
         asked = normal_words(cells.get(INPUT_DTYPES, ""))
-        known = set(self.normal_cells(INPUT_DTYPES))
-        return any(asked[: len(words)] == words[: len(asked)] for words in known)
+        return any(asked[: len(words)] == words[: len(asked)] for words in self._dtypes)
+
+    @cached_property
+    def _dtypes(self) -> frozenset[tuple[str, ...]]:
+        return frozenset(self.normal_cells(INPUT_DTYPES))
 
     def normal_cells(self, column: str) -> list[tuple[str, ...]]:
         """Returns the cells of a column as words, so that equal ones are equal however they are written."""
@@ -253,45 +368,63 @@ def _share(percent: str) -> float | None:
 
 
 def _judged_columns(kernel_type: str, frame: pd.DataFrame) -> list[str]:
-    """Returns the columns of a table that `_usable` reads."""
+    """Returns the columns of a table that `_stored` reads."""
     durations = row_kind(kernel_type).duration_columns
     wanted = (*durations, MICROBENCH_STD, MICROBENCH_SAMPLES, PROFILING_STD, PROFILING_SAMPLES)
-    wanted = (*wanted, PROFILING_POPULATIONS, QUALITY, STAND_IN, STATUS, RUN_ID, INSTRUMENT, MICROBENCH_DEVICE_KERNELS)
+    wanted = (
+        *wanted,
+        PROFILING_POPULATIONS,
+        PROFILING_RUN_ID,
+        QUALITY,
+        STAND_IN,
+        STATUS,
+        RUN_ID,
+        INSTRUMENT,
+        MICROBENCH_DEVICE_KERNELS,
+    )
     return [name for name in dict.fromkeys(wanted) if name in frame.columns]
 
 
-def _usable(
-    kernel_type: str, row: Mapping[str, str], compositions: bool, noisy: bool
-) -> tuple[float, float, float, str, str, bool | None, bool] | None:
-    """Returns duration, standard deviation, samples, quality, run, `composed` and `captured` of a row that can answer.
+def source_word(stored: Stored) -> str:
+    """Returns what a duration is: REPLAYED or CAPTURED_SOURCE."""
+    return CAPTURED_SOURCE if stored.captured else REPLAYED
 
-    The duration of a replay counts unless it was left out; then a captured one does.
-    """
+
+def _stored(
+    kernel_type: str, row: Mapping[str, str], compositions: bool, devices: RowDevices, answering: str
+) -> Iterator[Stored]:
+    """Yields the durations of a row: that of the replay, then the captured one."""
     for column in row_kind(kernel_type).duration_columns:
         duration_us = valid_duration(row.get(column, ""))
         if duration_us is None:
             continue
         std_column, samples_column = _SPREAD.get(column, (MICROBENCH_STD, MICROBENCH_SAMPLES))
         std_us, samples = parse_real(row.get(std_column, "")), parse_real(row.get(samples_column, ""))
-        replayed = column != PROFILING_AVERAGE
-        if replayed:
-            quality = row.get(QUALITY, "")
-        else:
+        captured = column == PROFILING_AVERAGE
+        if captured:
             quality = Quality.BIMODAL.value if row.get(PROFILING_POPULATIONS, "").strip() else ""
-        composed = composition_of(kernel_type, row) if replayed else False
-        if replayed:
-            noise = std_us / duration_us if std_us is not None else None
-            lost = Status.from_cell(row.get(STATUS, "")) not in (None, Status.MEASURED)
-            left_out = (composed and not compositions) or (not noisy and is_noisy(Quality.from_cell(quality), noise))
-            if lost or left_out:
-                continue
-        return (
+            device = devices.captured(row.get(PROFILING_RUN_ID, ""))
+        else:
+            quality = row.get(QUALITY, "")
+            device = devices.replayed(row.get(RUN_ID, ""))
+        composed = False if captured else composition_of(kernel_type, row)
+        status = None if captured else Status.from_cell(row.get(STATUS, ""))
+        noise = std_us / duration_us if std_us is not None else None
+        left_out = ""
+        if not are_one_device(device, answering):
+            left_out = f"its duration is of {device}"
+        elif composed and not compositions:
+            left_out = "its duration is that of a composition of torch operators"
+        yield Stored(
             duration_us,
             np.nan if std_us is None else std_us,
             np.nan if samples is None else samples,
             quality,
-            row.get(RUN_ID, "") if replayed else "",
+            "" if captured else row.get(RUN_ID, ""),
             composed,
-            not replayed,
+            captured,
+            device,
+            is_noisy(Quality.from_cell(quality), None if captured else noise),
+            "" if status in (None, Status.MEASURED) else str(status),
+            left_out,
         )
-    return None

@@ -12,12 +12,11 @@ import pandas as pd
 
 from opatlas.diagnosis.advice import advice
 from opatlas.diagnosis.diagnosis import Diagnosis
-from opatlas.diagnosis.kernels import CAPTURED, DEVICE, LAUNCHES, kernels_of_rows, on_device, replayed_by, row_frame
+from opatlas.diagnosis.kernels import CAPTURED, DEVICE, LAUNCHES, kernels_of_rows, replayed_by, row_frame
 from opatlas.diagnosis.rules import verdict_rules
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
 from opatlas.query.database import OpenDatabase
-from opatlas.query.row_devices import RowDevices, main_device
 from opatlas.query.stored_rows import StoredRows
 from opatlas.site.columns import number_column, word_column
 
@@ -38,7 +37,6 @@ class RowJudge:
     """
 
     def __init__(self, database: OpenDatabase, implementation: str) -> None:
-        self._devices = RowDevices(database.implementations[implementation].path)
         durations = Counter[tuple[bool, str, str]]()
         self._shortest_us = np.inf
         for kernel_type in database.kernel_types():
@@ -47,34 +45,32 @@ class RowJudge:
             except OpAtlasError:
                 # Told where the kernel type is shown.
                 continue
-            durations.update(zip(stored.captured, self._devices.of(stored), replayed_by(stored), strict=True))
+            durations.update(zip(stored.captured, stored.devices, replayed_by(stored), strict=True))
             if not is_communication(kernel_type):
                 self._shortest_us = min([self._shortest_us, *stored.duration_us.tolist()])
         self.durations = [(_ORIGINS[captured], *others, rows) for (captured, *others), rows in durations.most_common()]
-        self.device = main_device((device, captured) for captured, device, _ in durations.elements())
+        self.device = database.answers.device
 
     def judge(self, stored: StoredRows) -> list[dict[str, Any]]:
         """Returns where each duration is from, and its verdict ("" for none) and numbers where they are known.
 
         Numbers are the launches that captures count, the time of all launches, the roofline in percent, and lost_us.
-        Rows of another device have no verdict and no time.
         """
         if not len(stored):
             return []
-        frame = row_frame(stored, self._devices)
+        frame = row_frame(stored)
         lines: list[dict[str, Any]] = [
             {"origin": _ORIGINS[captured], "device": device, "verdict": ""}
             # An implementation was not captured, but replayed.
             | ({"implementation": _ORIGINS[True]} if captured else {})
             for captured, device in zip(frame[CAPTURED], frame[DEVICE], strict=True)
         ]
-        judged = np.flatnonzero(on_device(frame, self.device))
-        if is_communication(stored.kernel_type) or not len(judged):
+        if is_communication(stored.kernel_type):
             return lines
-        found = Diagnosis(kernels_of_rows(Path(), self.device, [frame], [], self._shortest_us))
+        found = Diagnosis(kernels_of_rows(Path(), self.device, [frame], self._shortest_us))
         shares, counted = found.shares.share, found.table.frame[LAUNCHES]
-        for place, line in enumerate(judged):
-            lines[line] |= {
+        for place, line in enumerate(lines):
+            line |= {
                 "verdict": str(found.verdicts.first[place]),
                 "launches": counted.iloc[place],
                 "time_us": found.duration_us[place],

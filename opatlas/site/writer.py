@@ -79,7 +79,7 @@ def write_site(
     """
     scripts = list(_bokeh())
     _expect_own(folder)
-    database = open_database(place, compositions=True, noisy=True)
+    database = open_database(place, compositions=True)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
     _expect(kernel_types, sources)

@@ -16,10 +16,7 @@ from captures import cells, launched, summary_text, table, write_summary
 from sessions import ROOT, Finished
 
 from opatlas.cli.main import main
-from opatlas.combine.provenance import Provenance
 from opatlas.model.location import DEFAULT_NPU_DEVICE, UNNAMED_NPU
-from opatlas.report.plots.timed_rows import database_device
-from opatlas.store.database import Database
 
 REAL = ROOT.parent / "shared/data/ascend_profiler/op_summary"
 OUTPUT = "PROF_000001_20240102030405678_ABCDEF/mindstudio_profiler_output"
@@ -319,10 +316,10 @@ def test_a_profile_does_not_rename_the_device_of_captures(bench: Bench) -> None:
     assert bench.run().code == 0
     assert bench.durations(V3) == {"16,32;64,32->16,64": "2.0000"}
     assert database_device(bench.database) == "Ascend910B3"
-    provenance = Provenance(Database(bench.database))
+    devices = RowDevices(bench.database)
     replayed, captured = (table(bench.database / f"{name}.csv")[0] for name in (V3, "Mul"))
-    assert provenance.captured_device(captured["Profiling Run ID"]) == "Ascend910B3"
-    assert provenance.replayed_device(replayed["Run ID"]) == UNNAMED_NPU
+    assert devices.captured(captured["Profiling Run ID"]) == "Ascend910B3"
+    assert devices.replayed(replayed["Run ID"]) == UNNAMED_NPU
     # Of another chip, and of one that may be it.
     other = bench.run("--device=Ascend910B4")
     assert other.code == 0, other.output

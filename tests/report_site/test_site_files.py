@@ -38,7 +38,7 @@ def content(site: Path, name: str) -> Any:
 
 
 def opened(place: Path) -> OpenDatabase:
-    return opatlas.open(place, compositions=True, noisy=True)
+    return opatlas.open(place, compositions=True)
 
 
 def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
