@@ -295,9 +295,10 @@ def fits(profile: Profile, database: Database) -> bool:
         if family.isdisjoint(profile.cases):
             continue
         try:
-            rows[name] = DatabaseRows(database.read(name).frame.to_dict("list"), frozenset())
+            frame = database.read(name).frame
         except TableError:
             return True
+        rows[name] = DatabaseRows({column: frame[column].tolist() for column in frame.columns}, frozenset())
     matcher = ProfileMatcher(profile, rows)
     return not names or any(
         matcher.has(name, dict(zip(table.cells, cells, strict=True)))

@@ -54,7 +54,8 @@ def with_captured(kernel_type: str, frame: pd.DataFrame, captured: pd.DataFrame)
     by_signature = captured[columns].set_axis(signatures(kernel_type, captured))
     found = by_signature[~by_signature.index.duplicated()].reindex(signatures(kernel_type, frame), fill_value="")
     own = frame[[name for name in frame.columns if not is_profiling_column(name)]]
-    return own.join(found.set_axis(own.index))
+    joined: pd.DataFrame = own.join(found.set_axis(own.index))
+    return joined
 
 
 def is_of_duration(kernel_type: str, column: str) -> bool:
