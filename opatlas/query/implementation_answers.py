@@ -179,11 +179,11 @@ class ImplementationAnswers:
         """Returns the rows of an implementation. Raises NoAnswer without rows."""
         rows = self.stored_rows(kernel_type, name)
         if not len(rows):
-            others = joined({each.device for each in rows.left_out.values() if not each.composed})
-            why = f"; those of {others} do not answer for this device" if others else ""
+            away = {each.device for each in rows.left_out.values() if not are_one_device(each.device, self.device)}
+            why = f"; those of {joined(away)} do not answer for this device" if away else ""
             raise NoAnswer(
-                f"{kernel_type}: no row of {rows.label} answers; compositions of torch operators and rows without a "
-                f"duration do not{why}: measure rows, or use opatlas.open(DB, compositions=True)"
+                f"{kernel_type}: no row of {rows.label} answers; compositions of torch operators, failed rows and rows "
+                f"without a duration do not{why}: measure rows, or use opatlas.open(DB, compositions=True)"
             )
         return rows
 

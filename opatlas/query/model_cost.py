@@ -11,7 +11,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from opatlas.combine.row_devices import joined
+from opatlas.combine.row_devices import are_one_device, joined
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
@@ -265,7 +265,8 @@ def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str
         return "no row tells it"
     names = [name for level in levels(stack, answers) for name in level]
     tables = list(_tables(call, answers, names))
-    others = joined(each.device for rows in tables for each in rows.left_out.values() if not each.composed)
+    left_out = [each.device for rows in tables for each in rows.left_out.values()]
+    others = joined(device for device in left_out if not are_one_device(device, answers.device))
     if others and not any(map(len, tables)):
         return f"measured on {others} only"
     beside = [name for name in answers.implementations if name not in names]

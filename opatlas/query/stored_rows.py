@@ -56,6 +56,8 @@ from opatlas.text import parse_real, parse_whole
 EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
 #: The instrument of a captured duration.
 CAPTURED = "capture"
+#: After a run that ended so, an earlier duration may be one of a wrong result, or of a call that the row does not mean.
+_WRONG = (Status.FAILED, Status.INVALID)
 _UNSEEN = -2
 _NZ = "FRACTAL_NZ"
 #: Samples of other columns describe the duration of these.
@@ -201,8 +203,8 @@ class StoredRows:
     def telling(self) -> npt.NDArray[np.bool_]:
         """Whether each row takes part in predictions of others.
 
-        Those with noisy samples, and those whose last run failed, do not, unless too few others are left. Of messages
-        of collectives, whose samples differ much, those do whose mean is known well.
+        Those with noisy samples, and those whose last run did not measure them, do not, unless too few others are left.
+        Of messages of collectives, whose samples differ much, those do whose mean is known well.
         """
         error = self.std_us / self.duration_us / np.sqrt(np.fmax(self.samples, 1))
         known = is_communication(self.kernel_type) & (error <= NOISE_LIMIT / 2)
@@ -413,6 +415,8 @@ def _stored(
         left_out = ""
         if not are_one_device(device, answering):
             left_out = f"its duration is of {device}"
+        elif status in _WRONG:
+            left_out = f"its last run ended with status {status}"
         elif composed and not compositions:
             left_out = "its duration is that of a composition of torch operators"
         yield Stored(
