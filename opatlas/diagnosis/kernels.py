@@ -1,12 +1,13 @@
 """The kernels of captures or of a database as one table, whose columns have kernel_details' names.
 
-A line is a launch of a capture, or a row of a database, which counts as often as captures launched it. Cells of text are without the profiler's quotes; durations,
-waits, Block Dim and counters are float64, NaN where the cell holds no number.
+A line is a launch of a capture, or a row of a database, which counts as often as captures launched it. Cells of text
+are without the profiler's quotes; durations, waits, Block Dim and counters are float64, NaN where the cell holds no
+number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -185,9 +186,8 @@ def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
         columns = list(dict.fromkeys([*joined.columns, *other.columns]))
         joined = joined.reindex(index, columns=columns).fillna(other.reindex(index, columns=columns))
     more = f"; {len(joined) - own:,} only in the others" if len(joined) > own else ""
-    return joined.reset_index(drop=True), (
-        f"captures with {len(others) + 1} sets of counters, joined launch by launch; durations of {first[FILE].iloc[0]}{more}"
-    )
+    how = f"captures with {len(others) + 1} sets of counters, joined launch by launch; durations of"
+    return joined.reset_index(drop=True), f"{how} {first[FILE].iloc[0]}{more}"
 
 
 def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:

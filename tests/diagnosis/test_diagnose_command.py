@@ -218,7 +218,11 @@ def test_captures_of_one_run_with_other_counters_are_joined(
     slower = [{**each, "Duration(us)": f"{float(each['Duration(us)']) * 1.1:.1f}"} for each in second]
     l0 = {"aic_l0a_read_bw(GB/s)": "7"}
     capture(tmp_path / "b", [{**each, **l0} for each in slower], tuple(l0))
-    capture(tmp_path / "c", [{**each, "aiv_ub_read_bw_vector(GB/s)": "9"} for each in slower], ("aiv_ub_read_bw_vector(GB/s)",))
+    capture(
+        tmp_path / "c",
+        [{**each, "aiv_ub_read_bw_vector(GB/s)": "9"} for each in slower],
+        ("aiv_ub_read_bw_vector(GB/s)",),
+    )
     assert main(["diagnose", str(tmp_path), "--json", "-"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert sum(each["launches"] for each in content["ranking"]) == launches
@@ -266,7 +270,9 @@ def test_durations_of_another_device_are_told_apart_and_not_added(
 ) -> None:
     folder = tmp_path / "rows"
     path = capture(tmp_path, [kernel(50.0, "MatMulV3", **cells("16,32;64,32", "16,64"))] * 3)
-    assert main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", "Ascend910B3"]) == 0
+    assert (
+        main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", "Ascend910B3"]) == 0
+    )
     write_table(folder, "MatMulV2", product_rows([(16, 64, 32)], [7_000.0]).assign(Implementation="torch 2.13.0"))
     write_manifest(folder, RUN, name="AMD_EPYC")
     capsys.readouterr()
