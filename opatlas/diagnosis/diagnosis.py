@@ -116,7 +116,8 @@ class Diagnosis:
     @cached_property
     def launches(self) -> Floats:
         """How often each kernel was launched; 1 where no capture counts it."""
-        return np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        launches: Floats = np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        return launches
 
     @property
     def counted(self) -> int:

@@ -193,7 +193,8 @@ def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
 def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns launches by kernel and number."""
     numbers = frame.groupby(names, sort=False, dropna=False).cumcount()
-    return frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
+    numbered: pd.DataFrame = frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
+    return numbered
 
 
 def _numbers(header: CaptureHeader) -> dict[str, str]:
@@ -342,6 +343,6 @@ def row_frame(rows: StoredRows, devices: RowDevices) -> pd.DataFrame:
     return frame
 
 
-def _numbers_of(cells: list[str]) -> np.ndarray:
+def _numbers_of(cells: Sequence[str]) -> np.ndarray:
     values = [parse_real(cell) for cell in cells]
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
