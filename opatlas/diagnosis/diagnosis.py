@@ -116,7 +116,8 @@ class Diagnosis:
     @cached_property
     def launches(self) -> Floats:
         """How often each kernel was launched; 1 where no capture counts it."""
-        return np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        launches: Floats = np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        return launches
 
     @property
     def counted(self) -> int:
@@ -207,7 +208,7 @@ class Diagnosis:
 
     @cached_property
     def sources(self) -> Mapping[str, int]:
-        """Where the durations are from, as `captured on Ascend910B3`, with the rows of each; the most frequent first."""
+        """Where durations are from, as `captured on Ascend910B3`, with the rows of each; the most frequent first."""
         frame = self.table.frame
         names = [name for name in (CAPTURED, DEVICE, BY) if name in frame.columns]
         counts = Counter(frame[~self.verdicts.is_collective][names].itertuples(index=False, name=None))

@@ -1,7 +1,8 @@
 """The kernels of captures or of a database as one table, whose columns have kernel_details' names.
 
-A line is a launch of a capture, or a row of a database, which counts as often as captures launched it. Cells of text are without the profiler's quotes; durations,
-waits, Block Dim and counters are float64, NaN where the cell holds no number.
+A line is a launch of a capture, or a row of a database, which counts as often as captures launched it. Cells of text
+are without the profiler's quotes; durations, waits, Block Dim and counters are float64, NaN where the cell holds no
+number.
 """
 
 from __future__ import annotations
@@ -184,15 +185,15 @@ def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
         columns = list(dict.fromkeys([*joined.columns, *other.columns]))
         joined = joined.reindex(index, columns=columns).fillna(other.reindex(index, columns=columns))
     more = f"; {len(joined) - own:,} only in the others" if len(joined) > own else ""
-    return joined.reset_index(drop=True), (
-        f"captures with {len(others) + 1} sets of counters, joined launch by launch; durations of {first[FILE].iloc[0]}{more}"
-    )
+    how = f"captures with {len(others) + 1} sets of counters, joined launch by launch; durations of"
+    return joined.reset_index(drop=True), f"{how} {first[FILE].iloc[0]}{more}"
 
 
 def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns launches by kernel and number."""
     numbers = frame.groupby(names, sort=False, dropna=False).cumcount()
-    return frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
+    numbered: pd.DataFrame = frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
+    return numbered
 
 
 def _numbers(header: CaptureHeader) -> dict[str, str]:

@@ -84,8 +84,8 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
         yield _fact("memory", f"mte2 / max(vec, mac) > 1 in {over:,}, {of_time}")
     if not math.isnan(verdicts.wait_share):
         host = limit(KernelVerdict.HOST_BOUND, "share")
-        launches = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
-        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {launches}"
+        late = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
+        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {late}"
         judged = "host-bound" if verdicts.wait_share > host else "not host-bound"
         share_text = f"{percent_text(verdicts.wait_share)} of the time is waiting"
         yield _fact("waits", f"{waits}; {share_text} (> {percent_text(host, 0)}: {judged})")

@@ -55,7 +55,7 @@ PEAKS: Mapping[str, Peak] = {
     "ATLAS_800_A3_560T_128G_DIE": _280T_64G,
     # Chips have the peaks of the product with as many cores at the same clock, by CANN's platform_config/{chip}.ini:
     # cube_core_cnt x cube_freq x 8192 operations is the rate of BF16 above (910B2 24 x 1.8 GHz, 910B3 20 x 1.8 GHz,
-    # 910B4 20 x 1.5 GHz). msopprof's FREQ_MAP has 1.85 GHz for 910B1, and its bandwidth of 910B4 is half of the others'.
+    # 910B4 20 x 1.5 GHz). msopprof's FREQ_MAP has 1.85 GHz for 910B1, and half of the bandwidth for 910B4.
     "Ascend910B1": _ascend(376.0, 363.7, 99.5, 1600.0),
     "Ascend910B2": _A2_376T,
     "Ascend910B2C": _A2_376T,
