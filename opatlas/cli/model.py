@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _as_json(cost: ModelCost) -> dict[str, object]:
     return {
         "model": cost.model,
+        "differs": cost.differs,
         "database": str(cost.database),
         "tp": cost.tp,
         "ep": cost.ep,
@@ -106,7 +107,7 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
 
 
 def _lines(cost: ModelCost) -> Iterator[str]:
-    yield cost.model
+    yield wrap(f"{cost.model}, with differences: {'; '.join(cost.differs)}" if cost.differs else cost.model, indent=0)
     yield f"  {cost.database}"
     sequences = pluralize(cost.batch, "sequence")
     yield f"  {cost.phase} of {sequences} of {cost.context:,} tokens, {cost.dtype}, tp {cost.tp}, ep {cost.ep}"

@@ -78,6 +78,8 @@ class ModelCost:
         database: the folder of the database.
         parts: the parts in the order of their first call.
         tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
+        layers: the number of layers.
+        differs: how the step differs from one of the published model: how weights are stored, windows and so on.
     """
 
     model: str
@@ -89,6 +91,8 @@ class ModelCost:
     context: int
     phase: Phase
     dtype: str
+    layers: int
+    differs: tuple[str, ...] = ()
 
     @property
     def us(self) -> float:
@@ -124,11 +128,6 @@ class ModelCost:
     def missing(self) -> list[PartCost]:
         """The parts whose durations nothing tells."""
         return [part for part in self.parts if part.how == MISSING]
-
-    @property
-    def layers(self) -> int:
-        """The number of layers."""
-        return max((part.layers for part in self.parts), default=0)
 
     @property
     def us_in_layers(self) -> float:
