@@ -1,6 +1,6 @@
 """The sizes of a model, read from the config.json that is published with it.
 
-Only what is known to decide a call is read, for the kinds of models of `FAMILIES`. A key that may decide a call and is
+Only what is known to decide a call is read, for the kinds of models of `MODEL_KINDS`. A key that may decide a call and is
 not read is refused, so that no step is told of another model. What the calls leave out is told (`ModelFacts.differs`).
 """
 
@@ -56,7 +56,7 @@ _SLIDING, _LINEAR = "sliding_attention", "linear_attention"
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelKind:
     """How the configurations of a kind of model are read.
 
     Attributes:
@@ -83,8 +83,8 @@ class Family:
 
 
 _MOE_WIDTH = "moe_intermediate_size"
-_DEEPSEEK_V3 = Family("latent", _MOE_WIDTH, "later", {"first_k_dense_replace": 3, "n_shared_experts": 1})
-_NEXT = Family(
+_DEEPSEEK_V3 = ModelKind("latent", _MOE_WIDTH, "later", {"first_k_dense_replace": 3, "n_shared_experts": 1})
+_NEXT = ModelKind(
     head_norms=True,
     gated=True,
     cycle=4,
@@ -103,38 +103,38 @@ _NEXT = Family(
 _NO_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
 _INDEXER = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 #: The kinds of models by their `model_type`.
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(defaults={"num_key_value_heads": None}),
-    "mistral": Family(defaults={"sliding_window": 4096}),
-    "mixtral": Family(width="intermediate_size"),
-    "qwen2": Family(defaults=_NO_WINDOW, differs=("no biases of queries, keys and values",)),
-    "qwen3": Family(head_norms=True, defaults={"head_dim": 128, **_NO_WINDOW}),
-    "qwen3_moe": Family(width=_MOE_WIDTH, sparse="steps", head_norms=True, defaults=_NO_WINDOW),
+MODEL_KINDS: Mapping[str, ModelKind] = {
+    "llama": ModelKind(defaults={"num_key_value_heads": None}),
+    "mistral": ModelKind(defaults={"sliding_window": 4096}),
+    "mixtral": ModelKind(width="intermediate_size"),
+    "qwen2": ModelKind(defaults=_NO_WINDOW, differs=("no biases of queries, keys and values",)),
+    "qwen3": ModelKind(head_norms=True, defaults={"head_dim": 128, **_NO_WINDOW}),
+    "qwen3_moe": ModelKind(width=_MOE_WIDTH, sparse="steps", head_norms=True, defaults=_NO_WINDOW),
     "qwen3_next": replace(_NEXT, width=_MOE_WIDTH, sparse="steps"),
     "qwen3_5_text": _NEXT,
     "qwen3_5_moe_text": replace(_NEXT, width=_MOE_WIDTH),
-    "glm4_moe": Family(
+    "glm4_moe": ModelKind(
         width=_MOE_WIDTH,
         sparse="later",
         head_norms="use_qk_norm",
         defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "partial_rotary_factor": 0.5},
     ),
-    "minimax_m2": Family(
+    "minimax_m2": ModelKind(
         width="intermediate_size", head_norms="use_qk_norm", defaults={"head_dim": 128, "use_qk_norm": True}
     ),
-    "gpt_oss": Family(
+    "gpt_oss": ModelKind(
         width="intermediate_size",
         cycle=2,
         defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True},
         differs=("no attention sinks", "no biases of experts and of the router"),
     ),
-    "gemma3_text": Family(
+    "gemma3_text": ModelKind(
         head_norms=True,
         cycle=6,
         defaults={"head_dim": 256, "sliding_window": 4096, "hidden_act": "gelu_pytorch_tanh"},
         differs=("no norms after attention and feed-forward network",),
     ),
-    "deepseek_v2": Family("latent", _MOE_WIDTH, "later"),
+    "deepseek_v2": ModelKind("latent", _MOE_WIDTH, "later"),
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "deepseek_v32": replace(_DEEPSEEK_V3, attention="indexed", defaults={**_DEEPSEEK_V3.defaults, **_INDEXER}),
@@ -204,12 +204,12 @@ class _Reader:
         if not isinstance(model_type, str):
             self._refuse("no key 'model_type': give the config.json of a model")
         model_type = _TEXT_OF.get(model_type, model_type)[:60]
-        if model_type not in FAMILIES:
+        if model_type not in MODEL_KINDS:
             self._refuse(
-                f"model_type {model_type!r} is not known{suggest(model_type, FAMILIES)}: give a model of one of "
-                f"{', '.join(FAMILIES)}"
+                f"model_type {model_type!r} is not known{suggest(model_type, MODEL_KINDS)}: give a model of one of "
+                f"{', '.join(MODEL_KINDS)}"
             )
-        self._model_type, self._family = model_type, FAMILIES[model_type]
+        self._model_type, self._family = model_type, MODEL_KINDS[model_type]
         self._keys_read: set[str] = set()
         self._differs: list[str] = []
 

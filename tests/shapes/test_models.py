@@ -21,7 +21,7 @@ from opatlas.shapes.models import (
 
 from opatlas.cli.main import main
 from opatlas.errors import UsageError
-from opatlas.theory.config_json import FAMILIES
+from opatlas.theory.config_json import MODEL_KINDS
 from opatlas.theory.model_calls import ModelCall, model_calls, step_dtype
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
@@ -491,7 +491,7 @@ def test_the_error_of_an_unknown_model_type_lists_the_known_ones(
     path = str(config_file(tmp_path, "mamba2", **SIZES))
     assert main(["model", path, "NVIDIA_H200", "--batch", "1", "--context", "1"]) == 2
     error = capsys.readouterr().err
-    assert {"mamba2", *FAMILIES} <= set(error.replace(",", " ").replace("'", " ").split())
+    assert {"mamba2", *MODEL_KINDS} <= set(error.replace(",", " ").replace("'", " ").split())
 
 
 def pairs(model: ModelFacts, tp: int) -> dict[str, tuple[int, int]]:
