@@ -1,7 +1,8 @@
 """The sizes of a model, read from the config.json that is published with it.
 
-Only what is known to decide a call is read, for the kinds of models of `MODEL_KINDS`. A key that may decide a call and is
-not read is refused, so that no step is told of another model. What the calls leave out is told (`ModelFacts.differs`).
+Only what is known to decide a call is read, for the kinds of models of `MODEL_KINDS`. A key that may decide a call and
+is not read is refused, so that no step is told of another model. What the calls leave out is told
+(`ModelFacts.differs`).
 """
 
 from __future__ import annotations
