@@ -95,6 +95,7 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
     return {
         "model": cost.model,
         "stack": list(cost.stack),
+        "differs": cost.differs,
         "database": str(cost.database),
         "tp": cost.tp,
         "ep": cost.ep,
@@ -122,7 +123,8 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
 
 
 def _lines(cost: ModelCost) -> Iterator[str]:
-    yield wrap(f"{cost.model} by {', then '.join(cost.stack)}", indent=0)
+    differs = f", with differences: {'; '.join(cost.differs)}" if cost.differs else ""
+    yield wrap(f"{cost.model} by {', then '.join(cost.stack)}{differs}", indent=0)
     if cost.missing:
         yield f"  {_missing(cost)}"
     yield f"  {cost.database}"

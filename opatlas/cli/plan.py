@@ -22,7 +22,7 @@ from opatlas.query.database import open as open_database
 from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows, Step, steps_of
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.text import align_numbers, four_digits, percent_text, pluralize, shorten, show
+from opatlas.text import align_numbers, four_digits, percent_text, pluralize, shorten, show, wrap
 from opatlas.theory.plan import append_rows
 
 _ROWS, _NAME = 100, 64
@@ -85,7 +85,7 @@ def _option(opened: OpenDatabase, found: NextRows) -> str:
 def _steps(named: StepArgument) -> list[Step]:
     settings = named.settings
     lists: dict[str, Any] = {name: (value,) for name, value in settings.items() if name != "dtype"}
-    return steps_of([named.model], dtype=settings.get("dtype", "BF16"), **lists)
+    return steps_of([named.model], dtype=settings.get("dtype", ""), **lists)
 
 
 def _as_json(found: NextRows) -> dict[str, object]:
@@ -93,6 +93,7 @@ def _as_json(found: NextRows) -> dict[str, object]:
     return {
         "rows": [{**asdict(row), "signature": row.signature} for row in found.rows],
         "waiting": found.waiting,
+        "differs": found.differs,
         "error": now,
         "error_with_waiting": waiting,
         "error_with_rows": after,
@@ -100,6 +101,8 @@ def _as_json(found: NextRows) -> dict[str, object]:
 
 
 def _lines(found: NextRows) -> Iterator[str]:
+    for model, differs in found.differs.items():
+        yield wrap(f"{model}, with differences: {'; '.join(differs)}", indent=0)
     rows: list[Sequence[str]] = [("kernel and inputs", "gain", "about us", "90 % interval", "steps", "by")]
     for row in found.rows:
         low, high = row.interval_us

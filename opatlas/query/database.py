@@ -62,7 +62,7 @@ def model_cost(
     batch: int,
     context: int,
     phase: Phase = "decode",
-    dtype: str = "BF16",
+    dtype: str = "",
     implementation: str | Sequence[str] = (),
     same_machine: bool = False,
     tell: Callable[[str], object] = str,
@@ -287,7 +287,7 @@ class OpenDatabase:
         batch: int,
         context: int,
         phase: Phase = "decode",
-        dtype: str = "BF16",
+        dtype: str = "",
         implementation: str | Sequence[str] = (),
         tell: Callable[[str], object] = str,
     ) -> ModelCost:
@@ -300,22 +300,23 @@ class OpenDatabase:
         Weights are in ND or in FRACTAL_NZ, as the rows have them.
 
         Args:
-            model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
+            model: a built-in model's name, a config.json or its folder.
             tp, ep: the devices that share a layer, and the experts.
             batch, context: the sequences, and the tokens of each.
-            phase, dtype: "decode" or "prefill"; the dtype of products.
+            phase, dtype: "decode" or "prefill"; the dtype of products (default: that of the model's weights).
             implementation: the stack, a name or several in their order; "fastest": for each call what `query` answers.
                 Default: the stack that the database names (`opatlas.query.stack`).
             tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
 
         Raises:
-            OpAtlasError: there is no such model, or it cannot be divided so.
+            OpAtlasError: there is no such model, it cannot be divided so, or no row has the dtype of its weights.
         """
         from opatlas.query.model_cost import ModelCost, part_costs
-        from opatlas.theory.model_calls import model_calls
+        from opatlas.theory.model_calls import model_calls, step_dtype
         from opatlas.theory.sources import resolve_model
 
         facts = resolve_model(model)
+        dtype = step_dtype(facts, dtype)
         layouts = (
             model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
             for nz in (False, True)
@@ -335,6 +336,8 @@ class OpenDatabase:
             context=context,
             phase=phase,
             dtype=dtype,
+            layers=facts.layers,
+            differs=facts.differences(dtype),
         )
 
     def next_rows(
@@ -347,7 +350,7 @@ class OpenDatabase:
         batch: Sequence[int] = (),
         context: Sequence[int] = (),
         phase: Sequence[Phase] = ("decode", "prefill"),
-        dtype: str = "BF16",
+        dtype: str = "",
         steps: Sequence[Step] = (),
         tell: Callable[[str], None] = lambda kernel_type: None,
     ) -> NextRows:
@@ -377,7 +380,8 @@ class OpenDatabase:
         )
         # What another machine would measure does not matter.
         answering = self.answers.under(same_machine=True)
-        return next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
+        found = next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
+        return replace(found, differs=next_rows.differences(steps))
 
     def query_many(
         self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST

@@ -89,6 +89,8 @@ class ModelCost:
         parts: the parts in the order of their first call.
         stack: the implementations that answered, in their order, or "fastest".
         tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
+        layers: the number of layers.
+        differs: how the step differs from one of the published model: how weights are stored, windows and so on.
     """
 
     model: str
@@ -101,6 +103,8 @@ class ModelCost:
     context: int
     phase: Phase
     dtype: str
+    layers: int
+    differs: tuple[str, ...] = ()
 
     @property
     def us(self) -> float:
@@ -149,11 +153,6 @@ class ModelCost:
         """The share of the calls' estimated bytes that the missing ones have."""
         moved = sum(part.bytes_per_call * part.calls for part in self.parts)
         return sum(part.bytes_per_call * part.calls for part in self.missing) / moved if moved else 0.0
-
-    @property
-    def layers(self) -> int:
-        """The number of layers."""
-        return max((part.layers for part in self.parts), default=0)
 
     @property
     def us_in_layers(self) -> float:

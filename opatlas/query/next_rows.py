@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from opatlas.arrays import Floats
 from opatlas.errors import UsageError
-from opatlas.model.communication import is_communication
 from opatlas.model.signature import signature, signatures
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.result import NORMAL_90
 from opatlas.query.stack import default_stack
 from opatlas.store.database import Database
-from opatlas.theory.model_calls import ModelCall, Phase, model_calls
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.model_calls import ModelCall, Phase, model_calls, step_dtype
 from opatlas.theory.models import ModelFacts, built_in_models
 from opatlas.theory.sources import resolve_model
 
@@ -53,7 +53,7 @@ class Step:
     batch: int
     context: int
     phase: Phase
-    dtype: str = "BF16"
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,13 @@ class NextRows:
         error: the sum of the expected errors of a step's calls, as a share of its time: now, with the rows that are in
             the CSVs without a duration, and with `rows` too.
         waiting: rows of the steps that are in the CSVs without a duration.
+        differs: how the steps differ from those of the published models, by the models' names.
     """
 
     rows: Sequence[NextRow]
     error: tuple[float, float, float]
     waiting: int
+    differs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def steps_of(
@@ -106,7 +108,7 @@ def steps_of(
     batch: Sequence[int] = BATCHES,
     context: Sequence[int] = CONTEXTS,
     phase: Sequence[Phase] = ("decode", "prefill"),
-    dtype: str = "BF16",
+    dtype: str = "",
 ) -> list[Step]:
     """Returns the steps of models: decode with each batch and context, prefill of one sequence of each context.
 
@@ -126,7 +128,7 @@ def steps_of(
 
 
 def calls_of(step: Step) -> list[ModelCall]:
-    """Returns the calls of a step that are measured by row; collectives are not.
+    """Returns the calls of a step that are measured by row: those that the catalog has.
 
     Raises:
         UsageError: the model is unknown, or cannot be divided so.
@@ -140,7 +142,17 @@ def calls_of(step: Step) -> list[ModelCall]:
         phase=step.phase,
         dtype=step.dtype,
     )
-    return [call for call in found if not is_communication(call.kernel_type)]
+    return [call for call in found if call.kernel_type in built_in_catalog().kernels]
+
+
+def differences(steps: Iterable[Step]) -> dict[str, tuple[str, ...]]:
+    """Returns how steps differ from those of the published models, by the models' names."""
+    found: dict[str, tuple[str, ...]] = {}
+    for step in steps:
+        facts = _facts(step.model)
+        if differs := facts.differences(step_dtype(facts, step.dtype)):
+            found[facts.name] = tuple(dict.fromkeys((*found.get(facts.name, ()), *differs)))
+    return found
 
 
 @cache

@@ -90,6 +90,7 @@ def model_page(cost: ModelCost, question: str) -> dict[str, Any]:
     return {
         "question": question,
         "model": cost.model,
+        "differs": cost.differs,
         "us": cost.us,
         "interval_us": cost.interval_us,
         "tokens_per_s": cost.tokens_per_s,

@@ -189,6 +189,56 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
         assert part["part"][:10] in table
 
 
+def windowed(folder: Path) -> str:
+    """A config.json of experts in MXFP4, with sliding windows and attention sinks."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    experts = {"intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    stored = {"quantization_config": {"quant_method": "mxfp4"}}
+    folder.mkdir()
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt_oss", "num_hidden_layers": 4, **sizes, **experts, **stored}))
+    return str(path)
+
+
+def test_what_differs_from_the_model_is_in_the_first_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, model = str(database(tmp_path / "db")), windowed(tmp_path / "windowed")
+    asked = ["model", model, place, "--batch", "4", "--context", "512"]
+    assert main(asked) == 2
+    error = capsys.readouterr().err
+    assert "MXFP4 experts" in error
+    assert "--dtype" in error
+    assert main([*asked, "--dtype", "BF16"]) == 0
+    first = " ".join(capsys.readouterr().out.split())
+    for words in ("MXFP4 experts are answered as BF16", "2 of 4 layers see 64 tokens", "sinks", "biases"):
+        assert words in first[: first.index("decode of")]
+    assert main([*asked, "--dtype", "bf16", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = opatlas.model_cost(place, model, batch=4, context=512, dtype="BF16")
+    assert (told["dtype"], tuple(told["differs"])) == ("BF16", found.differs)
+    assert (found.layers, cost(place).differs) == (4, ())
+    assert main(["plan", place, "--dry-run", "--next", "1", "--json", "-", "--step", f"{model},dtype=BF16"]) == 0
+    assert json.loads(capsys.readouterr().out)["differs"] == {"windowed": list(found.differs)}
+    assert main(["plan", place, "--dry-run", "--step", model]) == 2
+
+
+def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    content = {"model_type": "qwen3_5", "num_hidden_layers": 8, "intermediate_size": 512, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = opatlas.model_cost(place, str(tmp_path), batch=4, context=512)
+    missing = {part.part: part.calls for part in found.missing}
+    assert {part: missing[part] for part in ("convolution", "delta_rule", "attention_gate")} == {
+        "convolution": 6,
+        "delta_rule": 6,
+        "attention_gate": 2,
+    }
+    assert found.layers == 8
+    rows = opatlas.open(place).next_rows(1000, models=[str(tmp_path)], batch=[4], context=[512]).rows
+    assert rows
+    assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
+
+
 def test_a_name_that_is_no_model_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "NVIDIA_H200", MODEL, "--batch", "1", "--context", "1"]) == 2
     assert capsys.readouterr().err.startswith("error: NVIDIA_H200:")

@@ -32,7 +32,7 @@ opatlas.chinese = Object.assign(Object.create(null), {
   "part": "部分", "calls": "次数", "each": "每次", "share": "占比", "how known": "依据",
   "90 % interval": "90 % 区间", "sum": "总和", "tokens/s": "token/s",
   "sum: one kernel after another, no gaps between launches, nothing overlaps": "总和：算子逐个执行，下发之间没有间隙，没有重叠", "by kernel type": "按算子类型",
-  "without what is missing": "不含缺失部分", "of the sum is that of compositions of operators": "的总和来自算子组合",
+  "without what is missing": "不含缺失部分", "with differences": "与原模型的差异", "of the sum is that of compositions of operators": "的总和来自算子组合",
   "of the sum may be that of compositions: the rows do not tell": "的总和可能来自算子组合：行中未说明",
   "loading": "正在载入", "there is no such page": "没有这个页面", "no row has this name": "没有叫这个名字的行",
   "groups": "组数", "composition of operators": "算子组合", "yes": "是", "no": "否", "not told": "未说明", "machines": "机器数",
