@@ -92,8 +92,8 @@ def _expect_fitting(profile: Profile, database: Database) -> None:
     raise _ForeignProfile(
         "\n".join(
             [
-                f"{profile.root} has {signatures}, and none is that of a row of {database.path}: nothing was written. "
-                f"Name the database of the profiled program with --database-path, or an empty folder for a new one",
+                f"{profile.root} has {signatures}, and none is that of a row of {database.path}: nothing was written",
+                "Name the database of the profiled program with --database-path, or an empty folder for a new one",
                 *profile.problems,
             ]
         )
