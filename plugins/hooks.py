@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opatlas.engine.registry import replay_spec
-from opatlas.model.signature import case_id_in
 from opatlas.text import pluralize, wrap_for_stderr
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
@@ -158,7 +157,7 @@ class MainHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Selects the collected rows, before pytest prints the lines about the plan."""
-        self._session.select(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
+        self._session.select(item.nodeid for item in session.items if row_of(item) is not None)
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Returns the lines about the plan."""
@@ -240,7 +239,7 @@ class ControllerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Selects the rows that a worker has collected, and prints the lines about the plan."""
-        self._session.select(map(case_id_in, ids))
+        self._session.select(ids)
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
         lines = self._session.summary.plan_lines() if terminal is not None else []
         if not lines:

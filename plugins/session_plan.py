@@ -23,7 +23,7 @@ from opatlas.store.op_mapping import write_default_mapping
 from opatlas.store.row_copy import add_rows, read_rows
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal, recover
-from opatlas.text import suggest
+from opatlas.text import pluralize, suggest
 
 from .mixing import captured_notes, origin_notes
 from .plan import Plan, PreparedDatabase
@@ -79,12 +79,18 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     settings, own = context.settings, context.databases[number]
     database, target = own.database, own.target
     requested = base.of_target(target) if settings.workload.tasks else settings.workload.rows
+    starter = settings.workload.has_starter and target.implementation.is_default and not database.kernel_types()
+    notes: list[str] = []
     if settings.writes:
         prepared = _prepare_for(context, own, base)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
         if target.rows_from is not None and not settings.workload.tasks:
             requested = base.with_own(target, database)
+        elif starter and settings.collect_only:
+            requested = base.starter_rows()
+            rows = pluralize(sum(map(len, requested.values())), settings.unit)
+            notes.append(f"there is no database yet: without --co the session first makes one of {rows}")
     elsewhere: Container[str] = context.profile.cases.keys() if context.profile is not None else ()
     if base.requested is not None:
         elsewhere = base.requested
@@ -101,6 +107,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         implementation=target.implementation,
         rows_from=target.rows_from,
     )
+    plan.notes = [*notes, *plan.notes]
     if settings.writes and any(table.cases for table in plan.tables.values()):
         expect_writable(database)
     if not settings.collect_only:
@@ -192,7 +199,7 @@ class _BaseRows:
             workload.write_starter(source)
             names = source.kernel_types()
         if target.rows_from not in self._rows:
-            self._rows[target.rows_from] = {} if names else self._starter_rows()
+            self._rows[target.rows_from] = {} if names else self.starter_rows()
         rows = self._rows[target.rows_from]
         for name in filter(target.implementation.implements, names):
             if name not in rows:
@@ -205,7 +212,8 @@ class _BaseRows:
         names = {*base, *filter(target.implementation.implements, database.kernel_types())}
         return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
 
-    def _starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+    def starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+        """Returns the rows that an empty database is filled with. Raises OpAtlasError."""
         with TemporaryDirectory(prefix="opatlas-starter-") as folder:
             starter = Database(folder)
             self._settings.workload.write_starter(starter)
