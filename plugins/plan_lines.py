@@ -147,9 +147,7 @@ def plan_lines(
     """
     # A killed session may have had several of the databases.
     prepared = dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each))
-    lines = [*prepared, *_to_run(plan, settings, replayable, selected, requested)]
-    missing = missing_replay_lines(without_replay, plan.captured_time_us(), replayable)
-    lines += [" ".join(line.split()) for line in missing]
+    lines = (*prepared, *_to_run(plan, settings, replayable, selected, requested, without_replay))
     return [f"opatlas: {line}" for line in lines]
 
 
@@ -181,7 +179,12 @@ def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
 
 
 def _to_run(
-    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
+    plan: Plan,
+    settings: Settings,
+    replayable: Collection[str],
+    selected: int,
+    requested: RequestedRows,
+    without_replay: Mapping[str, int],
 ) -> Iterator[str]:
     # xdist's controller collects nothing: it knows only the replays of bench/.
     rows = max(plan.cases_of(replayable), selected)
@@ -209,6 +212,8 @@ def _to_run(
     yield from plan.notes
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
+    missing = missing_replay_lines(without_replay, plan.captured_time_us(), replayable)
+    yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())

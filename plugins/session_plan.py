@@ -23,7 +23,7 @@ from opatlas.store.op_mapping import write_default_mapping
 from opatlas.store.row_copy import add_rows, read_rows
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal, recover
-from opatlas.text import pluralize, suggest
+from opatlas.text import suggest
 
 from .mixing import captured_notes, origin_notes
 from .plan import Plan, PreparedDatabase
@@ -81,6 +81,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     requested = base.of_target(target) if settings.workload.tasks else settings.workload.rows
     starter = settings.workload.has_starter and target.implementation.is_default and not database.kernel_types()
     notes: list[str] = []
+    elsewhere: Container[str] = context.profile.cases.keys() if context.profile is not None else ()
     if settings.writes:
         prepared = _prepare_for(context, own, base)
     else:
@@ -88,10 +89,13 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         if target.rows_from is not None and not settings.workload.tasks:
             requested = base.with_own(target, database)
         elif starter and settings.collect_only:
-            requested = base.starter_rows()
-            rows = pluralize(sum(map(len, requested.values())), settings.unit)
-            notes.append(f"there is no database yet: without --co the session first makes one of {rows}")
-    elsewhere: Container[str] = context.profile.cases.keys() if context.profile is not None else ()
+            told = settings.workload.starter_unlisted
+            if told:
+                elsewhere = settings.ops
+            else:
+                requested = base.starter_rows()
+                told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
+            notes.append(f"there is no database yet: {told}")
     if base.requested is not None:
         elsewhere = base.requested
     elif target.rows_from is not None:
