@@ -14,9 +14,13 @@ from opatlas.capture.summary import replay_meant
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.model.errors import ReplayError
+from opatlas.model.signature import case_id_in
 
 from .plan import CaseRow, KnownFailure, Plan, TablePlan
 from .session_context import SessionContext
+
+#: In the shared folder: why the rows that a worker of xdist has collected are refused.
+REFUSED = "refused"
 
 
 class RowWithoutReplay(pytest.Item):
@@ -114,6 +118,13 @@ class Collector:
             return
         if plan.error:
             raise pytest.UsageError(plan.error)
+        if refusal := next(filter(None, map(_several_tests, items)), ""):
+            if not self._context.is_worker:
+                raise pytest.UsageError(refusal)
+            # The controller raises it: of an error in a worker xdist tells nothing.
+            self._context.shared.write(REFUSED, refusal)
+            items.clear()
+            return
         if not any(path.is_file() for path in named_paths(session.config)):
             rows = list(self._rows_without_replay(session, plan))
             if rows:
@@ -173,6 +184,17 @@ def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, Kno
             by_row.setdefault(case[0].removesuffix(table.suffix), []).append(case)
     for cases in by_row.values():
         yield from cases
+
+
+def _several_tests(item: pytest.Item) -> str:
+    """Returns why an item is refused that is one of several tests of a row; "" for others."""
+    row = row_of(item)
+    if row is None or case_id_in(item.nodeid) == row.table.cases[row.position]:
+        return ""
+    return (
+        f"{item.nodeid}: a row is one test of a session, and a mark or an option of another plugin (--count of "
+        "pytest-repeat) makes several of it: leave it out; --repeat-count gives a row more samples"
+    )
 
 
 def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:

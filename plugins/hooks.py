@@ -13,9 +13,9 @@ import pytest
 from opatlas.engine.registry import replay_spec
 from opatlas.text import pluralize, wrap_for_stderr
 
-from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
+from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed
 from .cluster_rows import sort_longest_first
-from .collector import needs_group, row_of, sort_exclusive_last
+from .collector import REFUSED, needs_group, row_of, sort_exclusive_last
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Makes the session and registers its hooks, after the terminal and pytest-benchmark are configured."""
     session = config.stash[SESSION] = ReplaySession(config)
     context = session.context
-    plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmarks_only(config)]
+    plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmark_choice(config)]
     if context.is_worker:
         # Ctrl-C on a terminal reaches workers too; the controller answers it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -239,6 +239,8 @@ class ControllerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Selects the rows that a worker has collected, and prints the lines about the plan."""
+        if refusal := self._context.shared.read(REFUSED):
+            raise pytest.UsageError(refusal)
         self._session.select(ids)
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
         lines = self._session.summary.plan_lines() if terminal is not None else []

@@ -26,6 +26,7 @@ from .row_note import DURATION_US, STD_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
 from .session_context import SessionContext
+from .settings import benchmarks_off
 
 _SHOWN = 5
 _MOST_COMPARED = 20
@@ -179,7 +180,7 @@ class SessionSummary:
         replayable = [table for table in plan.tables.values() if table.kernel_type in known]
         if lines := list(nothing_to_do(requested, plan, settings)):
             yield from lines
-        elif not self._ledger.without_replay and (
+        elif not (self._ledger.without_replay or benchmarks_off(self._context.config)) and (
             example := next((case for table in replayable for case in table.cases.values()), None)
         ):
             cases = pluralize(plan.cases_of(known), unit)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import pkgutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,42 +17,33 @@ from typing import Any
 from opatlas.devices.npu_operators import OR
 from opatlas.engine.registry import replay_spec
 from opatlas.model.communication import is_communication
-from opatlas.text import exception_line
-
-
-def replays_of_bench() -> dict[str, Callable[..., Any]]:
-    """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
-
-    Collectives are excluded: their rows are messages in separate databases. A file that cannot be imported is left out.
-    """
-    return _import_bench()[0]
-
-
-def unreadable_replays() -> Sequence[str]:
-    """Returns which files of `bench/` cannot be imported, and why."""
-    return _import_bench()[1]
+from opatlas.text import exception_line, wrap_for_stderr
 
 
 @cache
-def _import_bench() -> tuple[dict[str, Callable[..., Any]], Sequence[str]]:
+def replays_of_bench() -> dict[str, Callable[..., Any]]:
+    """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
+
+    Collectives are excluded: their rows are messages in separate databases. A file that cannot be imported is named and
+    left out.
+    """
     found: dict[str, Callable[..., Any]] = {}
-    problems: list[str] = []
     for module_info in pkgutil.iter_modules(import_module("opatlas.bench").__path__):
         if module_info.name.startswith("test_"):
             try:
                 module = import_module(f"opatlas.bench.{module_info.name}")
             except Exception as error:
                 path = Path(import_module("opatlas.bench").__path__[0], f"{module_info.name}.py")
-                problems.append(
-                    f"{path} cannot be imported outside of pytest ({exception_line(error)}): its kernel types count as "
-                    "without a replay"
+                said = (
+                    f"{path} cannot be imported ({exception_line(error)}): its kernel types count as without a replay"
                 )
+                print(wrap_for_stderr(said), file=sys.stderr)
                 continue
             for function in vars(module).values():
                 spec = replay_spec(function)
                 if spec is not None and not any(map(is_communication, spec.kernel_types)):
                     found |= dict.fromkeys(spec.kernel_types, function)
-    return found, problems
+    return found
 
 
 _COLLECTIVE = "a collective of several devices: its row records no shapes"

@@ -182,7 +182,8 @@ def estimate(output: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("options", "least"), [(("-k", "MatMulV2"), 10), (("--ops=RmsNorm,Add", "--shard=1/2"), 1), (("--suite=opinfo",), 0)]
+    ("options", "least"),
+    [(("-k", "MatMulV2"), 10), (("--ops=RmsNorm,Add", "--shard=1/2"), 1), (("--suite=opinfo",), 0)],
 )
 def test_a_list_of_an_empty_database_is_that_of_its_starter(
     tmp_path: Path, options: tuple[str, ...], least: int
