@@ -127,9 +127,10 @@ class Collector:
             return
         if not any(path.is_file() for path in named_paths(session.config)):
             rows = list(self._rows_without_replay(session, plan))
+            collected: list[pytest.Item | pytest.Collector] = [*rows]
             if rows:
                 # pytest counts them as collected.
-                report = pytest.CollectReport(RowWithoutReplay.FILE, "passed", None, rows)
+                report = pytest.CollectReport(RowWithoutReplay.FILE, "passed", None, collected)
                 session.config.hook.pytest_collectreport(report=report)
                 items += rows
 

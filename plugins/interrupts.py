@@ -81,8 +81,8 @@ class Interrupts:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for each, handler in before.items():
+                signal.signal(each, handler)
             os.close(self._stderr)
 
     def _tell_and_end(self, number: int, frame: FrameType | None) -> None:
