@@ -212,7 +212,7 @@ def _plan_table(
             planned.staleness[case_id] = staleness
         captured = case_id in planned.captured_only
         if chosen.excludes(replayed=measured_us is not None, captured=captured, staleness=staleness):
-            planned.left_out.append(case_id)
+            planned.left_out[position] = case_id
             continue
         planned.cases[position] = case_id
         captured_us = us.get(PROFILING_AVERAGE)

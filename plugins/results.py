@@ -100,13 +100,10 @@ class SessionResults:
         return "" if captures is None else captured_mismatch(captures, self.context.settings)
 
     def not_replayable(self) -> Counter[str]:
-        """Returns the number of rows whose kernel type has no replay, by kernel type."""
-        plan = self.context.plan
-        assert plan is not None
-        # A collected kernel type has a replay. xdist's controller collects nothing, and knows those of bench/ only.
-        known = self.ledger.kernel_types().union(self.collector.known_replays())
-        missing = [table for table in plan.tables.values() if table.cases and table.kernel_type not in known]
-        return Counter({table.kernel_type: len(table.cases) for table in missing})
+        """Returns the number of collected rows whose kernel type has no replay, by kernel type."""
+        plan, without = self.context.plan, self.ledger.without_replay
+        tables = plan.tables.values() if plan is not None and without else ()
+        return Counter(table.kernel_type for table in tables for case in table.cases.values() if case in without)
 
     def facts(self) -> SessionFacts:
         """Returns the facts that the report is written from."""

@@ -107,13 +107,24 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     requested = base.of_target(target) if settings.workload.tasks else settings.workload.rows
     if target.captures is not None and target.rows_from is not None:
         requested = base.not_pruned(target, database)
+    has_starter = settings.workload.has_starter and target.implementation.is_default and target.rows_from is None
+    starter = has_starter and not database.kernel_types()
+    notes: list[str] = []
+    elsewhere: Collection[str] = context.profile.cases.keys() if context.profile is not None else ()
     if settings.writes:
         prepared = _prepare_for(context, own, base)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
-    elsewhere: Collection[str] = context.profile.cases.keys() if context.profile is not None else ()
+        elif starter and settings.collect_only:
+            told = settings.workload.starter_unlisted
+            if told:
+                elsewhere = settings.ops
+            else:
+                requested = base.starter_rows()
+                told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
+            notes.append(f"there is no database yet: {told}")
     if base.requested is not None:
         elsewhere = base.requested
     elif target.rows_from is not None:
@@ -130,6 +141,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         rows_from=target.rows_from,
         captures=Database(target.captures) if target.captures is not None else None,
     )
+    plan.notes = [*notes, *plan.notes]
     if settings.writes and any(table.cases for table in plan.tables.values()):
         expect_writable(database)
     if not settings.collect_only:
@@ -228,7 +240,7 @@ class _BaseRows:
             workload.write_starter(source)
             names = source.kernel_types()
         if target.rows_from not in self._rows:
-            self._rows[target.rows_from] = {} if names else self._starter_rows()
+            self._rows[target.rows_from] = {} if names else self.starter_rows()
         rows = self._rows[target.rows_from]
         for name in filter(target.implementation.implements, names):
             if name not in rows:
@@ -251,7 +263,8 @@ class _BaseRows:
         names = {*base, *filter(target.implementation.implements, database.kernel_types())}
         return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
 
-    def _starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+    def starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+        """Returns the rows that an empty database is filled with. Raises OpAtlasError."""
         with TemporaryDirectory(prefix="opatlas-starter-") as folder:
             starter = Database(folder)
             self._settings.workload.write_starter(starter)

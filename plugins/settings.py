@@ -189,7 +189,7 @@ def settings_of(config: pytest.Config) -> Settings:
         workload=workload,
         named=bool(option.database_path) and workload.needs_database,
         versions=named_versions(option.versions),
-        notes=(*notes, *cluster_notes(config)),
+        notes=(*notes, *cluster_notes(config), *_benchmark_notes(config)),
         models=models,
         ray=option.ray,
     )
@@ -210,12 +210,27 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     return model_settings(option.models, devices[0].kind)
 
 
+def benchmarks_off(config: pytest.Config) -> str:
+    """Returns the option of pytest-benchmark with which no row is run; "" if there is none."""
+    option = config.option
+    if getattr(option, "benchmark_skip", False):
+        return "--benchmark-skip"
+    is_disabled = getattr(option, "benchmark_disable", False) and not getattr(option, "benchmark_enable", False)
+    return "--benchmark-disable" if is_disabled else ""
+
+
+def _benchmark_notes(config: pytest.Config) -> list[str]:
+    return [f"rows are benchmarks: none is run ({name})"] if (name := benchmarks_off(config)) else []
+
+
 def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
     keyword_filter(option.keyword)
     _refuse_databases_as_tests(config)
     refuse_useless_versions(config)
+    if getattr(option, "forked", False):
+        raise pytest.UsageError("--forked: rows do not run in pytest's process, but in a device process: leave it out")
     is_looked_up = kind is ProfiledWorkload
     workers = ["-n"] if is_looked_up and is_distributed(config) else []
     refuse(config, outside(OPTIONS, kind.scope), kind.no_effect, also=workers)

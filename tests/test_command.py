@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from captures import launch, write_capture
+from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
 from opatlas.errors import OpAtlasError, UsageError
@@ -293,3 +295,19 @@ def test_a_file_of_the_checkout_is_all_that_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "RmsNorm" in done.stdout
     assert "MatMul" not in done.stdout
+
+
+@pytest.mark.parametrize("broken", ["from no_such_package import formulas", "def broken(:", "raise RuntimeError('no')"])
+def test_a_replay_that_cannot_be_imported_is_named_and_costs_no_command(tmp_path: Path, broken: str) -> None:
+    checkout = ScratchCheckout(tmp_path / "checkout")
+    (checkout.folder / "bench" / "test_mine.py").write_text(f"{broken}\n")
+    capture = tmp_path / "kernel_details.csv"
+    write_capture(capture, [launch(type="Mine"), launch(type="Add")])
+    made = checkout.run(f"opatlas ingest --profiling-path {capture} --database-path {tmp_path}/DB")
+    assert made.returncode == 0, made.stdout
+    assert sorted(path.stem for path in (tmp_path / "DB").glob("*.csv")) == ["Add", "Mine"]
+    checked = checkout.run(f"opatlas check {tmp_path}/DB")
+    for output in (made.stdout, checked.stdout):
+        assert "Traceback" not in output
+        assert str(checkout.folder / "bench" / "test_mine.py") in output.replace("\n", "")
+    assert " passed" in checked.stdout

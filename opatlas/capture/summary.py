@@ -342,6 +342,11 @@ def captured_time_us(frame: pd.DataFrame) -> float | None:
     return total
 
 
+def replay_meant(kernel_type: str, replayed: Collection[str]) -> str:
+    """Returns ` (did you mean ...?)` for a kernel type without a replay whose other name may have one."""
+    return suggest(kernel_type, replayed, least=_SAME_KERNEL)
+
+
 def missing_replay_lines(
     rows: Mapping[str, int], time_us: Mapping[str, float | None], replayed: Collection[str], indent: int = 0
 ) -> list[str]:
@@ -365,7 +370,7 @@ def missing_replay_lines(
 
     order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
     named = [
-        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{suggest(name, replayed, least=_SAME_KERNEL)}"
+        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{replay_meant(name, replayed)}"
         for name in order[:_TYPES_SHOWN]
     ]
     more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []
