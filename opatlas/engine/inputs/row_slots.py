@@ -12,6 +12,7 @@ import torch
 from opatlas.engine.inputs import shape_rules
 from opatlas.errors import CellError
 from opatlas.model.errors import InvalidRow, Unsupported
+from opatlas.model.optional_slots import SlotNumbers, optional_inputs, optional_outputs
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_SHAPES,
@@ -43,12 +44,12 @@ class RowSlots:
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
         """Returns the input slots in order, including absent slots. Raises InvalidRow."""
-        return self._slots(INPUT_SLOTS)
+        return self._slots(INPUT_SLOTS, optional_inputs(self.kernel_type))
 
     @cached_property
     def output_slots(self) -> tuple[Slot, ...]:
         """Returns the output slots in order. Raises InvalidRow."""
-        return self._slots(OUTPUT_SLOTS)
+        return self._slots(OUTPUT_SLOTS, optional_outputs(self.kernel_type))
 
     def has(self, slot: int) -> bool:
         """Returns whether the row has a tensor in an input slot."""
@@ -180,13 +181,13 @@ class RowSlots:
                     total += math.prod(slot.shape) * self._dtype(slot, column).bytes
         return total
 
-    def _slots(self, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    def _slots(self, columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
             if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
                 # The signature of a Slice contains the first slot only.
                 shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
-            return parse_slots(shapes, dtypes, formats, columns)
+            return parse_slots(shapes, dtypes, formats, columns, optional)
         except CellError as error:
             raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 
