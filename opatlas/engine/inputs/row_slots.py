@@ -134,12 +134,16 @@ class RowSlots:
         if self.input_slot(slot).dtype != name:
             raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
 
-    def expect_output_like(self, slot: int) -> None:
-        """Refuses a row whose output differs in shape or dtype from an input slot."""
+    def expect_output_shape_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape from an input slot."""
         if self.output_shape() != self.shape(slot):
             raise self.refuse(
                 OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
             )
+
+    def expect_output_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape or dtype from an input slot."""
+        self.expect_output_shape_like(slot)
         if self.output_dtype() != self.input_dtype(slot):
             raise self.refuse(
                 OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
