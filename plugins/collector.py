@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from opatlas.capture.summary import replay_meant
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.model.errors import ReplayError
+from opatlas.model.siblings import suggest_spelling
 from opatlas.model.signature import case_id_in
 
 from .plan import CaseRow, KnownFailure, Plan, TablePlan
@@ -203,7 +203,7 @@ def _several_tests(item: pytest.Item) -> str:
 
 def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
     why = WITHOUT_REPLAY.get(kernel_type)
-    return f"{kernel_type} has no replay{f': {why}' if why else replay_meant(kernel_type, replayed)}"
+    return f"{kernel_type} has no replay{f': {why}' if why else suggest_spelling(kernel_type, replayed)}"
 
 
 def row_of(item: pytest.Item) -> CaseRow | None:

@@ -242,7 +242,7 @@ def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], reque
         for case_id, row, known_failure in table.rows():
             if (known_failure is None or known_failure.run) and requested(table.kernel_type, case_id):
                 rows += 1
-                largest = max(largest, (row_bytes(row.cells) or 0, table.kernel_type))
+                largest = max(largest, (row_bytes(table.kernel_type, row.cells) or 0, table.kernel_type))
     if not rows:
         return
     pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)

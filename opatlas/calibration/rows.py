@@ -215,7 +215,7 @@ def _candidates(folder: Path, kernel_type: str) -> Iterable[_Candidate]:
         found = stored.found[position]
         is_known = all(conditions) and found.run_id and not (found.noisy or found.lost)
         if is_known and duration_us <= _LONGEST_US and half_widths[position] <= _WIDEST:
-            size = row_bytes(stored.frame.iloc[position].to_dict())
+            size = row_bytes(kernel_type, stored.frame.iloc[position].to_dict())
             if size is not None and size <= _LARGEST_BYTES:
                 half_width = float(half_widths[position])
                 yield _Candidate(kernel_type, stored.case_id(position), duration_us, half_width, conditions)

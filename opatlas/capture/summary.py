@@ -21,14 +21,13 @@ from opatlas.capture.manifest import manifest_path
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, RUNTIME_PREFIX
+from opatlas.model.siblings import suggest_spelling
 from opatlas.model.signature import column_cells
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.text import count_lines, parse_whole, percent_text, pluralize, shorten, suggest, unknown_dtype_lines, wrap
+from opatlas.text import count_lines, parse_whole, percent_text, pluralize, shorten, unknown_dtype_lines, wrap
 
 _TYPES_SHOWN = 8
-#: Least similarity of two names of a kernel in different versions, such as MatMul and MatMulV2.
-_SAME_KERNEL = 0.8
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
 _LENGTHS = f"{RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values"
@@ -342,11 +341,6 @@ def captured_time_us(frame: pd.DataFrame) -> float | None:
     return total
 
 
-def replay_meant(kernel_type: str, replayed: Collection[str]) -> str:
-    """Returns ` (did you mean ...?)` for a kernel type without a replay whose other name may have one."""
-    return suggest(kernel_type, replayed, least=_SAME_KERNEL)
-
-
 def missing_replay_lines(
     rows: Mapping[str, int], time_us: Mapping[str, float | None], replayed: Collection[str], indent: int = 0
 ) -> list[str]:
@@ -370,7 +364,7 @@ def missing_replay_lines(
 
     order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
     named = [
-        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{replay_meant(name, replayed)}"
+        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{suggest_spelling(name, replayed)}"
         for name in order[:_TYPES_SHOWN]
     ]
     more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []

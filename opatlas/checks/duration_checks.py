@@ -14,6 +14,7 @@ import numpy as np
 from opatlas.arrays import Floats
 from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding
 from opatlas.model.communication import is_communication
+from opatlas.model.optional_slots import optional_inputs, optional_outputs
 from opatlas.model.quality import Quality, is_noisy, judge, relative_noise
 from opatlas.model.roofline import PRODUCTS, bound_us, row_work
 from opatlas.model.schema import (
@@ -96,7 +97,8 @@ def _tensor_keys(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int 
     )
     slots = zip(*(table.cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)), strict=True)
     for cells, more in zip(slots, extra, strict=True):
-        inputs, outputs = slot_words(*cells[:3]), slot_words(*cells[3:])
+        inputs = slot_words(*cells[:3], optional_inputs(table.kernel_type))
+        outputs = slot_words(*cells[3:], optional_outputs(table.kernel_type))
         leading, _, others = inputs[0][0].partition(",") if inputs else ("", "", "")
         fixed = inputs[1:2] if is_product else ()
         scaled = (*inputs[:1], *inputs[1 + len(fixed) :], *outputs)

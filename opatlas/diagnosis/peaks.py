@@ -138,7 +138,7 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     if work is not None:
         return work
     try:
-        inputs, _ = row_slots(cells)
+        inputs, _ = row_slots(kernel_type, cells)
         features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
     except OpAtlasError:
         return None

@@ -113,10 +113,10 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
     return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)
 
 
-def row_bytes(cells: Mapping[str, str]) -> int | None:
+def row_bytes(kernel_type: str, cells: Mapping[str, str]) -> int | None:
     """Returns the bytes of all tensors of a row; None if its cells do not tell."""
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return None
     return tensor_bytes((*inputs, *outputs))
@@ -197,7 +197,7 @@ class AchievedRates:
 def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     """Returns the work of a row; None if it is unknown for the kernel type or the cells."""
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return None
     moved, read = moved_bytes(kernel_type, inputs, outputs), tensor_bytes(inputs)

@@ -15,6 +15,7 @@ from opatlas.arrays import Floats
 from opatlas.combine.row_devices import RowDevices, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
+from opatlas.model.optional_slots import optional_inputs, optional_outputs
 from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy, valid_duration
 from opatlas.model.row_kind import row_kind
 from opatlas.model.schema import (
@@ -28,6 +29,9 @@ from opatlas.model.schema import (
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
     POOLED_MACHINES,
     POOLED_RUN_DURATIONS,
     POOLED_SPREAD,
@@ -59,6 +63,12 @@ CAPTURED = "capture"
 #: After a run that ended so, an earlier duration may be one of a wrong result, or of a call that the row does not mean.
 _WRONG = (Status.FAILED, Status.INVALID)
 _UNSEEN = -2
+_OF_INPUTS = (INPUT_DTYPES, INPUT_FORMATS)
+#: The shapes of the slots that a column describes.
+_SHAPES_BESIDE = {
+    **dict.fromkeys(_OF_INPUTS, INPUT_SHAPES),
+    **dict.fromkeys((OUTPUT_DTYPES, OUTPUT_FORMATS), OUTPUT_SHAPES),
+}
 _NZ = "FRACTAL_NZ"
 #: Samples of other columns describe the duration of these.
 _SPREAD = {PROFILING_AVERAGE: (PROFILING_STD, PROFILING_SAMPLES)}
@@ -286,10 +296,10 @@ class StoredRows:
 
     def find(self, question: Question) -> list[int]:
         """Returns the positions of the rows that have all cells of a question, one for each signature."""
-        rows = self._by_inputs.get(normal_words(question.cells[INPUT_SHAPES]), [])
-        for column, cell in question.cells.items():
+        rows = self._by_inputs.get(normal_words(self.kernel_type, INPUT_SHAPES, question.cells), [])
+        for column in question.cells:
             if rows and column != INPUT_SHAPES:
-                wanted, there = normal_words(cell), self.normal_cells(column)
+                wanted, there = normal_words(self.kernel_type, column, question.cells), self.normal_cells(column)
                 rows = [i for i in rows if there[i] == wanted]
         if question.dtype and rows:
             there = self.normal_cells(INPUT_DTYPES)
@@ -330,13 +340,13 @@ class StoredRows:
     @cached_property
     def _by_inputs(self) -> Mapping[tuple[str, ...], list[int]]:
         found: dict[tuple[str, ...], list[int]] = {}
-        for position, cell in enumerate(self.cells(INPUT_SHAPES)):
-            found.setdefault(normal_words(cell), []).append(position)
+        for position, words in enumerate(self.normal_cells(INPUT_SHAPES)):
+            found.setdefault(words, []).append(position)
         return found
 
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
         """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
-        asked = normal_words(cells.get(INPUT_DTYPES, ""))
+        asked = normal_words(self.kernel_type, INPUT_DTYPES, cells)
         return any(asked[: len(words)] == words[: len(asked)] for words in self._dtypes)
 
     @cached_property
@@ -346,7 +356,11 @@ class StoredRows:
     def normal_cells(self, column: str) -> list[tuple[str, ...]]:
         """Returns the cells of a column as words, so that equal ones are equal however they are written."""
         if column not in self._normals:
-            self._normals[column] = [normal_words(cell) for cell in self.cells(column)]
+            columns = dict.fromkeys((column, _SHAPES_BESIDE.get(column, column)))
+            rows = zip(*map(self.cells, columns), strict=True)
+            self._normals[column] = [
+                normal_words(self.kernel_type, column, dict(zip(columns, row, strict=True))) for row in rows
+            ]
         return self._normals[column]
 
     @cached_property
@@ -354,10 +368,19 @@ class StoredRows:
         return {}
 
 
-def normal_words(cell: str) -> tuple[str, ...]:
-    """Returns the words of a cell: dtypes without prefixes and synonyms, no absent slots at the end."""
-    words = [dtype_name(word).removeprefix("FORMAT_") for word in split_cell(cell)]
+def normal_words(kernel_type: str, column: str, cells: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the words of a cell: dtypes without prefixes and synonyms, no absent slots at the end.
+
+    Args:
+        cells: the cell, and that of the shapes, where it is known.
+    """
+    words = [dtype_name(word).removeprefix("FORMAT_") for word in split_cell(cells.get(column, ""))]
     words = [word if (known := known_dtype(word)) is None else known.name for word in words]
+    shapes = cells.get(_SHAPES_BESIDE.get(column, ""), "")
+    if shapes:
+        optional = (optional_inputs if column in _OF_INPUTS else optional_outputs)(kernel_type)
+        there = [bool(shape) for shape in split_cell(shapes)]
+        words = [word if any(there[i : i + 1]) or i not in optional else "" for i, word in enumerate(words)]
     while words and not words[-1]:
         words.pop()
     return tuple(words)

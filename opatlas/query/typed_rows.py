@@ -68,7 +68,7 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
     if set(MESSAGE[:2]) <= cells.keys():
         return {_LOWER[name]: parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return {}
     found: dict[str, object] = {}
