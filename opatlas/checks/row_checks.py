@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, Durations, Finding
 from opatlas.model.communication import is_communication
+from opatlas.model.quality import names_outliers
 from opatlas.model.schema import (
     AVERAGE,
     DURATION,
@@ -21,6 +22,7 @@ from opatlas.model.schema import (
     PROFILING_RUN_ID,
     PROFILING_SAMPLES,
     PROFILING_STD,
+    QUALITY_REASON,
     RUN_ID,
     STATUS,
     STATUS_REASON,
@@ -63,6 +65,7 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
 
     For the samples of any row: min <= median, min <= mean, |mean - median| <= std, and
     mean - min <= std (n - 1) / sqrt(n), where std is the sample standard deviation of n samples; one sample has none.
+    A mean without the outliers, which are at most half of the samples, is at most one std from the mean of all.
     """
     found = [
         table.finding(index, f"{column} {cell}", "is not a number above zero")
@@ -74,19 +77,21 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
         none = np.full(len(table), np.nan)
         means, medians, leasts = (table.numbers(column) if column else none for column in (mean, median, least))
         slack = _ROUNDING_US + _ROUNDING * np.fmax(means, medians)
+        without = [mean == AVERAGE and names_outliers(reason) for reason in table.cells(QUALITY_REASON)]
+        off = slack + np.where(without, deviation, 0.0)
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
         wrong: list[tuple[npt.NDArray[np.bool_], str, str, str]] = [
             ((deviation > 0) & (count < 2), std, samples, "one sample has no standard deviation"),
             (leasts > medians + slack, least, median, "the minimum is longer than the median"),
             (leasts > means + slack, least, mean, "the minimum is longer than the mean"),
             (
-                np.abs(means - medians) > deviation + slack,
+                np.abs(means - medians) > deviation + off,
                 median,
                 std,
                 f"farther from {mean} than the standard deviation",
             ),
             (
-                (count >= 2) & (means - leasts > reach + slack),
+                (count >= 2) & (means - leasts > reach + off),
                 least,
                 std,
                 f"farther from {mean} than this standard deviation allows",
