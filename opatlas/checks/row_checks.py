@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, Durations, Finding
 from opatlas.model.communication import is_communication
-from opatlas.model.quality import names_outliers
+from opatlas.model.quality import LONGEST_US, names_outliers
 from opatlas.model.schema import (
     AVERAGE,
     DURATION,
@@ -57,6 +57,7 @@ _NUMBERS = (
     *(MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES),
     *(PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD, PROFILING_SAMPLES),
 )
+_COUNTS = (MICROBENCH_SAMPLES, PROFILING_SAMPLES)
 _CELL_SHOWN = 40
 
 
@@ -68,7 +69,7 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
     A mean without the outliers, which are at most half of the samples, is at most one std from the mean of all.
     """
     found = [
-        table.finding(index, f"{column} {cell}", "is not a number above zero")
+        table.finding(index, f"{column} {cell}", "is no number above zero, or a duration of more than an hour")
         for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
         for index, cell in _no_numbers(table, column)
     ]
@@ -114,9 +115,14 @@ def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]
 
 
 def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
-    """Yields position and text of each cell that is not a positive number; a standard deviation may be 0."""
+    """Yields position and text of each cell that is not a positive number, or a longer duration than a launch takes.
+
+    A standard deviation may be 0.
+    """
     numbers = table.numbers(column)
     good = np.isfinite(numbers) & ((numbers >= 0) if column in _MAY_BE_ZERO else (numbers > 0))
+    if column not in _COUNTS:
+        good &= numbers <= LONGEST_US
     cells = table.cells(column)
     for index in np.flatnonzero(~good).tolist():
         if cells[index].strip():

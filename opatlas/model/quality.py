@@ -40,10 +40,14 @@ def standard_deviation(samples: Sequence[float], mean: float) -> float:
     return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
 
 
+#: No launch takes longer than an hour: such a duration is the difference of two times that wrapped below zero.
+LONGEST_US = 3.6e9
+
+
 def valid_duration(cell: str) -> float | None:
-    """Returns the duration in a cell, in microseconds; None unless the cell is a finite number above zero."""
+    """Returns the duration in a cell, in microseconds; None unless it is above zero and at most LONGEST_US."""
     value = parse_real(cell)
-    return value if value is not None and math.isfinite(value) and value > 0 else None
+    return value if value is not None and 0 < value <= LONGEST_US else None
 
 
 def number_cell(value: float) -> str:
