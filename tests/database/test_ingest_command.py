@@ -391,7 +391,7 @@ def test_a_line_with_a_duration_and_no_type_is_counted(tmp_path, ingest, us):
 @pytest.mark.parametrize("encoding", ["gbk", "big5", "latin-1"])
 def test_bytes_that_are_not_utf_8_cost_only_cells_that_are_used(tmp_path, ingest, encoding):
     name, kind = ("\u00e9tape", "\u00e9tape") if encoding == "latin-1" else ("\u7b97\u5b50", "\u7b97\u5b50")
-    text = capture_text([launch(Name=name), launch(), launch(type=kind)])
+    text = capture_text([launch({"Name": name}), launch(), launch(type=kind)])
     capture = tmp_path / "kernel_details.csv"
     capture.write_bytes(text.encode(encoding))
     status, _, err = ingest(capture)
@@ -417,3 +417,70 @@ def test_times_of_launches_are_no_counters_in_any_unit(tmp_path, ingest, name):
     (row,) = table(tmp_path / "database/MatMulV3.csv")
     assert not [column for column in row if name.partition("(")[0].lower() in column.lower()]
     assert row["Profiling Average aicore_time(us)"]
+
+
+def test_paths_in_any_script_work_in_a_locale_that_is_not_utf_8(tmp_path):
+    folder, database = tmp_path / "\u91c7\u96c6", tmp_path / "\u5e93"
+    write_capture(folder / "kernel_details.csv", [launch(duration="10")])
+    write_capture(tmp_path / "more/kernel_details.csv", [launch(duration="20")])
+    variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(*words):
+        command = [sys.executable, "-m", "opatlas.cli.main", *map(os.fsencode, words)]
+        return subprocess.run(command, env=variables, capture_output=True, check=False)
+
+    for capture in (folder, tmp_path / "more"):
+        done = run("ingest", "--profiling-path", capture, "--database-path", database)
+        assert done.returncode == 0, done.stderr
+    done = run("query", database, "MatMulV3", "16,32", "64,32")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table(database / "MatMulV3.csv")[0][PROFILING_SAMPLES] == "2"
+
+
+NOT_ANALYSED = ("FRAMEWORK/torch.op_mark", "PROF_000001_X/device_1/data/x.data")
+
+
+@pytest.mark.parametrize(
+    ("files", "unread"),
+    [
+        ([f"rank1_ascend_pt/{name}" for name in NOT_ANALYSED], "rank1_ascend_pt"),
+        (["node/rank1_ascend_pt/FRAMEWORK/torch.op_mark"], "node/rank1_ascend_pt"),
+        (["rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db"], "rank1_ascend_pt"),
+        (["renamed/PROF_000001_X/device_1/data/x.data", "renamed/FRAMEWORK/torch.op_mark"], "renamed"),
+    ],
+)
+def test_a_rank_that_was_not_analysed_is_named_beside_one_that_was(tmp_path, ingest, files, unread):
+    capture = tmp_path / "capture"
+    write_capture(capture / "rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/kernel_details.csv", [launch()])
+    # An analysed result keeps its raw data.
+    for name in (*files, *(f"rank0_ascend_pt/{name}" for name in NOT_ANALYSED)):
+        (capture / name).parent.mkdir(parents=True, exist_ok=True)
+        (capture / name).write_text("x")
+    status, out, err = ingest(capture)
+    assert status == 1
+    assert "1 ingested" in out
+    (line,) = err.splitlines()
+    assert f"{capture / unread}: " in line
+    assert "analyse(" in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", "ascend_pytorch_profiler.db", "msprof_2.db"],
+)
+def test_a_folder_with_only_a_database_of_a_profiler_is_told_the_remedy(tmp_path, ingest, name):
+    path = tmp_path / "capture" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("SQLite format 3")
+    status, _, err = ingest(tmp_path / "capture")
+    assert status == 2
+    assert name.partition("/")[0] in err
+    assert "export_type='text'" in err
+
+
+def test_a_database_is_no_capture(tmp_path, ingest):
+    ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
+    status, _, err = ingest(tmp_path / "database", "--database-path", str(tmp_path / "other"))
+    assert status == 2
+    assert "opatlas combine" in err
+    assert not (tmp_path / "other").exists()
