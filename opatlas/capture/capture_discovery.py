@@ -90,8 +90,8 @@ def skipped_files(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[
 def unparsed_beside(path: Path, captures: Sequence[Path]) -> list[str]:
     """Returns a sentence for each result of a profiler at or below a folder that no capture is of, with the remedy.
 
-    These are results of torch_npu.profiler that nobody analysed or that have only a database, and msprof profiles without
-    an op_summary file. torch_npu.profiler keeps such profiles beside its kernel_details.
+    These are results of torch_npu.profiler that nobody analysed or that have only a database, and msprof profiles
+    without an op_summary file. torch_npu.profiler keeps such profiles beside its kernel_details.
     """
     if not path.is_dir():
         return []

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.installation import CHECKOUT
-from opatlas.model.quality import typical_mean
 from opatlas.text import first_line
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
     from opatlas.engine.runner import Runner
     from opatlas.instruments.instrument import MeasureSettings
     from opatlas.model.quality import typical_mean
-from opatlas.model.schema import Status
+    from opatlas.model.schema import Status
 
     runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))
     runner.probe()

@@ -206,9 +206,7 @@ def names_outliers(reason: str) -> bool:
     return "outlier" in reason
 
 
-def _quality(
-    samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None
-) -> tuple[Quality, str]:
+def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None) -> tuple[Quality, str]:
     """Returns the quality, and the reason without the outliers."""
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
         text = f"the median of {_us(middle)} is below {_us(bound_us)}, the least that the device's peaks allow"

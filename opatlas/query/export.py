@@ -111,7 +111,7 @@ def write_parquet(table: pd.DataFrame, path: Path) -> None:
     """Writes a table as Parquet. Raises OpAtlasError."""
     content = pa.Table.from_pandas(table, preserve_index=False)
 
-    def write(temporary: Path) -> None:
+    def write(temporary: str) -> None:
         with open(temporary, "wb") as file:
             pyarrow.parquet.write_table(content, file)
 

@@ -39,7 +39,7 @@ class RowRun:
         run_id: "" if unknown.
         kept_in: the source: "history", "replaced" (a replaced row that no history has), or "csv" (only in the CSV).
         current: whether the CSV has this duration.
-        duration_us: the duration in the CSV: the mean of a kernel's samples without outliers, the median of a message's.
+        duration_us: the stored duration: the mean of a kernel's samples without outliers, the median of a message's.
         assumptions: values that the row does not state, and that were assumed.
         checked_elements, total_elements: output elements compared with the reference, and all; None if unknown.
         samples_us: each sample in microseconds, if the run has a history.

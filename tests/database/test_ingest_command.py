@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from checked import findings
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
+from checked import findings
 from printed import numbers_by_line, numbers_in
 
-from opatlas.checks.check import CheckedDatabase
 from opatlas.capture.manifest import CaptureVersions, read_manifest
+from opatlas.checks.check import CheckedDatabase
 from opatlas.cli.main import main
 from opatlas.model import location as layout
 from opatlas.model import versions

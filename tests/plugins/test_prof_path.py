@@ -205,6 +205,20 @@ def test_readers_get_the_mean_without_the_outliers_and_the_history_keeps_them(be
     assert (run["duration_us"], sorted(run["samples_us"])) == (265.0, sorted(taken))
 
 
+def test_a_wrapped_counter_costs_no_other_launch_and_kernels_without_shapes_are_weighed(bench: Bench) -> None:
+    bench.write(V2, cells())
+    absent = dict.fromkeys((*cells(), "Input Shapes"), "N/A")
+    launches = [launched(V2, us) for us in (10.0, 18446744073709551.615, 12.0)]
+    launches += [launched("fused_mla", 78.0) | absent, launched("Mul", 5e15, cells("9;9", "9"))]
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", launches)
+    done = bench.run()
+    assert done.code == 0, done.output
+    assert bench.durations(V2) == {"16,32;64,32->16,64": "11.0000"}
+    assert not (bench.database / "Mul.csv").exists()
+    assert "op_summary_20240102030406.csv:3: " in done.output
+    assert "fused_mla 1 (78.0 %)" in done.output
+
+
 def test_a_profile_of_an_expert_parallel_run_fills_the_rows_of_its_size(bench: Bench) -> None:
     kernel_type = "DispatchFFNCombine"
     bench.write(kernel_type, *({**cells(), "EP Size": size} for size in ("8", "16")))
