@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
+from opatlas.capture.summary import shapeless_lines
 from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
@@ -114,6 +115,9 @@ class UncollectedSamples:
             f"{pluralize(account.left_out.total(), 'launch', 'launches')} left out"
         )
         yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
+        first = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
+        yield from (f"  the first invalid duration: {place}" for place in first)
+        yield from shapeless_lines(account)
         if copies := profile.same_bytes:
             others = pluralize(len(copies), "summary has", "summaries have")
             yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"

@@ -54,6 +54,7 @@ def ingest_summary(
     if done.files:
         lines += ["", *_counts(done)] if lines else _counts(done)
         lines += _left_out(done.account)
+        lines += shapeless_lines(done.account)
         lines += unknown_dtype_lines(done.account.unknown_dtypes)
         lines += _attention(done.attention)
     lines += _population_lines(done.outcome.mixed)
@@ -82,6 +83,11 @@ def captures_as_json(done: IngestResult) -> dict[str, object]:
         "rows": account.rows,
         "ingested": account.ingested,
         "left_out": {reason.value: count for reason, count in account.left_out.items()},
+        "without_shapes": {
+            name: {"launches": count, "duration_us": account.shapeless_us[name]}
+            for name, count in account.shapeless.items()
+        },
+        "ingested_us": account.ingested_us,
         "unknown_dtypes": account.unknown_dtypes,
         "kernel_types": sorted(outcome.kernel_types),
         "new": outcome.new,
@@ -147,9 +153,30 @@ def _left_out(account: LaunchCounts) -> list[str]:
     for reason, count in account.left_out.most_common():
         if count:
             lines.append(f"{count:>10,}   {reason.value}")
-            if reason is SkipReason.INVALID_DURATION and account.invalid_durations:
-                lines.append(f"             the first: {account.invalid_durations[0]}")
+            named = {
+                SkipReason.INVALID_DURATION: account.invalid_durations,
+                SkipReason.IMPOSSIBLE_DURATION: account.impossible_durations,
+            }
+            lines += [f"             the first: {first}" for first in named.get(reason, ())[:1]]
     return lines
+
+
+def shapeless_lines(account: LaunchCounts) -> list[str]:
+    """Returns a line about the kernel types without input shapes, the longest device time first."""
+    if not account.shapeless:
+        return []
+    total = account.ingested_us + account.shapeless_us.total()
+
+    def share(time_us: float) -> str:
+        return percent_text(time_us / total) if total else "0 %"
+
+    order = sorted(account.shapeless, key=lambda name: (-account.shapeless_us[name], name))
+    named = [f"{name} {account.shapeless[name]:,} ({share(account.shapeless_us[name])})" for name in order]
+    more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []
+    launches = pluralize(account.shapeless.total(), "launch", "launches")
+    count = f"{launches} of {pluralize(len(order), 'kernel type')}, {share(account.shapeless_us.total())}"
+    listed = ", ".join([*named[:_TYPES_SHOWN], *more])
+    return [wrap(f"without shapes: {count} of the captured device time: {listed}", indent=0)]
 
 
 def _attention(attention: Sequence[Bundle]) -> list[str]:

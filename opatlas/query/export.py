@@ -123,7 +123,12 @@ def _dtype(word: object) -> str:
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
     """Writes a table as Parquet. Raises OpAtlasError."""
     content = pa.Table.from_pandas(table, preserve_index=False)
-    write_atomically(path, lambda temporary: pyarrow.parquet.write_table(content, temporary))
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            pyarrow.parquet.write_table(content, file)
+
+    write_atomically(path, write)
 
 
 # The tables of aiconfigurator: latencies are in milliseconds, and the first row of a key counts.

@@ -252,7 +252,7 @@ def _estimated_bytes(call: ModelCall) -> float:
     features = row_features(call.kernel_type, call.cells, 1)
     if features is None or not any(word in call.kernel_type for word in _TOUCH_FEW):
         return 0.0 if features is None else features.work[0]
-    inputs, outputs = row_slots(call.cells)
+    inputs, outputs = row_slots(call.kernel_type, call.cells)
     sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
     # What it takes from the table, or brings there, is read and written.
     return 2.0 * sum(size for size in sizes if size < max(sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -177,6 +178,41 @@ def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(be
     after = {path.name: path.read_text() for path in bench.database.glob("*.csv")}
     assert {name: text.replace(second, first) for name, text in after.items()} == before
     assert "match no row" not in again
+
+
+def test_readers_get_the_mean_without_the_outliers_and_the_history_keeps_them(bench: Bench) -> None:
+    bench.write(V2, cells())
+    taken = [263.0 + number % 5 for number in range(30)] + [8000.0, 12000.0, 16000.0] * 6
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V2, us) for us in taken])
+    xml = bench.folder / "junit.xml"
+    done = bench.run(f"--junitxml={xml}")
+    assert done.code == 0, done.output
+    (row,) = table(bench.database / f"{V2}.csv")
+    assert float(row["Average Duration(us)"]) == pytest.approx(265.0)
+    assert (row["MicroBench Samples"], row["Quality"]) == ("48", "drifting")
+    assert "18 of 48" in row["Quality Reason"]
+    properties = {p.get("name"): p.get("value") for p in ElementTree.parse(xml).iter("property")}
+    assert float(properties["duration_us"]) == pytest.approx(265.0)
+    assert float(properties["duration_mean_us"]) == pytest.approx(sum(taken) / len(taken), abs=1e-3)
+    found = bench.folder / "history.json"
+    assert main(["history", str(bench.database), V2, "--json", str(found)]) == 0
+    (row_runs,) = json.loads(found.read_text())
+    (run,) = row_runs["runs"]
+    assert (run["duration_us"], sorted(run["samples_us"])) == (265.0, sorted(taken))
+
+
+def test_a_wrapped_counter_costs_no_other_launch_and_kernels_without_shapes_are_weighed(bench: Bench) -> None:
+    bench.write(V2, cells())
+    absent = dict.fromkeys((*cells(), "Input Shapes"), "N/A")
+    launches = [launched(V2, us) for us in (10.0, 18446744073709551.615, 12.0)]
+    launches += [launched("fused_mla", 78.0) | absent, launched("Mul", 5e15, cells("9;9", "9"))]
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", launches)
+    done = bench.run()
+    assert done.code == 0, done.output
+    assert bench.durations(V2) == {"16,32;64,32->16,64": "11.0000"}
+    assert not (bench.database / "Mul.csv").exists()
+    assert "op_summary_20240102030406.csv:3: " in done.output
+    assert "fused_mla 1 (78.0 %)" in done.output
 
 
 def test_a_profile_of_an_expert_parallel_run_fills_the_rows_of_its_size(bench: Bench) -> None:
