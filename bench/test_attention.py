@@ -15,7 +15,7 @@ from opatlas.engine.inputs.attention import (
     read_attention,
     with_operator_shapes,
 )
-from opatlas.engine.inputs.sequences import expect_slots, has_input, lengths_tensor
+from opatlas.engine.inputs.sequences import expect_slots, lengths_tensor
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
@@ -74,8 +74,8 @@ def test_ring_mla(row, replay):
         raise row.refuse(
             INPUT_SHAPES, "the heads or rope parts of queries and keys do not match", "correct their shapes"
         )
-    later = has_input(row, 13)
-    if later != has_input(row, 14):
+    later = row.has(13)
+    if later != row.has(14):
         raise row.refuse(
             INPUT_SHAPES, "one of slots 13 and 14 (an earlier step) is missing", "restore it from the capture"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opatlas.engine.inputs import shape_rules
-from opatlas.engine.inputs.sequences import expect_slots, has_input, split_evenly
+from opatlas.engine.inputs.sequences import expect_slots, split_evenly
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
@@ -47,7 +47,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
 
     In prefill, outputs 2 and 3 return the written vectors for attention.
     """
-    if any(has_input(row, slot) for slot in range(7, len(row.input_slots))):
+    if any(row.has(slot) for slot in range(7, len(row.input_slots))):
         raise Unsupported("quantized caches and separate values (slots 7 to 11) are not replayed")
     expect_slots(row, range(7), range(7, 12))
     kv, gamma, cos = (row.shape(slot) for slot in range(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from opatlas.engine.inputs.attention import CAUSAL_MASK, RANGE
-from opatlas.engine.inputs.sequences import expect_slots, has_input
+from opatlas.engine.inputs.sequences import expect_slots
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
@@ -20,10 +20,10 @@ _DROPPED = "slot {} is a dropout mask, and no row tells with what probability it
 @replays("FlashAttentionScore", npu="torch_npu.npu_fusion_attention")
 def test_flash_attention(row, replay):
     """Reads slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
-    if has_input(row, _DROPOUT):
+    if row.has(_DROPOUT):
         raise Unsupported(_DROPPED.format(_DROPOUT))
     expect_slots(row, range(3), (6,))
-    call, scale = _call(row, row.output_shape(0), 6 if has_input(row, 6) else None)
+    call, scale = _call(row, row.output_shape(0), 6 if row.has(6) else None)
     replay(
         impl.flash_attention_score,
         *(row.tensor(slot, *RANGE) for slot in range(3)),
@@ -42,7 +42,7 @@ def test_flash_attention_grad(row, replay):
     kernel: largest scores, their sums, and the result as the last slot.
     """
     expect_slots(row, range(4), range(4, len(row.input_slots)))
-    later = [slot for slot in range(4, len(row.input_slots)) if has_input(row, slot)]
+    later = [slot for slot in range(4, len(row.input_slots)) if row.has(slot)]
     for slot in later:
         if row.input_slots[slot].dtype == "UINT8" and len(row.shape(slot)) == 1:
             raise Unsupported(_DROPPED.format(slot))

@@ -16,10 +16,15 @@ from .implementations import torch as impl
 
 @replays("GatherV2", "GatherV2AiCore", npu="torch.embedding")
 def test_gather(row, replay):
-    """Gathers rows of a table, like an embedding."""
+    """Gathers rows of a table, like an embedding; or one position along an axis, by a scalar index."""
     row.expect_inputs(2, 3)
-    table = row.shape(0)
-    if gathered_axis(row) != 0 or len(table) != 2:
+    table, axis = row.shape(0), gathered_axis(row)
+    is_embedding = axis == 0 and len(table) == 2
+    if not row.shape(1) and not is_embedding and not row.on_npu:
+        position = row.indices(1, table[axis])
+        replay(impl.index, row.tensor(0), [*[None] * axis, position], expected=formulas.index)
+        return
+    if not is_embedding:
         raise Unsupported(f"{row.kernel_type} is replayed for rows of a table with two axes only")
     replay(impl.embedding, row.tensor(0), row.indices(1, table[0]), expected=formulas.gather_rows)
 
@@ -44,7 +49,7 @@ def test_masked_fill(row, replay):
     row.expect_inputs(2, 3)
     row.expect_dtype(1, "BOOL")
     row.expect_broadcast()
-    row.expect_output_like(0)
+    row.expect_output_shape_like(0)
     if len(row.input_slots) == 3:
         row.expect_scalar(2)
     x, mask, value = row.tensor(0), row.tensor(1), row.tensor_or_number(2)
@@ -55,7 +60,7 @@ def test_masked_fill(row, replay):
 def test_index_fill(row, replay):
     """Reads the slots x, indices along an axis, the number to fill in. A capture does not record the axis."""
     row.expect_inputs(3)
-    row.expect_output_like(0)
+    row.expect_output_shape_like(0)
     x, count = row.tensor(0), math.prod(row.shape(1))
     if not x.dim() or len(row.shape(1)) != 1:
         raise row.refuse(INPUT_SHAPES, "slot 1 must list indices along an axis of slot 0", "correct one of the shapes")

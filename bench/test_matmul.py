@@ -7,7 +7,7 @@ from itertools import product
 from opatlas.engine.inputs.operands import factors
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
+from opatlas.model.schema import INPUT_SHAPES
 
 from . import formulas
 from .implementations import torch as impl
@@ -84,7 +84,5 @@ def _output_slots(row, a):
     if len(row.output_shape()) <= a.dim():
         return None
     if row.output_dtype() != a.dtype:
-        raise row.refuse(
-            OUTPUT_DTYPES, f"the product must have the dtype of its factors, {a.dtype}", "correct one of them"
-        )
+        raise Unsupported(f"a product in FRACTAL_NZ is replayed in the dtype of its factors, {a.dtype}, without a Cast")
     return [None]

@@ -93,7 +93,7 @@ def test_lp_norm(row, replay):
 def test_lp_norm_update(row, replay):
     """Replays the second half of a norm, the root of the sums, as the norm over an axis of one number."""
     row.expect_inputs(1)
-    row.expect_output_like(0)
+    row.expect_output_shape_like(0)
     row.assume("the norm is the Euclidean one")
     x = row.tensor(0)
     replay(impl.vector_norm, x.unsqueeze(-1), 2, (x.dim(),), False, dtype=x.dtype, expected=formulas.vector_norm)

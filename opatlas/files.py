@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 from filelock import FileLock
 
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.text import shortened
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -260,6 +261,11 @@ def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: boo
         raise UsageError(f"{named}{path}: a file, not a folder: name a folder ({path.parent} holds this file)")
     if not may_be_made and not path.is_dir():
         raise UsageError(f"{named}{path}: no such folder: {remedy}")
+
+
+def path_problem(error: OSError) -> str:
+    """Returns path, reason and remedy of an error of the system about a path, which may be very long, in one line."""
+    return f"{shortened(os.fsdecode(error.filename))}: {error.strerror}: check the path and its permissions"
 
 
 def files_below(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:

@@ -264,6 +264,12 @@ def reason_text(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
 
 
+def shortened(text: str, most: int = 120) -> str:
+    """Returns printable text of one line, cut to about `most` characters, for what a user named."""
+    text = printable(text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def detail_text(text: str) -> str:
     """Returns printable lines of at most MOST_CHARACTERS_OF_DETAIL characters; a longer text loses its middle."""
     text = cut_middle(text, MOST_CHARACTERS_OF_DETAIL)

@@ -1,4 +1,4 @@
-"""Rows in the sessions of pytest-benchmark: its table, its files, and --benchmark-only."""
+"""Rows in the sessions of pytest-benchmark: its table, its files, and its options on which tests run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from opatlas.text import pluralize
 
 from .collector import row_of
 from .row_note import note_of
+from .settings import benchmarks_off
 from .xdist import has_replays, has_theory_rows
 
 #: Options of pytest-benchmark that need the rows; without them its table would only repeat the summary.
@@ -33,6 +34,16 @@ class BenchmarksOnly:
         for item in items:
             if row_of(item) is None and "benchmark" not in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason="no benchmark (--benchmark-only)"))
+
+
+class NoBenchmarks:
+    """Deselects all rows, which are benchmarks (--benchmark-skip, --benchmark-disable)."""
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        rows = [item for item in items if row_of(item) is not None]
+        if rows:
+            config.hook.pytest_deselected(items=rows)
+            items[:] = [item for item in items if row_of(item) is None]
 
 
 class BenchmarkFeed:
@@ -102,9 +113,11 @@ class BenchmarkFeed:
         return benchmark
 
 
-def benchmarks_only(config: pytest.Config) -> BenchmarksOnly | None:
-    """Returns the plugin for --benchmark-only; None without the option or pytest-benchmark."""
-    return BenchmarksOnly(config) if getattr(config.option, "benchmark_only", False) else None
+def benchmark_choice(config: pytest.Config) -> BenchmarksOnly | NoBenchmarks | None:
+    """Returns the plugin for the option of pytest-benchmark that chooses tests; None without one."""
+    if getattr(config.option, "benchmark_only", False):
+        return BenchmarksOnly(config)
+    return NoBenchmarks() if benchmarks_off(config) else None
 
 
 class NoBenchmarkHeader:

@@ -1,20 +1,61 @@
-"""Makes a test of each row of the plan, from the function that replays its kernel type."""
+"""Makes a test of each row of the plan: from the function that replays its kernel type, or a skipped one."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.model.errors import ReplayError
+from opatlas.model.siblings import suggest_spelling
+from opatlas.model.signature import case_id_in
 
 from .plan import CaseRow, KnownFailure, Plan, TablePlan
 from .session_context import SessionContext
+
+#: In the shared folder: why the rows that a worker of xdist has collected are refused.
+REFUSED = "refused"
+
+
+class RowWithoutReplay(pytest.Item):
+    """A row whose kernel type no function replays: pytest skips it, unless it is looked up (--prof-path)."""
+
+    #: The node ids begin with it, and -k selects by it.
+    FILE = "without_replay"
+
+    def __init__(self, *, row: CaseRow, run: Callable[[Any], None], **node: Any) -> None:
+        super().__init__(**node)
+        self.row = row
+        self._run = run
+
+    @staticmethod
+    def function() -> None:
+        """Stands for the function of a test: it is no replay."""
+
+    def runtest(self) -> None:
+        """Looks the row up."""
+        self._run(self)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Returns file and line of the row."""
+        return self.row.table.path, self.row.position + 1, self.name
+
+
+def lacks_replay(nodeid: str) -> bool:
+    """Returns whether a node id is that of a row without a replay."""
+    return nodeid.startswith(f"{RowWithoutReplay.FILE}::")
+
+
+def named_paths(config: pytest.Config) -> list[Path]:
+    """Returns the files and folders that a user named; none if a name is neither, such as that of a package."""
+    named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    return [path.resolve() for path in named] if all(path.exists() for path in named) else []
 
 
 class Collector:
@@ -24,9 +65,11 @@ class Collector:
         replays: the replay functions collected in this process, by the kernel types that they replay.
     """
 
-    def __init__(self, context: SessionContext, make_plan: Callable[[], Plan]) -> None:
+    def __init__(self, context: SessionContext, make_plan: Callable[[], Plan], run: Callable[[Any], None]) -> None:
+        """`run` runs the row of an item."""
         self._context = context
         self._make_plan = make_plan
+        self._run = run
         self.replays: dict[str, Any] = {}
 
     def pytest_pycollect_makeitem(self, collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
@@ -64,11 +107,35 @@ class Collector:
                 rows.append(pytest.param(row, marks=mark))
         metafunc.parametrize("row", rows, ids=ids)
 
-    def pytest_collection_modifyitems(self) -> None:
-        """Ends the session where there is no plan. Raised earlier, the error would be shown for each module."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        """Adds the rows without a replay, which are known when all files are collected; then pytest selects by -k.
+
+        Ends the session where there is no plan. Raised earlier, the error would be shown for each module.
+        """
         plan = self._context.plan
-        if plan is not None and plan.error:
+        if plan is None:
+            return
+        if plan.error_status == pytest.ExitCode.TESTS_FAILED:
+            # The summary prints the error.
+            raise pytest.Session.Failed(plan.error)
+        if plan.error:
             raise pytest.UsageError(plan.error)
+        if refusal := next(filter(None, map(_several_tests, items)), ""):
+            if not self._context.is_worker:
+                raise pytest.UsageError(refusal)
+            # The controller raises it: of an error in a worker xdist tells nothing.
+            self._context.shared.write(REFUSED, refusal)
+            items.clear()
+            return
+        if not any(path.is_file() for path in named_paths(session.config)):
+            rows = list(self._rows_without_replay(session, plan))
+            collected: list[pytest.Item | pytest.Collector] = [*rows]
+            if rows:
+                # pytest counts them as collected.
+                report = pytest.CollectReport(RowWithoutReplay.FILE, "passed", None, collected)
+                session.config.hook.pytest_collectreport(report=report)
+                items += rows
 
     def pytest_collection_finish(self) -> None:
         """Excludes the items from garbage collection: they live until the session ends, and there may be many."""
@@ -79,6 +146,23 @@ class Collector:
     def known_replays(self) -> dict[str, Any]:
         """Returns the replays of bench/, collected or not, and the other replays that were collected."""
         return {**replays_of_bench(), **self.replays}
+
+    def _rows_without_replay(self, session: pytest.Session, plan: Plan) -> Iterator[pytest.Item]:
+        is_looked_up, known = self._context.settings.prof_path is not None, self.known_replays()
+        for table in plan.tables.values():
+            if table.kernel_type in known:
+                continue
+            skip = pytest.mark.skip(reason=_reason_without_replay(table.kernel_type, known))
+            if not is_looked_up:
+                # Of rows that cannot be replayed no update mode is done.
+                table.admit()
+            for case_id, row, _ in table.rows():
+                name = f"{table.kernel_type}[{case_id}]"
+                nodeid = f"{RowWithoutReplay.FILE}::{name}"
+                item = RowWithoutReplay.from_parent(session, name=name, nodeid=nodeid, row=row, run=self._run)
+                if not is_looked_up:
+                    item.add_marker(skip)
+                yield item
 
     def _tables(self, function: Any) -> Iterator[TablePlan]:
         spec = replay_spec(function)
@@ -106,8 +190,26 @@ def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, Kno
         yield from cases
 
 
+def _several_tests(item: pytest.Item) -> str:
+    """Returns why an item is refused that is one of several tests of a row; "" for others."""
+    row = row_of(item)
+    if row is None or case_id_in(item.nodeid) == row.table.cases[row.position]:
+        return ""
+    return (
+        f"{item.nodeid}: a row is one test of a session, and a mark or an option of another plugin (--count of "
+        "pytest-repeat) makes several of it: leave it out; --repeat-count gives a row more samples"
+    )
+
+
+def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
+    why = WITHOUT_REPLAY.get(kernel_type)
+    return f"{kernel_type} has no replay{f': {why}' if why else suggest_spelling(kernel_type, replayed)}"
+
+
 def row_of(item: pytest.Item) -> CaseRow | None:
     """Returns the row that an item replays; None for other tests."""
+    if isinstance(item, RowWithoutReplay):
+        return item.row
     callspec = getattr(item, "callspec", None)
     row = callspec.params.get("row") if callspec is not None else None
     return row if isinstance(row, CaseRow) else None

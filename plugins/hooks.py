@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opatlas.engine.registry import replay_spec
-from opatlas.model.signature import case_id_in
+from opatlas.files import path_problem
 from opatlas.text import pluralize, wrap_for_stderr
 
-from .benchmark_plugin import NoBenchmarkHeader, benchmark_feed, benchmarks_only
+from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed
 from .cluster_rows import sort_longest_first
-from .collector import needs_group, row_of, sort_exclusive_last
+from .collector import REFUSED, needs_group, row_of, sort_exclusive_last
+from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import ReplayProgress, RowLines
@@ -37,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Makes the session and registers its hooks, after the terminal and pytest-benchmark are configured."""
     session = config.stash[SESSION] = ReplaySession(config)
     context = session.context
-    plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmarks_only(config)]
+    plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmark_choice(config)]
     if context.is_worker:
         # Ctrl-C on a terminal reaches workers too; the controller answers it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,14 +60,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_cmdline_main() -> Generator[None, Any, Any]:
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     """Wraps errors of usage to the terminal: pytest prints them as they are."""
     try:
+        _expect_paths(config)
         return (yield)
     except pytest.UsageError as error:
         # As pytest begins the line.
         begin = "ERROR: "
         raise pytest.UsageError(wrap_for_stderr(f"{begin}{error}").removeprefix(begin)) from None
+
+
+def _expect_paths(config: pytest.Config) -> None:
+    """Raises pytest.UsageError for an option with a path that the system refuses, such as one that is too long."""
+    for option in PATH_OPTIONS:
+        given = config.getoption(option[2:].replace("-", "_"), None) or ()
+        for path in str(given).split(",") if isinstance(given, (str, Path)) else given:
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise pytest.UsageError(f"{option} {path_problem(error)}") from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -158,7 +173,7 @@ class MainHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Selects the collected rows, before pytest prints the lines about the plan."""
-        self._session.select(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
+        self._session.select(item.nodeid for item in session.items if row_of(item) is not None)
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Returns the lines about the plan."""
@@ -240,7 +255,9 @@ class ControllerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Selects the rows that a worker has collected, and prints the lines about the plan."""
-        self._session.select(map(case_id_in, ids))
+        if refusal := self._context.shared.read(REFUSED):
+            raise pytest.UsageError(refusal)
+        self._session.select(ids)
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
         lines = self._session.summary.plan_lines() if terminal is not None else []
         if not lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from .session_context import SessionContext
 
 NOT_RUN = "not run"
 XFAILED = "xfailed"
+#: A row whose kernel type has no replay.
+WITHOUT_REPLAY = "without a replay"
 #: A row that fails without being run (--strict).
 GIVEN_UP = "given up"
 
@@ -24,6 +26,7 @@ class Ledger:
     """The account of each collected row. Used in the main process of a session.
 
     Attributes:
+        without_replay: ids of the collected rows whose kernel type has no replay.
         problems: rows that two workers reported, or that were not collected.
     """
 
@@ -34,11 +37,14 @@ class Ledger:
         self._accounts: dict[str, str] = {}
         #: The worker of xdist that reported each row; None without xdist.
         self._reporters: dict[str, Any] = {}
+        self.without_replay: set[str] = set()
         self.problems: list[str] = []
 
-    def collect(self, case_ids: Iterable[str]) -> None:
-        """Takes the ids of the collected cases, each of which must be accounted for."""
+    def collect(self, case_ids: Collection[str], without_replay: Collection[str]) -> None:
+        """Takes the ids of the collected cases, each of which must be accounted for; some have no replay."""
         self._collected.update(case_ids)
+        self.without_replay = self._collected.intersection(without_replay)
+        self._accounts.update(dict.fromkeys(self.without_replay, WITHOUT_REPLAY))
 
     def count(self, report: pytest.TestReport, note: RowNote) -> None:
         """Accounts for the row of a report."""
@@ -74,15 +80,9 @@ class Ledger:
         return counts
 
     @property
-    def collected(self) -> int:
-        """The number of collected rows."""
-        return len(self._collected)
-
-    def kernel_types(self) -> set[str]:
-        """Returns the kernel types of the collected rows."""
-        plan = self._context.plan
-        tables = plan.tables.values() if plan is not None else ()
-        return {table.kernel_type for table in tables if not self._collected.isdisjoint(table.cases.values())}
+    def to_run(self) -> int:
+        """The number of collected rows that have a replay."""
+        return len(self._collected) - len(self.without_replay)
 
     def not_run(self) -> list[str]:
         """Returns the ids of the rows that were collected and not run."""
@@ -99,7 +99,8 @@ class Ledger:
         """Returns the number of rows that an earlier session failed to measure and this one did not run, by status."""
         plan = self._context.plan
         before = plan.unresolved() if plan is not None else {}
-        return Counter(status for case_id, status in before.items() if case_id not in self._accounts)
+        run = self._accounts.keys() - self.without_replay
+        return Counter(status for case_id, status in before.items() if case_id not in run)
 
     def _account(self, case_id: str, outcome: str, reporter: Any) -> None:
         """`reporter` is the worker that ran the row. If the same worker runs the row again, the last run counts."""

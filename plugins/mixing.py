@@ -9,7 +9,6 @@ from opatlas.capture.profile_samples import CACHE_UNKNOWN
 from opatlas.combine.provenance import (
     CACHE,
     INSTRUMENT,
-    MeasurementOrigin,
     Mismatch,
     MixedDatabase,
     PlannedDuration,
@@ -19,7 +18,6 @@ from opatlas.combine.provenance import (
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
-from opatlas.model.location import UNNAMED_NPU
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize, printable
 
@@ -63,11 +61,7 @@ def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> li
 
 def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
     """Returns why captured durations do not compare with those of a session; "" where they do."""
-    # Only NPUs are captured.
-    captured = [MeasurementOrigin(device, kind="npu") for device in provenance.captured_on] or [
-        MeasurementOrigin(UNNAMED_NPU, kind="npu")
-    ]
-    others = [origin for origin in captured if not origin.is_compatible_with(settings.origin)]
+    others = [origin for origin in provenance.captured if not origin.has_same_device(settings.origin)]
     if not others:
         return ""
     names, here = ", ".join(origin.device for origin in others), settings.origin.device or settings.origin.kind

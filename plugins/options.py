@@ -149,6 +149,12 @@ ROWS = (
         "other code, another driver or other versions (default: %(default)s)",
     ),
     declare(
+        "--dry-run",
+        Scope.PROFILES,
+        action="store_true",
+        help="say what the samples of --prof-path would change in the database, and write nothing (default: written)",
+    ),
+    declare(
         "--where",
         Scope.ROWS,
         type=parse_where,
@@ -257,6 +263,9 @@ FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, des
 #: Removed options, with their successors.
 REMOVED = (
     *(removed(f"--{each.field}-version", versions_option([each])) for each in (VLLM, TORCH, CANN)),
+    removed("--data-dir", "--database-path DIR"),
+    removed("--op", "--ops"),
+    removed("--kernel-list", "--ops"),
     removed("--status", "--where 'status in (failed, oom)'; a row that was never run has the status none"),
     removed("--retry-failed", "pytest's --runxfail"),
     removed("--threads", "`taskset -c 0-3 opatlas bench`: torch has a thread for each core that the process may use"),

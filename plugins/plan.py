@@ -1,8 +1,9 @@
 """The plan of a session: which rows are cases.
 
 `session_plan.py` makes the plan once, before the first row runs. No row becomes a case later, and every process of a
-session has the same cases, even if a CSV file changes meanwhile. Only `Plan.notes` and `Plan.error` may change until
-the rows are selected (`ReplaySession.select`).
+session has the same cases, even if a CSV file changes meanwhile. Until the rows are selected (`ReplaySession.select`)
+these may change: `Plan.notes`, `Plan.error`, and the rows without a replay, which are known after the collection and
+are cases in every update mode.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from opatlas.combine.provenance import Staleness, StoredDuration
 from opatlas.model.schema import (
@@ -136,7 +139,7 @@ class TablePlan:
         cases: ids of the cases, by position of the row.
         known_failures: the cases that are xfail, or fail without being run, by position.
         not_selected: ids of rows that --where does not select.
-        left_out: ids of rows that --where selects and the update mode leaves out.
+        left_out: ids of rows that --where selects and the update mode leaves out, by position.
         other_shards: positions of rows that belong to other shards.
         unresolved: statuses of the rows that an earlier session ran and failed to measure, by id.
         duplicates: positions of rows with the signature of an earlier row.
@@ -160,7 +163,7 @@ class TablePlan:
     cases: dict[int, str] = field(default_factory=dict)
     known_failures: dict[int, KnownFailure] = field(default_factory=dict)
     not_selected: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: dict[int, str] = field(default_factory=dict)
     other_shards: list[int] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
     duplicates: list[int] = field(default_factory=list)
@@ -214,6 +217,13 @@ class TablePlan:
         place = f"{self.path.name}:{position + 2}"
         return StoredDuration(place, run_id, cache, instrument, parse_whole(samples), implementation)
 
+    def admit(self, case_ids: Container[str] | None = None) -> None:
+        """Makes cases of rows that the update mode left out; None: of all of them."""
+        for position, case_id in list(self.left_out.items()):
+            if case_ids is None or case_id in case_ids:
+                self.cases[position] = self.left_out.pop(position)
+                self.staleness.pop(case_id, None)
+
     def rows(self) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
         """Yields the id of each case, its row, and its known failure."""
         for position, case_id in self.cases.items():
@@ -257,6 +267,7 @@ class Plan:
         prepared: what was done to each database first.
         notes: what the user should know about the durations in the database.
         error: why there is no plan; the session ends with this error before a row runs.
+        error_status: the exit status of a session with an error.
         suffixes: the ends of the ids of cases, one for each target.
     """
 
@@ -265,6 +276,7 @@ class Plan:
     prepared: list[PreparedDatabase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str = ""
+    error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
     suffixes: list[str] = field(default_factory=list)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from opatlas.capture.summary import missing_replay_lines
@@ -130,7 +130,12 @@ def _selection(settings: Settings) -> str:
 
 
 def plan_lines(
-    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
+    plan: Plan,
+    settings: Settings,
+    replayable: Collection[str],
+    selected: int,
+    requested: RequestedRows,
+    without_replay: Mapping[str, int],
 ) -> list[str]:
     """Returns the lines about a plan.
 
@@ -138,10 +143,11 @@ def plan_lines(
         replayable: the kernel types with a replay.
         selected: the number of rows that will run.
         requested: the rows that files and -k select, to count rows that are not cases.
+        without_replay: the number of collected rows without a replay, by kernel type.
     """
     # A killed session may have had several of the databases.
     prepared = dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each))
-    lines = (*prepared, *_to_run(plan, settings, replayable, selected, requested))
+    lines = (*prepared, *_to_run(plan, settings, replayable, selected, requested, without_replay))
     return [f"opatlas: {line}" for line in lines]
 
 
@@ -173,7 +179,12 @@ def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
 
 
 def _to_run(
-    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
+    plan: Plan,
+    settings: Settings,
+    replayable: Collection[str],
+    selected: int,
+    requested: RequestedRows,
+    without_replay: Mapping[str, int],
 ) -> Iterator[str]:
     # xdist's controller collects nothing: it knows only the replays of bench/.
     rows = max(plan.cases_of(replayable), selected)
@@ -197,16 +208,12 @@ def _to_run(
         yield from _estimate(plan, settings, replayable, requested)
     yield from settings.notes
     yield from _misspelt(plan, settings, replayable)
-    if settings.collect_only and settings.workload.has_starter and plan.is_empty:
-        yield "there is no database yet: without --co the session makes a starter of theory rows first"
     yield from (target.note for target in settings.targets if target.note)
     yield from plan.notes
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
-    if settings.collect_only and settings.prof_path is None:
-        # A session that runs rows says so at its end.
-        missing = missing_replay_lines(requested.without_replay(plan), plan.captured_time_us(), replayable)
-        yield from (" ".join(line.split()) for line in missing)
+    missing = missing_replay_lines(without_replay, plan.captured_time_us(), replayable)
+    yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
@@ -235,7 +242,7 @@ def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], reque
         for case_id, row, known_failure in table.rows():
             if (known_failure is None or known_failure.run) and requested(table.kernel_type, case_id):
                 rows += 1
-                largest = max(largest, (row_bytes(row.cells) or 0, table.kernel_type))
+                largest = max(largest, (row_bytes(table.kernel_type, row.cells) or 0, table.kernel_type))
     if not rows:
         return
     pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)

@@ -31,12 +31,13 @@ from opatlas.model.schema import (
     SUITE,
     TASK,
 )
-from opatlas.model.signature import digest, signature, signatures
+from opatlas.model.signature import column_cells, digest, signature, signatures
 from opatlas.store.cells import duration_columns, identity_columns
 from opatlas.store.csv_files import release_memory
 from opatlas.store.database import Database, Table
 from opatlas.store.header import misspelt_columns
 from opatlas.store.history import without_measurement
+from opatlas.store.row_copy import with_captured
 from opatlas.text import printable, suggest
 
 from .plan import KnownFailure, Plan, TablePlan
@@ -62,6 +63,7 @@ def make_plan(
     target: int = 0,
     implementation: Implementation | None = None,
     rows_from: Path | None = None,
+    captures: Database | None = None,
 ) -> Plan:
     """Reads a database and decides which of its rows are cases; writes nothing.
 
@@ -77,6 +79,7 @@ def make_plan(
         target: number of the target in the session.
         implementation: what is measured; kernel types that it lacks are no cases. None: the default.
         rows_from: the database whose rows an implementation measures, for messages; None: `database`.
+        captures: the database with the captured durations of the rows; None: `database`.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
@@ -106,6 +109,8 @@ def make_plan(
             if unmeasured and name in unmeasured:
                 table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
             planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
+            if captures is not None:
+                _take_captured(planned, captures, chosen)
             plan.tables[planned.key] = planned
         except Exception as error:
             # An error in one file does not keep the rows of other files from running.
@@ -207,7 +212,7 @@ def _plan_table(
             planned.staleness[case_id] = staleness
         captured = case_id in planned.captured_only
         if chosen.excludes(replayed=measured_us is not None, captured=captured, staleness=staleness):
-            planned.left_out.append(case_id)
+            planned.left_out[position] = case_id
             continue
         planned.cases[position] = case_id
         captured_us = us.get(PROFILING_AVERAGE)
@@ -226,6 +231,15 @@ def _plan_table(
         ordered = sorted(planned.cases, key=place_of.__getitem__)
         planned.cases = {position: planned.cases[position] for position in ordered}
     return planned
+
+
+def _take_captured(planned: TablePlan, captures: Database, chosen: Choice) -> None:
+    """Takes the captured durations of a table from another database. Raises TableError."""
+    frame = captures.read_or_empty(planned.kernel_type).frame
+    planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
+    joined = with_captured(planned.kernel_type, pd.DataFrame(planned.columns, dtype=str), frame)
+    captured_us = list(map(valid_duration, column_cells(joined, PROFILING_AVERAGE)))
+    planned.captured = {at: us for at in planned.cases if (us := captured_us[at]) is not None}
 
 
 def _shared(cells: list[str]) -> list[str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from opatlas.capture.profile_samples import ProfileMatcher, RowSamples
+from opatlas.capture.profile_samples import ProfileMatcher
+from opatlas.capture.summary import shapeless_lines
 from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
@@ -27,7 +28,7 @@ _SHOWN = 5
 
 
 class UncollectedSamples:
-    """The samples of a profile that no collected row took: of rows without a replay, and of no row."""
+    """The samples of a profile that belong to no row."""
 
     def __init__(
         self, context: SessionContext, collector: Collector, records: SessionRecords, runner: RowRunner
@@ -36,11 +37,10 @@ class UncollectedSamples:
         self._collector = collector
         self._records = records
         self._runner = runner
-        self._without_replay: Counter[str] = Counter()
         self._unmatched: Counter[str] = Counter()
 
     def take(self, session: pytest.Session) -> None:
-        """Adds the records of rows without a replay, and of samples without a row, before the records are merged."""
+        """Adds the records of samples without a row, before the records are merged."""
         plan = self._context.plan
         if plan is None or not self._context.runs_rows:
             return
@@ -52,9 +52,8 @@ class UncollectedSamples:
         if not ended or session.shouldfail or session.shouldstop:
             return
         samples, device = self._runner.samples(), self._runner.rows().describe()
-        self._take_rows_without_replay(session.config, plan, samples, device)
         self._take_unmatched(session.config, plan, samples, device)
-        if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and (self._without_replay or self._unmatched):
+        if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._unmatched:
             session.exitstatus = pytest.ExitCode.OK
 
     def print(self, terminal: pytest.TerminalReporter) -> None:
@@ -62,21 +61,6 @@ class UncollectedSamples:
         if self._context.runs_rows:
             for line in self._lines():
                 terminal.write_line(fitted(terminal.config, line))
-
-    def _take_rows_without_replay(
-        self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
-    ) -> None:
-        known = self._collector.known_replays()
-        requested = RequestedRows(config, self._collector)
-        for table in plan.tables.values():
-            kernel_type = table.kernel_type
-            if kernel_type in known:
-                continue
-            for case_id, row, _ in table.rows():
-                found = samples.of_row(kernel_type, row.cells)
-                if isinstance(found, RowSamples) and requested(kernel_type, case_id):
-                    self._without_replay[kernel_type] += 1
-                    self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, device)
 
     def _take_unmatched(
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
@@ -131,16 +115,18 @@ class UncollectedSamples:
             f"{pluralize(account.left_out.total(), 'launch', 'launches')} left out"
         )
         yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
+        first = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
+        yield from (f"  the first invalid duration: {place}" for place in first)
+        yield from shapeless_lines(account)
         if copies := profile.same_bytes:
             others = pluralize(len(copies), "summary has", "summaries have")
             yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"
         yield "warm-up and set-up launches of the profiled programs look like others: they count as samples"
-        if self._without_replay:
-            yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:
             mode, by_cells = self._context.settings.mode, self._context.settings.where is not None
             adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
-            fate = "added" if mode.adds_rows and not by_cells else f"not added ({adds})"
+            added = "would be added" if self._context.settings.dry_run else "added"
+            fate = added if mode.adds_rows and not by_cells else f"not added ({adds})"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
 
 

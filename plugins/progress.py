@@ -273,7 +273,8 @@ class RowLines:
         if note is None or row is None or self._word is None or not self._word[2]:
             return result
         figures = RowSummary.from_json(numbers) if numbers else None
-        reason = f"{record['status']}: {record['reason']}" if record else str(getattr(report, "wasxfail", ""))
+        skipped = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+        reason = f"{record['status']}: {record['reason']}" if record else str(getattr(report, "wasxfail", skipped))
         self._tell(row, report, self._word[2], figures, reason)
         return result
 

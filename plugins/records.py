@@ -20,7 +20,8 @@ from opatlas.store.csv_files import not_writable
 from opatlas.store.database import Database
 from opatlas.store.journal import Journal
 from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import WriteBackResult, write_back_run
+from opatlas.store.update_mode import UpdateMode
+from opatlas.store.write_back import WriteBackResult, write_back, write_back_run
 
 from .row_note import RowNote
 from .run_manifest import facts_of
@@ -152,6 +153,8 @@ class SessionRecords:
             return
         note.pop("figures", None)
         record = note.pop("record")
+        if self._context.settings.dry_run and "not_saved" in note:
+            self._unsaved.append((note.get("target", 0), record))
         if reason := note.get("not_saved"):
             self._unsaved.append((note.get("target", 0), record))
             # A worker with a full disk may not be able to ask the other processes to stop.
@@ -163,7 +166,7 @@ class SessionRecords:
     def add(self, record: Record, device: DeviceDescription | None, target: int = 0) -> None:
         """Adds a record of a target that no report brings."""
         values = record.to_json()
-        if self._own_journal.append(values, device, target):
+        if self._own_journal.append(values, device, target) or self._context.settings.dry_run:
             self._unsaved.append((target, values))
         if device is not None:
             self._add_device(device)
@@ -207,8 +210,10 @@ class SessionRecords:
         """Merges the records of the session into the CSVs and completes the manifests.
 
         Returns:
-            The records, each with the end of the ids of its target; none with --read-only.
+            The records, each with the end of the ids of its target; none where nothing is written.
         """
+        if self._context.settings.dry_run:
+            self._rehearse()
         if not self._context.settings.writes:
             return ()
         self.close_journals()
@@ -229,6 +234,17 @@ class SessionRecords:
             ]
         return merged
 
+    def _rehearse(self) -> None:
+        """Finds what a merge would do to the CSVs, for --dry-run."""
+        database, header = self._context.database, self._context.journal_header
+        records = [Record.from_json(record) for _, record in self._unsaved]
+        mode = UpdateMode(header.update_mode)
+        self.merged = write_back(database, records, mode, prune=header.prune, rehearse=True)
+        self._add_reported_only(self.merged)
+
+    def _add_reported_only(self, result: WriteBackResult) -> None:
+        result.unmatched += [name for name in self.reported_only if name not in result.of_siblings]
+
     def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
         unsaved = [record for target, record in self._unsaved if target == number]
         done = write_back_run(own.database, self._context.journal_header, unsaved)
@@ -236,7 +252,7 @@ class SessionRecords:
         if done.result is not None and done.result.pruned:
             self.pruned_in.append(own.database)
         if done.result is not None and number == 0:
-            done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
+            self._add_reported_only(done.result)
         if done.records:
             try:
                 self._write_manifest(number)

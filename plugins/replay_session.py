@@ -29,10 +29,11 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
+from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import summarize_row
 
 from .cluster_rows import host_of
-from .collector import Collector, row_of
+from .collector import Collector, lacks_replay, row_of
 from .interrupts import STOPPED, Interrupts
 from .item_rows import ItemRows
 from .ledger import NOT_RUN, Ledger
@@ -68,7 +69,7 @@ class ReplaySession:
         self.context = context = SessionContext(config)
         self.on_launched: Callable[[int, int], None] | None = None
         self.interrupts = Interrupts(context)
-        self.collector = Collector(context, self.plan)
+        self.collector = Collector(context, self.plan, self.run)
         self.journal = SessionJournal(context)
         self.tally = OutcomeTally()
         self.records = SessionRecords(context, self.journal)
@@ -105,8 +106,8 @@ class ReplaySession:
         except OpAtlasError as error:
             raise pytest.UsageError(str(error)) from None
 
-    def select(self, case_ids: Iterable[str]) -> None:
-        """Step 2: takes the ids of the cases to run. xdist's controller gets the same ids from each worker.
+    def select(self, nodeids: Iterable[str]) -> None:
+        """Step 2: takes the node ids of the cases to run. xdist's controller gets the same ids from each worker.
 
         Raises:
             pytest.UsageError: the cases would replace durations that do not compare with those of this session.
@@ -115,8 +116,14 @@ class ReplaySession:
         if plan is None or self._is_selected:
             return
         self._is_selected = True
-        selected = plan.case_ids().intersection(case_ids)
-        if not plan.error and context.settings.writes:
+        nodeids = list(nodeids)
+        looked_up = plan.error or context.settings.prof_path is not None
+        without_replay = set() if looked_up else {case_id_in(nodeid) for nodeid in nodeids if lacks_replay(nodeid)}
+        for table in plan.tables.values():
+            # A worker of xdist has admitted them too.
+            table.admit(without_replay)
+        selected = plan.case_ids().intersection(map(case_id_in, nodeids))
+        if not plan.error and (context.settings.writes or context.settings.dry_run):
             specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
             for number, own in enumerate(context.databases):
@@ -128,7 +135,7 @@ class ReplaySession:
                     plan.error = judged.refusal
                     raise pytest.UsageError(judged.refusal)
                 plan.notes += judged.notes
-        self.ledger.collect(selected)
+        self.ledger.collect(selected, without_replay)
 
     def rows(self) -> ItemRows:
         """Returns what runs the rows. Raises DeviceGone where pytest's own process cannot open its device."""
@@ -141,8 +148,8 @@ class ReplaySession:
     def run(self, item: pytest.Function) -> None:
         """Step 3: runs a row on the device, and passes, skips or fails its test."""
         __tracebackhide__ = True
-        row = item.funcargs["row"]
-        assert isinstance(row, CaseRow)
+        row = row_of(item)
+        assert row is not None
         # A plugin may run the row again, and the second run may find no device.
         item.stash[_OUTCOME] = None
         if row.given_up:
@@ -190,7 +197,10 @@ class ReplaySession:
         if device is not None and record.measurement is not None:
             note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
         note["target"] = row.target
-        note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
+        is_looked_up = self.context.settings.prof_path is not None
+        if not (is_looked_up and outcome.status is Status.SKIPPED):
+            # A row that a profile does not have keeps its state.
+            note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
         if device is not None and device is not self._device:
             if id(device) not in self._devices and device != self._device:
                 note["device"] = asdict(device)
@@ -261,9 +271,10 @@ class ReplaySession:
         self.context.close()
 
     def _outcome(self, item: pytest.Item, row: CaseRow, call: pytest.CallInfo[None]) -> RowOutcome | None:
-        """Returns what became of a row in a phase of its test; None where the row was not run."""
+        """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
         if call.when != "call":
             is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+            is_skipped = is_skipped and not lacks_replay(item.nodeid)
             return RowOutcome(Status.SKIPPED, str(call.excinfo.value)) if call.excinfo and is_skipped else None
         outcome = item.stash.get(_OUTCOME, None)
         is_stopped = self.context.stop_reason not in ("", STOPPED)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from .collector import Collector
+from .collector import Collector, named_paths
 from .plan import CaseRow, Plan
 from .selection import keyword_filter
 
@@ -20,9 +19,8 @@ class RequestedRows:
     def __init__(self, config: pytest.Config, collector: Collector) -> None:
         self._selected = keyword_filter(config.option.keyword)
         self._functions = collector.known_replays()
-        named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-        #: Empty if an argument is neither file nor folder, such as a package: then every file counts as named.
-        self._paths = [path.resolve() for path in named] if all(path.exists() for path in named) else []
+        #: If there are none, every file counts as named.
+        self._paths = named_paths(config)
         self._keywords: dict[str, str | None] = {}
 
     def __call__(self, kernel_type: str, case_id: str) -> bool:
@@ -52,24 +50,16 @@ class RequestedRows:
 
     def left_out(self, plan: Plan) -> int:
         """Returns how many requested rows the update mode leaves out."""
-        return self._count((table.kernel_type, case) for table in plan.tables.values() for case in table.left_out)
+        return self._count(
+            (table.kernel_type, case) for table in plan.tables.values() for case in table.left_out.values()
+        )
 
     def captured_only(self, plan: Plan) -> int:
         """Returns how many of `left_out` have a captured duration and no replayed one."""
         return self._count(
             (table.kernel_type, case_id)
             for table in plan.tables.values()
-            for case_id in table.captured_only.intersection(table.left_out)
-        )
-
-    def without_replay(self, plan: Plan) -> Counter[str]:
-        """Returns how many requested cases have no replay, by kernel type."""
-        return Counter(
-            table.kernel_type
-            for table in plan.tables.values()
-            if table.kernel_type not in self._functions
-            for case_id in table.cases.values()
-            if self(table.kernel_type, case_id)
+            for case_id in table.captured_only.intersection(table.left_out.values())
         )
 
     def in_other_shards(self, plan: Plan) -> int:

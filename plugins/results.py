@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+from opatlas.combine.provenance import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import default_database_of
 from opatlas.report.row_summary import quality_lines
@@ -52,12 +53,17 @@ class SessionResults:
     def write(self) -> None:
         """Writes the report files, after the records are merged and the rows accounted for."""
         merged = self.records.merged
-        if merged is None or not (self.tally.outcomes or self.has_written()):
+        if merged is None or not self.context.settings.writes or not (self.tally.outcomes or self.has_written()):
             return
         database = self.context.database
         # A kernel type without a measured row in this database may have no file in it.
         measured = sorted(merged.updated + merged.added)
-        self.gaps, self.problems = find_gaps(database, [name for name in measured if database.csv_path(name).exists()])
+        captures = self.context.settings.targets[0].captures
+        self.gaps, self.problems = find_gaps(
+            database,
+            [name for name in measured if database.csv_path(name).exists()],
+            Database(captures) if captures is not None else None,
+        )
         # Beside the rows that all implementations of the session have in common.
         home = default_database_of(database.path)
         report = (database if home is None else Database(home)).new_report_path(
@@ -89,17 +95,15 @@ class SessionResults:
     @property
     def not_comparable(self) -> str:
         """Why captured durations do not compare with those of the session; "" where they do."""
-        provenance = self.context.databases[0].provenance
-        return "" if provenance is None else captured_mismatch(provenance, self.context.settings)
+        own = self.context.databases[0]
+        captures = own.provenance if own.target.captures is None else Provenance(Database(own.target.captures))
+        return "" if captures is None else captured_mismatch(captures, self.context.settings)
 
     def not_replayable(self) -> Counter[str]:
-        """Returns the number of rows whose kernel type has no replay, by kernel type."""
-        plan = self.context.plan
-        assert plan is not None
-        # A collected kernel type has a replay. xdist's controller collects nothing, and knows those of bench/ only.
-        known = self.ledger.kernel_types().union(self.collector.known_replays())
-        missing = [table for table in plan.tables.values() if table.cases and table.kernel_type not in known]
-        return Counter({table.kernel_type: len(table.cases) for table in missing})
+        """Returns the number of collected rows whose kernel type has no replay, by kernel type."""
+        plan, without = self.context.plan, self.ledger.without_replay
+        tables = plan.tables.values() if plan is not None and without else ()
+        return Counter(table.kernel_type for table in tables for case in table.cases.values() if case in without)
 
     def facts(self) -> SessionFacts:
         """Returns the facts that the report is written from."""

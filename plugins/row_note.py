@@ -91,7 +91,7 @@ def properties_of(record: Record, captured_us: float | None) -> list[tuple[str, 
         return [*properties, ("reason", record.reason)]
     summary = record.measurement.summary
     # Rounded as in the CSV.
-    stored, mean = round(stored_us(record.kernel_type, summary), 4), round(summary.mean_us, 4)
+    stored, mean = round(stored_us(record), 4), round(summary.mean_us, 4)
     properties.append((DURATION_US, stored))
     if mean != stored:
         properties.append(("duration_mean_us", mean))

@@ -193,8 +193,8 @@ class RowRunner:
         row = row_of(item)
         assert row is not None
         function = item.function
+        # Rows without a replay are looked up in profiles, and never run.
         spec, settings = replay_spec(function), self._context.settings
-        assert spec is not None
         job = Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
@@ -202,7 +202,7 @@ class RowRunner:
             kernel_type=row.kernel_type,
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.first_run),
-            group=spec.group(row.cells, settings.workload.options) if spec.group else None,
+            group=spec.group(row.cells, settings.workload.options) if spec is not None and spec.group else None,
             source=source or _source(row, settings.targets[row.target].implementation),
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
             database=str(settings.targets[row.target].path) if row.target else "",

@@ -81,6 +81,10 @@ class ExclusiveScheduling:
         self._given: list[int] = []
         self._last: _Worker | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        # Other plugins (pytest-rerunfailures) ask for what xdist's schedulers have and its Protocol lacks.
+        return getattr(self._inner, name)
+
     @property
     def nodes(self) -> list[WorkerController]:
         return list(self._workers)
@@ -118,7 +122,11 @@ class ExclusiveScheduling:
             self._given.remove(item_index)
 
     def mark_test_pending(self, item: str) -> None:
-        self._inner.mark_test_pending(item)
+        index = self._collection.index(item)
+        if index < self._ordinary:
+            self._inner.mark_test_pending(item)
+        else:
+            self._left.insert(0, index)
 
     def remove_pending_tests_from_node(self, node: WorkerController, indices: Sequence[int]) -> None:
         self._inner.remove_pending_tests_from_node(self._workers[node], indices)

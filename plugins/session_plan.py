@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from opatlas.capture.profile_samples import read_profile
+from opatlas.capture.profile_samples import Profile, fits, read_profile
 from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.discovery import driver_version
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
 from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.isolation.task_rows import task_rows
+from opatlas.model.signature import signature
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.history import clear_edited, edited_rows
 from opatlas.store.op_mapping import write_default_mapping
+from opatlas.store.pruned import pruned_signatures
 from opatlas.store.row_copy import add_rows, read_rows
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import RecoveredJournal, recover
-from opatlas.text import suggest
+from opatlas.text import pluralize, suggest
 
 from .mixing import captured_notes, origin_notes
 from .plan import Plan, PreparedDatabase
@@ -41,6 +43,8 @@ def plan_session(context: SessionContext) -> Plan:
     """
     try:
         return _plan_session(context)
+    except _ForeignProfile as error:
+        return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
     except (OpAtlasError, pytest.UsageError) as error:
         return Plan(error=str(error))
     except Exception as error:
@@ -59,6 +63,7 @@ def _plan_session(context: SessionContext) -> Plan:
     if settings.prof_path is not None:
         with context.past_capture():
             context.profile = read_profile(settings.prof_path)
+        _expect_fitting(context.profile, Database(settings.targets[0].rows_from or settings.database))
     if settings.writes:
         # Refuse before anything is written. Checked again with each plan, when no other session writes.
         for own in context.databases:
@@ -70,8 +75,29 @@ def _plan_session(context: SessionContext) -> Plan:
     plan = Plan(notes=list(base.notes))
     for number in range(len(settings.targets)):
         plan.add(_plan_target(context, number, base))
+    plan.problems += base.problems
     plan.problems += context.profile.problems if context.profile is not None else ()
     return plan
+
+
+class _ForeignProfile(OpAtlasError):
+    """A profile has no launch of any row of the database."""
+
+
+def _expect_fitting(profile: Profile, database: Database) -> None:
+    """Raises _ForeignProfile where a profile fits no row of a database that has rows."""
+    if fits(profile, database):
+        return
+    signatures = pluralize(sum(map(len, profile.cases.values())), "signature")
+    raise _ForeignProfile(
+        "\n".join(
+            [
+                f"{profile.root} has {signatures}, and none is that of a row of {database.path}: nothing was written",
+                "Name the database of the profiled program with --database-path, or an empty folder for a new one",
+                *profile.problems,
+            ]
+        )
+    )
 
 
 def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
@@ -79,17 +105,30 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     settings, own = context.settings, context.databases[number]
     database, target = own.database, own.target
     requested = base.of_target(target) if settings.workload.tasks else settings.workload.rows
+    if target.captures is not None and target.rows_from is not None:
+        requested = base.not_pruned(target, database)
+    has_starter = settings.workload.has_starter and target.implementation.is_default and target.rows_from is None
+    starter = has_starter and not database.kernel_types()
+    notes: list[str] = []
+    elsewhere: Collection[str] = context.profile.cases.keys() if context.profile is not None else ()
     if settings.writes:
         prepared = _prepare_for(context, own, base)
     else:
         prepared = PreparedDatabase(edited=edited_rows(database))
-        if target.rows_from is not None and not settings.workload.tasks:
+        if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
-    elsewhere: Container[str] = context.profile.cases.keys() if context.profile is not None else ()
+        elif starter and settings.collect_only:
+            told = settings.workload.starter_unlisted
+            if told:
+                elsewhere = settings.ops
+            else:
+                requested = base.starter_rows()
+                told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
+            notes.append(f"there is no database yet: {told}")
     if base.requested is not None:
         elsewhere = base.requested
     elif target.rows_from is not None:
-        elsewhere = Database(target.rows_from).kernel_types()
+        elsewhere = {*elsewhere, *Database(target.rows_from).kernel_types()}
     plan = make_plan(
         database,
         settings.choice,
@@ -100,12 +139,17 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         target=number,
         implementation=target.implementation,
         rows_from=target.rows_from,
+        captures=Database(target.captures) if target.captures is not None else None,
     )
+    plan.notes = [*notes, *plan.notes]
     if settings.writes and any(table.cases for table in plan.tables.values()):
         expect_writable(database)
     if not settings.collect_only:
         provenance, notes = _read_origin(context, own)
-        plan.notes += [*notes, *captured_notes(provenance, plan, settings), *provenance.problems]
+        if target.captures is None:
+            # Else the target has a note.
+            notes += captured_notes(provenance, plan, settings)
+        plan.notes += [*notes, *provenance.problems]
     plan.prepared = [prepared]
     plan.problems += prepared.problems
     return plan
@@ -126,7 +170,7 @@ def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
 
 def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) -> PreparedDatabase:
     settings, target = context.settings, own.target
-    has_starter = settings.workload.has_starter and target.implementation.is_default
+    has_starter = settings.workload.has_starter and target.implementation.is_default and target.rows_from is None
     prepared = prepare_database(
         own.database,
         run_id=context.run_id,
@@ -164,6 +208,7 @@ class _BaseRows:
     Attributes:
         requested: the rows of tasks, by kernel type; None where the rows are those of a database.
         notes: what the user should know about these rows.
+        problems: files that cannot be read.
     """
 
     def __init__(
@@ -172,6 +217,7 @@ class _BaseRows:
         self._settings = settings
         self.requested = requested
         self.notes = notes
+        self.problems: list[str] = []
         #: By kernel type, for each folder.
         self._rows: dict[Path, dict[str, list[Mapping[str, str]]]] = {}
 
@@ -180,8 +226,10 @@ class _BaseRows:
 
         The rows of a starter database are taken where there are none.
 
+        A file that cannot be read has no rows, and is one of `problems`.
+
         Raises:
-            OpAtlasError: a file cannot be read, or the starter cannot be made.
+            OpAtlasError: the starter cannot be made.
         """
         if self.requested is not None:
             return {name: rows for name, rows in self.requested.items() if target.implementation.implements(name)}
@@ -192,12 +240,22 @@ class _BaseRows:
             workload.write_starter(source)
             names = source.kernel_types()
         if target.rows_from not in self._rows:
-            self._rows[target.rows_from] = {} if names else self._starter_rows()
+            self._rows[target.rows_from] = {} if names else self.starter_rows()
         rows = self._rows[target.rows_from]
         for name in filter(target.implementation.implements, names):
             if name not in rows:
-                rows[name] = read_rows(source, name)
+                try:
+                    rows[name] = read_rows(source, name)
+                except TableError as error:
+                    rows[name] = []
+                    self.problems.append(str(error))
         return {name: rows[name] for name in sorted(rows) if target.implementation.implements(name)}
+
+    def not_pruned(self, target: SessionTarget, database: Database) -> Mapping[str, list[Mapping[str, str]]]:
+        """Returns `of_target` without the rows that the target's database has pruned. Raises what `of_target` does."""
+        rows = self.of_target(target)
+        pruned = {name: set(pruned_signatures(database, name)) for name in rows}
+        return {name: [row for row in rows[name] if signature(name, row) not in pruned[name]] for name in rows}
 
     def with_own(self, target: SessionTarget, database: Database) -> Mapping[str, list[Mapping[str, str]]]:
         """Returns the rows of the target's database, followed by `of_target`. Raises what `of_target` does."""
@@ -205,7 +263,8 @@ class _BaseRows:
         names = {*base, *filter(target.implementation.implements, database.kernel_types())}
         return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
 
-    def _starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+    def starter_rows(self) -> dict[str, list[Mapping[str, str]]]:
+        """Returns the rows that an empty database is filled with. Raises OpAtlasError."""
         with TemporaryDirectory(prefix="opatlas-starter-") as folder:
             starter = Database(folder)
             self._settings.workload.write_starter(starter)

@@ -61,6 +61,7 @@ class Settings:
         where: the rows to run, by their cells; None: all rows.
         strict: rows that failed before fail, instead of being xfail.
         read_only: rows are measured and compared, and nothing is written.
+        dry_run: the session says what it would write, and writes nothing.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         workload: what the session measures: rows of kernels, or messages of collectives.
@@ -88,6 +89,7 @@ class Settings:
     where: Where | None = None
     strict: bool = False
     read_only: bool = False
+    dry_run: bool = False
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
     workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
@@ -110,7 +112,7 @@ class Settings:
     @property
     def writes(self) -> bool:
         """Whether the session writes into the database."""
-        return not (self.collect_only or self.read_only)
+        return not (self.collect_only or self.read_only or self.dry_run)
 
     @property
     def models_folder(self) -> Path:
@@ -181,12 +183,13 @@ def settings_of(config: pytest.Config) -> Settings:
         # stops at failures, and pytest counts no xfail as one.
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
+        dry_run=option.dry_run,
         mixed=option.mixed,
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
         workload=workload,
         named=bool(option.database_path) and workload.needs_database,
         versions=named_versions(option.versions),
-        notes=(*notes, *cluster_notes(config)),
+        notes=(*notes, *cluster_notes(config), *_benchmark_notes(config)),
         models=models,
         ray=option.ray,
     )
@@ -207,12 +210,27 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     return model_settings(option.models, devices[0].kind)
 
 
+def benchmarks_off(config: pytest.Config) -> str:
+    """Returns the option of pytest-benchmark with which no row is run; "" if there is none."""
+    option = config.option
+    if getattr(option, "benchmark_skip", False):
+        return "--benchmark-skip"
+    is_disabled = getattr(option, "benchmark_disable", False) and not getattr(option, "benchmark_enable", False)
+    return "--benchmark-disable" if is_disabled else ""
+
+
+def _benchmark_notes(config: pytest.Config) -> list[str]:
+    return [f"rows are benchmarks: none is run ({name})"] if (name := benchmarks_off(config)) else []
+
+
 def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
     keyword_filter(option.keyword)
     _refuse_databases_as_tests(config)
     refuse_useless_versions(config)
+    if getattr(option, "forked", False):
+        raise pytest.UsageError("--forked: rows do not run in pytest's process, but in a device process: leave it out")
     is_looked_up = kind is ProfiledWorkload
     workers = ["-n"] if is_looked_up and is_distributed(config) else []
     refuse(config, outside(OPTIONS, kind.scope), kind.no_effect, also=workers)

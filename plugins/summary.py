@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from opatlas.capture.summary import missing_replay_lines
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
 from opatlas.progress import speed
 from opatlas.report.row_summary import microseconds_text, noise_text, terminal_tables
-from opatlas.store.journal import count_run_records
 from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 
-from .interrupts import STOPPED, Interrupts
-from .ledger import GIVEN_UP, XFAILED
+from .interrupts import STOPPED, Interrupts, kept_lines
+from .ledger import GIVEN_UP, WITHOUT_REPLAY, XFAILED
 from .plan import Plan
 from .plan_lines import continuation, crowded_folders, next_steps, nothing_to_do, plan_lines
 from .pytest_internals import fitted
@@ -29,6 +26,7 @@ from .row_note import DURATION_US, STD_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
 from .session_context import SessionContext
+from .settings import benchmarks_off
 
 _SHOWN = 5
 _MOST_COMPARED = 20
@@ -49,7 +47,6 @@ class SessionSummary:
         self._records = results.records
         self._ledger = results.ledger
         self._tally = results.tally
-        #: The expression of -k: with it, kernel types without a replay were not asked for.
         self._keyword: str = results.context.config.option.keyword
         self._plan_printed = False
 
@@ -59,11 +56,12 @@ class SessionSummary:
         if plan is None or plan.error or self._plan_printed:
             return []
         self._plan_printed = True
-        return self._plan_lines(plan, self._ledger.collected)
+        return self._plan_lines(plan, self._ledger.to_run)
 
     def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
         settings, requested = self._context.settings, self._requested_rows()
-        lines = plan_lines(plan, settings, self._collector.known_replays(), selected, requested)
+        without_replay = self._results.not_replayable()
+        lines = plan_lines(plan, settings, self._collector.known_replays(), selected, requested, without_replay)
         if selected and settings.prof_path is None and not settings.collect_only:
             found = disturbances(settings.devices, *self._context.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
@@ -79,20 +77,20 @@ class SessionSummary:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             requested = self._requested_rows()
-            if self._context.settings.prof_path is None and requested.without_replay(plan):
-                # Rows were selected, and none of them has a replay.
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-                return
             # A condition on the status that no row meets is success; another condition may be wrong.
             where = self._context.settings.where
             no_row_has_status = where is not None and where.is_of_status and requested.not_selected(plan)
+            unlisted = plan.is_empty and self._context.settings.workload.starter_unlisted
             # A shard of few rows may be empty, which is success.
-            if requested.left_out(plan) or requested.in_other_shards(plan) or no_row_has_status:
+            if unlisted or requested.left_out(plan) or requested.in_other_shards(plan) or no_row_has_status:
                 session.exitstatus = pytest.ExitCode.OK
 
     def print(self, terminal: pytest.TerminalReporter, status: int) -> None:
         """Prints the summary; `status` is the exit status of the session."""
         plan, is_quiet = self._context.plan, terminal.config.option.verbose < 0
+        if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
+            for line in plan.error.splitlines():
+                terminal.write_line(fitted(terminal.config, f"opatlas: {line}"), red=True)
         if plan is None or not self._context.runs_rows:
             return
         terminal.ensure_newline()
@@ -117,14 +115,17 @@ class SessionSummary:
 
     def _summary(self, plan: Plan) -> Iterator[str]:
         if self._interrupts.now:
-            yield from self._stopped_at_once_lines()
+            yield self._ledger.line()
+            yield from kept_lines(self._context, "stopped at once")
             return
         counts = self._ledger.counts()
-        if not counts:
+        if not counts.keys() - {WITHOUT_REPLAY}:
             merged = self._records.merged
             if merged is None or not (merged.added.total() or merged.updated.total()):
                 yield from self._nothing_run_lines(plan)
             if not self._results.has_written():
+                if counts:
+                    yield self._ledger.line()
                 yield from self._problem_lines(plan)
                 return
         seconds = self._tally.running_time.seconds
@@ -146,7 +147,8 @@ class SessionSummary:
         merged = self._records.merged
         if merged is not None and (rows or self._results.has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-            yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+            done = "written back" if self._context.settings.writes else "would be written back (--dry-run)"
+            yield f"{done}: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             for database in self._records.pruned_in:
                 restored = f"`opatlas history {database.path} --restore pruned` brings them back"
                 yield f"pruned rows are in {database.pruned_dir}: {restored}"
@@ -162,7 +164,6 @@ class SessionSummary:
             if merged.repeated:
                 rows_again = pluralize(merged.repeated, "repeated row")
                 yield f"{rows_again}: given the duration of the earlier row of the same signature"
-        yield from self._not_replayable_lines(plan)
         yield from self._error_lines()
         yield from self._gap_lines()
         yield from self._problem_lines(plan)
@@ -181,11 +182,11 @@ class SessionSummary:
         unit = settings.unit
         requested, known = self._requested_rows(), self._collector.known_replays()
         replayable = [table for table in plan.tables.values() if table.kernel_type in known]
-        if missing := requested.without_replay(plan):
-            yield from self._without_replay(plan, missing)
-        elif lines := list(nothing_to_do(requested, plan, settings)):
+        if lines := list(nothing_to_do(requested, plan, settings)):
             yield from lines
-        elif example := next((case for table in replayable for case in table.cases.values()), None):
+        elif not (self._ledger.without_replay or benchmarks_off(self._context.config)) and (
+            example := next((case for table in replayable for case in table.cases.values()), None)
+        ):
             cases = pluralize(plan.cases_of(known), unit)
             near = meant(self._keyword, [table.kernel_type for table in plan.tables.values()])
             yield wrap(f"none of {cases} was selected{near}; -k takes parts of names such as {example}", indent=0)
@@ -198,19 +199,6 @@ class SessionSummary:
             from .models import summary_lines
 
             yield from summary_lines(settings.models, settings.models_folder)
-
-    def _stopped_at_once_lines(self) -> Iterator[str]:
-        yield self._ledger.line()
-        if self._context.settings.read_only:
-            return
-        for each in self._context.databases:
-            try:
-                count = count_run_records(each.database, self._context.run_id)
-                kept = pluralize(count, "record stays", "records stay")
-            except OSError as error:
-                kept = f"the records stay ({error.strerror})"
-            folder = each.database.journal_dir
-            yield f"stopped at once: {kept} in {folder}; the next session on this database merges them"
 
     def _not_run_lines(self, plan: Plan) -> Iterator[str]:
         """Yields how to go on after a session that stopped early."""
@@ -266,14 +254,6 @@ class SessionSummary:
             for gap in outside[:_SHOWN]:
                 captured = f"; captured: {gap.populations}" if gap.populations else ""
                 yield wrap(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}{captured}", indent=2)
-
-    def _not_replayable_lines(self, plan: Plan) -> Iterator[str]:
-        missing = self._results.not_replayable()
-        if missing and not self._keyword:
-            yield from self._without_replay(plan, missing)
-
-    def _without_replay(self, plan: Plan, missing: Counter[str]) -> Iterator[str]:
-        yield from missing_replay_lines(missing, plan.captured_time_us(), self._collector.known_replays())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.combine.provenance import MeasurementOrigin, Provenance
+from opatlas.combine.provenance import MeasurementOrigin, Provenance, captured_elsewhere
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
@@ -20,10 +20,13 @@ from opatlas.implementations.directory import BrokenFiles
 from opatlas.implementations.implementation import Implementation
 from opatlas.model.location import (
     DEFAULT_NPU_DEVICE,
+    ROOT,
+    beside,
     device_kind,
     expect_npu,
     implementation_path,
     public_version,
+    slug,
 )
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.options import given
@@ -47,6 +50,8 @@ class SessionTarget:
         origin: what durations are measured on; for profiles, only what options tell.
         rows_from: the database whose rows are added to this one without durations; None: the rows are there.
         note: what the user should know about the choice of the database; "" if nothing.
+        captures: the database that the user named, which holds captures of another device, so that its rows are
+            measured in this one; None: no such database.
     """
 
     implementation: Implementation
@@ -54,6 +59,7 @@ class SessionTarget:
     origin: MeasurementOrigin
     rows_from: Path | None = None
     note: str = ""
+    captures: Path | None = None
 
 
 class TargetDatabase:
@@ -148,10 +154,18 @@ def targets_of(
     origin = origin_of(config, devices, workload)
     base, note = database_of(config, devices, workload)
     base = absolute_path(base)
+    captures = None
+    if option.database_path and not option.mixed and (captured := captured_elsewhere(Database(base), origin)):
+        home = _beside_captures(base, devices, workload, option.versions)
+        captures, base = (base, home) if home != base.resolve() else (None, base)
+        names = ", ".join(each.device for each in captured)
+        note = f"{captures} was captured on {names}: durations of {devices[0].name or devices[0]} belong into {base}"
+    rows_from = captures if workload.needs_database else None
     targets = []
     for each in usable:
         if each.is_default:
-            targets.append(SessionTarget(each, base, replace(origin, implementation=each.name), note=note))
+            own = replace(origin, implementation=each.name)
+            targets.append(SessionTarget(each, base, own, rows_from, note, captures))
             continue
         path = (
             Database(base).implementation_dir(each.name, each.version)
@@ -162,8 +176,19 @@ def targets_of(
         )
         versions = {**origin.versions, each.name: each.version}
         own = replace(origin, versions=versions, implementation=each.name)
-        targets.append(SessionTarget(each, path, own, rows_from=base))
+        targets.append(SessionTarget(each, path, own, rows_from or base, note if captures else "", captures))
     return targets, lines
+
+
+def _beside_captures(captures: Path, devices: Sequence[DeviceSpec], workload: Workload, versions: Versions) -> Path:
+    """Returns the database of a session's device beside a database with captures of another device."""
+    name = slug(devices[0].name or devices[0].kind)
+    try:
+        place = workload.default_database(name, detect(versions))
+    except OpAtlasError:
+        # The versions of profiled software may be unknown.
+        place = ROOT / name / devices[0].kind / "unknown_versions"
+    return beside(captures, place)
 
 
 def _implementations(

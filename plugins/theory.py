@@ -18,7 +18,7 @@ from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
-from opatlas.model.location import UNNAMED_NPU, default_path, device_kind, expect_npu
+from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, names, positive, removed
 from opatlas.store.csv_files import write_text
@@ -44,6 +44,7 @@ from .xdist import has_replays
 
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
+    from opatlas.theory.models import ModelFacts
     from opatlas.theory.plan import Request
 
 _SHAPES = code_folder("shapes")
@@ -71,8 +72,8 @@ OPTIONS = (
         type=names,
         metavar="MODEL[,MODEL...]",
         default=(),
-        help="take shapes of these models only: names of built-in models, architectures of "
-        "transformers, config.json files (default: the built-in models, and shapes of no model in particular)",
+        help="take shapes of these models only: names of built-in models, config.json files "
+        "(default: the built-in models, and shapes of no model in particular)",
     ),
     declare(
         "--tp-sizes",
@@ -263,13 +264,20 @@ class Theory:
         return any(file is not None and Path(file) == _SHAPES / "conftest.py" for file in files)
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        """Reports the largest number of theory rows, and the time to replay as many, before any is added."""
+        """Reports how models differ, the largest number of theory rows, and the time to replay as many.
+
+        All this before a row is added.
+        """
         option = self._config.option
-        if self._is_worker or not items or option.collectonly or not option.rows or not self._is_requested():
+        if self._is_worker or not items or option.collectonly or not self._is_requested():
             return []
+        models = self.plan.request.targets.models if option.target_models else ()
+        told = [f"{model.name}, with differences: {differs}" for model in models if (differs := _differences(model))]
+        if not option.rows:
+            return [fitted(self._config, f"opatlas: {line}") for line in told]
         most = option.rows * len(items)
         rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
-        told = [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
+        told += [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
         told += [str(self._mapping)] if self._mapping is not None else []
         return [fitted(self._config, f"opatlas: {line}") for line in told]
 
@@ -373,6 +381,11 @@ class Theory:
             terminalreporter.write_line(fitted(self._config, f"coverage: {self._coverage_path}"))
 
 
+def _differences(model: ModelFacts) -> str:
+    stored = () if model.dtype else (f"{model.stored} get rows of other dtypes",)
+    return "; ".join((*stored, *model.differs))
+
+
 def kind_of_database(config: pytest.Config, database: Database) -> str:
     """Returns the kind of device of the database that rows are added to.
 
@@ -386,7 +399,7 @@ def kind_of_database(config: pytest.Config, database: Database) -> str:
     if device:
         return device if device in KINDS else device_kind(device)
     provenance = Provenance(database)
-    kinds: set[str] = {"npu" if name == UNNAMED_NPU else device_kind(name) for name in provenance.captured_on}
+    kinds: set[str] = set(map(device_kind, provenance.captured_on))
     if not kinds and (named := folder_origin(database)) is not None:
         kinds = {named.kind}
     kinds = kinds or {origin.kind for manifest in provenance.manifests.values() for origin in run_origins(manifest)}

@@ -101,7 +101,8 @@ class RowVariables:
     def tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
         """The inputs and outputs; empty where one of their cells is malformed."""
         try:
-            return row_slots({column: self.cell(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)})
+            cells = {column: self.cell(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)}
+            return row_slots(self.kernel_type, cells)
         except CellError:
             return (), ()
 

@@ -72,6 +72,8 @@ class Workload(ABC):
     cache: ClassVar[str]
     #: Whether an empty database is filled with a starter of theory rows.
     has_starter: ClassVar[bool]
+    #: Why --co cannot list the starter of an empty database; "": it can.
+    starter_unlisted: ClassVar[str] = ""
     #: Whether the database gets a mapping of operators (op_mapping.yaml) on NPUs.
     has_op_mapping: ClassVar[bool]
     #: Whether rows run in one worker of xdist for each device.
@@ -225,6 +227,7 @@ class SuiteWorkload(ListedWorkload):
     name: str = ""
 
     unit = "case"
+    starter_unlisted = "without --co the session first lists the cases of the suite, which takes minutes"
     keeps_starter = True
     counts_missing = True
 

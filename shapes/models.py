@@ -1,196 +1,119 @@
-"""The models that OpAtlas knows without further packages. The numbers are those of each model's config.json."""
+"""The models that OpAtlas knows by their names. The numbers are those of each model's config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from opatlas.theory.models import (
-    Indexer,
-    Latent,
-    ModelFacts,
-    RoutedExperts,
-    Weight,
-    lm_head,
+from opatlas.theory.config_json import read_config
+from opatlas.theory.models import ModelFacts
+
+# Published in FP8, which --dtype FLOAT8_E4M3FN gives; rows of BF16 are far more.
+DEEPSEEK_V3 = replace(
+    read_config(
+        "deepseek-ai/DeepSeek-V3",
+        {
+            "model_type": "deepseek_v3",
+            "num_hidden_layers": 61,
+            "first_k_dense_replace": 3,
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "num_attention_heads": 128,
+            "vocab_size": 129280,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "moe_intermediate_size": 2048,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "num_nextn_predict_layers": 1,
+            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        },
+    ),
+    dtype="BF16",
 )
-
-
-def feed_forward(hidden: int, width: int, layers: int, prefix: str = "") -> tuple[Weight, ...]:
-    """Returns the fused gate and up projection and the down projection."""
-    return (
-        Weight(f"{prefix}gate_up", (width, width), hidden, "outputs", calls=layers),
-        Weight(f"{prefix}down", (hidden,), width, "inputs", calls=layers),
-    )
-
-
-def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: int, layers: int) -> tuple[Weight, ...]:
-    """Returns the fused projection of queries, keys and values, and the output projection."""
-    kv = kv_heads * head_dim
-    return (
-        Weight("qkv", (heads * head_dim, kv, kv), hidden, "outputs", least=head_dim, calls=layers),
-        Weight("o_proj", (hidden,), heads * head_dim, "inputs", calls=layers),
-    )
-
-
-def latent_attention(hidden: int, heads: int, latent: Latent, layers: int) -> tuple[Weight, ...]:
-    """Returns the projections of multi-head latent attention.
-
-    Every device has the compressions. Engines compute both in one product, or one after the other.
-    """
-    down = latent.kv_lora + latent.rope
-    return (
-        Weight("q_a", (latent.q_lora,), hidden, "nothing", calls=layers),
-        Weight("kv_a", (down,), hidden, "nothing", calls=layers),
-        Weight("q_kv_a", (latent.q_lora, down), hidden, "nothing", calls=layers),
-        Weight("q_b", (heads * (latent.nope + latent.rope),), latent.q_lora, "outputs", calls=layers),
-        Weight("kv_b", (heads * (latent.nope + latent.value),), latent.kv_lora, "outputs", calls=layers),
-        Weight("o_proj", (hidden,), heads * latent.value, "inputs", calls=layers),
-    )
-
-
-def _dense(
-    name: str,
-    *,
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocab: int,
-    head_norms: bool = False,
-) -> ModelFacts:
-    weights = (
-        *grouped_query_attention(hidden, heads, kv_heads, head_dim, layers),
-        *feed_forward(hidden, intermediate, layers),
-        lm_head(vocab, hidden),
-    )
-    return ModelFacts(name, hidden, intermediate, heads, kv_heads, head_dim, vocab, weights, head_norms)
-
-
-def _latent_experts(
-    name: str,
-    *,
-    layers: int,
-    dense_layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: int,
-    vocab: int,
-    latent: Latent,
-    experts: RoutedExperts,
-    indexer: Indexer | None = None,
-) -> ModelFacts:
-    indexer_weights = (
-        ()
-        if indexer is None
-        else (
-            Weight("indexer_q", (indexer.heads * indexer.head_dim,), latent.q_lora, "nothing", calls=layers),
-            Weight("indexer_k", (indexer.head_dim,), hidden, "nothing", calls=layers),
-            Weight("indexer_weights", (indexer.heads,), hidden, "nothing", calls=layers),
-        )
-    )
-    weights = (
-        *latent_attention(hidden, heads, latent, layers),
-        *indexer_weights,
-        *feed_forward(hidden, intermediate, dense_layers),
-        *feed_forward(hidden, experts.shared, layers - dense_layers, "shared_"),
-        Weight("router", (experts.count,), hidden, "nothing", calls=layers - dense_layers),
-        lm_head(vocab, hidden),
-    )
-    return ModelFacts(
-        name,
-        hidden,
-        intermediate,
-        heads,
-        heads,
-        latent.nope + latent.rope,
-        vocab,
-        weights,
-        latent=latent,
-        indexer=indexer,
-        experts=experts,
-    )
-
-
-DEEPSEEK_V3 = _latent_experts(
-    "deepseek-ai/DeepSeek-V3",
-    layers=61,
-    dense_layers=3,
-    hidden=7168,
-    intermediate=18432,
-    heads=128,
-    vocab=129280,
-    latent=Latent(q_lora=1536, kv_lora=512, nope=128, rope=64, value=128),
-    experts=RoutedExperts(256, 2048, 8, shared=2048),
-)
-QWEN3_32B = _dense(
+QWEN3_32B = read_config(
     "Qwen/Qwen3-32B",
-    layers=64,
-    hidden=5120,
-    intermediate=25600,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    vocab=151936,
-    head_norms=True,
+    {
+        "model_type": "qwen3",
+        "num_hidden_layers": 64,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
 )
-LLAMA_3_70B = _dense(
+LLAMA_3_70B = read_config(
     "meta-llama/Meta-Llama-3-70B",
-    layers=80,
-    hidden=8192,
-    intermediate=28672,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    vocab=128256,
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
 )
 #: Every layer has routed experts, and no shared one.
-QWEN3_30B_A3B = ModelFacts(
+QWEN3_30B_A3B = read_config(
     "Qwen/Qwen3-30B-A3B",
-    hidden=2048,
-    intermediate=0,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    vocab=151936,
-    weights=(
-        *grouped_query_attention(2048, heads=32, kv_heads=4, head_dim=128, layers=48),
-        Weight("router", (128,), 2048, "nothing", calls=48),
-        lm_head(151936, 2048),
-    ),
-    head_norms=True,
-    experts=RoutedExperts(128, 768, 8),
+    {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "num_experts": 128,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+    },
 )
-
-
-def _glm_5(name: str) -> ModelFacts:
-    return _latent_experts(
-        name,
-        layers=78,
-        dense_layers=3,
-        hidden=6144,
-        intermediate=12288,
-        heads=64,
-        vocab=154880,
-        latent=Latent(q_lora=2048, kv_lora=512, nope=192, rope=64, value=256),
-        experts=RoutedExperts(256, 2048, 8, shared=2048),
-        indexer=Indexer(heads=32, head_dim=128, top_k=2048),
-    )
-
-
-GLM_5_1 = _glm_5("zai-org/GLM-5.1")
-GLM_5_2 = _glm_5("zai-org/GLM-5.2")
+_GLM_5 = {
+    "model_type": "glm_moe_dsa",
+    "num_hidden_layers": 78,
+    "first_k_dense_replace": 3,
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "num_attention_heads": 64,
+    "vocab_size": 154880,
+    "q_lora_rank": 2048,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_routed_experts": 256,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+    "num_nextn_predict_layers": 1,
+}
+GLM_5_1 = read_config("zai-org/GLM-5.1", _GLM_5)
+#: 21 layers select keys, and the others take theirs.
+GLM_5_2 = read_config("zai-org/GLM-5.2", {**_GLM_5, "index_topk_freq": 4, "index_skip_topk_offset": 3})
 #: The model of the starter database, which is small.
-QWEN3_0_6B = _dense(
+QWEN3_0_6B = read_config(
     "Qwen/Qwen3-0.6B",
-    layers=28,
-    hidden=1024,
-    intermediate=3072,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    vocab=151936,
-    head_norms=True,
+    {
+        "model_type": "qwen3",
+        "num_hidden_layers": 28,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
 )
 
 #: The models of theory rows by default.

@@ -52,15 +52,14 @@ LAYERS = (
 )
 #: Seconds to import, and what a `--help` or a report has no use for.
 HEAVY = frozenset({"torch", "torch_npu", "transformers"})
-#: The parts of the library that may import torch; of theory rows only one file, which looks into a model's code.
-MODEL_LOADER = "opatlas.theory.architectures"
+#: The parts of the library that may import torch.
 WITH_TORCH = (
     *("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas.instruments", "opatlas.collectives"),
     *("opatlas.suites.case", "opatlas.suites.lister", "opatlas.suites.operators", "opatlas.suites.opinfo"),
     *("opatlas.suites.candidate", "opatlas.suites.override", "opatlas.suites.suite_replay"),
     "opatlas.suites.trace_call",
 )
-WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder", MODEL_LOADER)
+WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder")
 #: They add options to pytest, or run it.
 WITH_PYTEST = ("opatlas.collectives.options", "opatlas.engine.expert_parallel", "opatlas.cli.sessions")
 #: A name that is imported when it is needed ("opatlas.devices.cpu:CpuDevice").
@@ -300,7 +299,7 @@ def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
         ("opatlas.store.csv_files", "import pytest", "does without pytest"),
         ("opatlas.plugins.plan", "def f():\n    import torch.nn", "only the parts that run on a device"),
         ("opatlas.theory.space", "def f():\n    import torch", "only the parts that run on a device"),
-        (MODEL_LOADER, "import transformers", "only the parts that run on a device"),
+        ("opatlas.doctor", "import transformers", "only the parts that run on a device"),
         ("opatlas.engine.runner", "from tests.support import sessions", "is not installed"),
     ],
 )

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from captures import launch, write_capture
+from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
 from opatlas.errors import OpAtlasError, UsageError
@@ -35,6 +37,40 @@ def test_help_names_every_command_and_what_it_does() -> None:
     for name, known in command.COMMANDS.items():
         assert name in done.stdout
         assert known.about in done.stdout
+
+
+@pytest.mark.parametrize("path", ["d" * 300, "a/" * 2500], ids=["name", "path"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show PATH",
+        "combine PATH x",
+        "query PATH Abs 4",
+        "history PATH Abs",
+        "compare PATH x",
+        "compare PATH@HEAD",
+        "check PATH",
+    ],
+)
+def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
+    words: str, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert command.main(words.replace("PATH", path).split()) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert path[:50] in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("option", ["--database-path", "--tasks", "--implementation"])
+def test_a_session_refuses_such_a_path_as_wrong_usage(option: str) -> None:
+    words = ["bench", option, "d" * 300, "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert option in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize(
@@ -259,3 +295,19 @@ def test_a_file_of_the_checkout_is_all_that_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "RmsNorm" in done.stdout
     assert "MatMul" not in done.stdout
+
+
+@pytest.mark.parametrize("broken", ["from no_such_package import formulas", "def broken(:", "raise RuntimeError('no')"])
+def test_a_replay_that_cannot_be_imported_is_named_and_costs_no_command(tmp_path: Path, broken: str) -> None:
+    checkout = ScratchCheckout(tmp_path / "checkout")
+    (checkout.folder / "bench" / "test_mine.py").write_text(f"{broken}\n")
+    capture = tmp_path / "kernel_details.csv"
+    write_capture(capture, [launch(type="Mine"), launch(type="Add")])
+    made = checkout.run(f"opatlas ingest --profiling-path {capture} --database-path {tmp_path}/DB")
+    assert made.returncode == 0, made.stdout
+    assert sorted(path.stem for path in (tmp_path / "DB").glob("*.csv")) == ["Add", "Mine"]
+    checked = checkout.run(f"opatlas check {tmp_path}/DB")
+    for output in (made.stdout, checked.stdout):
+        assert "Traceback" not in output
+        assert str(checkout.folder / "bench" / "test_mine.py") in output.replace("\n", "")
+    assert " passed" in checked.stdout

@@ -25,7 +25,6 @@ from opatlas.model.schema import (
     POOLED_MEDIAN,
     is_file_name,
 )
-from opatlas.query.result import measured_half_widths
 from opatlas.query.stored_rows import StoredRows
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
@@ -150,7 +149,7 @@ def _stored(row: CalibrationRow, stored: StoredRows, position: int) -> Calibrati
 
 
 def _half_widths(stored: StoredRows) -> Floats:
-    return measured_half_widths(stored.std_us, stored.samples, stored.duration_us, stored.machine_floors)
+    return stored.half_widths(stored.machine_floors)
 
 
 @dataclass(frozen=True)
@@ -213,9 +212,10 @@ def _candidates(folder: Path, kernel_type: str) -> Iterable[_Candidate]:
     columns = zip(stored.cells(CACHE_STATE), stored.cells(INSTRUMENT), strict=True)
     for position, conditions in enumerate(columns):
         duration_us = float(stored.duration_us[position])
-        is_known = all(conditions) and stored.run_id[position]
+        found = stored.found[position]
+        is_known = all(conditions) and found.run_id and not (found.noisy or found.lost)
         if is_known and duration_us <= _LONGEST_US and half_widths[position] <= _WIDEST:
-            size = row_bytes(stored.frame.iloc[position].to_dict())
+            size = row_bytes(kernel_type, stored.frame.iloc[position].to_dict())
             if size is not None and size <= _LARGEST_BYTES:
                 half_width = float(half_widths[position])
                 yield _Candidate(kernel_type, stored.case_id(position), duration_us, half_width, conditions)

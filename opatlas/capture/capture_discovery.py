@@ -11,13 +11,14 @@ import re
 import shlex
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from opatlas.capture.manifest import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
+from opatlas.store.header import expect_columns, read_header
 
 _BLOCK_BYTES = 1 << 20
 _BESIDE = "op_summary files beside kernel_details, usually of the same launches"
@@ -25,6 +26,10 @@ _EARLIER = "op_summary files of earlier exports"
 _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as CSV"
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
+#: What torch_npu.profiler exports with export_type Db.
+_DATABASE = re.compile(r"(ascend_pytorch_profiler|msprof).*\.db", re.IGNORECASE)
+_OF_TORCH_NPU = ("ASCEND_PROFILER_OUTPUT", "FRAMEWORK")
+_ANALYSE = "`torch_npu.profiler.profiler.analyse({!r}, export_type='text')`"
 _OUTPUT = "mindstudio_profiler_output"
 
 
@@ -50,6 +55,11 @@ def find_captures(path: Path) -> list[Path]:
                 *unparsed_beside(path, ()),
                 *(f"{what}: {other}" for what, others in skipped_files(path, ()) for other in others),
             ]
+            if _is_database(path):
+                raise OpAtlasError(
+                    f"{path}: a database of OpAtlas, and no capture: name the folder that the profiler wrote; "
+                    f"`opatlas show` and `opatlas query` read a database, and `opatlas combine` joins two"
+                )
             nothing = f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it"
             raise OpAtlasError(
                 "\n".join([nothing, *problems])
@@ -78,13 +88,47 @@ def skipped_files(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[
 
 
 def unparsed_beside(path: Path, captures: Sequence[Path]) -> list[str]:
-    """Returns a sentence for each msprof profile below a folder that has no op_summary file.
+    """Returns a sentence for each result of a profiler at or below a folder that no capture is of, with the remedy.
 
-    Returns nothing where the captures are kernel_details: torch_npu.profiler keeps such profiles beside its files.
+    These are results of torch_npu.profiler that nobody analysed or that have only a database, and msprof profiles
+    without an op_summary file. torch_npu.profiler keeps such profiles beside its kernel_details.
     """
-    if not path.is_dir() or any(_is_capture_name(capture.name) for capture in captures):
+    if not path.is_dir():
         return []
-    return unparsed_profiles(path, captures)
+    results = [each for each in sorted({path, *path.rglob("*/")}) if _is_result_of_torch_npu(each)]
+    databases = sorted(files_below(path, lambda name: _DATABASE.fullmatch(name) is not None))
+    problems = []
+    for result in results:
+        if not any(result in file.parents for file in captures):
+            database = next((file for file in databases if result in file.parents), None)
+            what = f"only a database ({database.name})" if database else "raw data that was not analysed"
+            problems.append(f"{result}: {what}: run {_ANALYSE.format(str(result))}, where CANN is installed")
+    if not captures:
+        problems += [
+            f"{file}: a database of a profiler, which OpAtlas does not read: run "
+            f"{_ANALYSE.format(str(file.parent))} on the folder that the profiler wrote, where CANN is installed"
+            for file in databases
+            if not any(result in file.parents for result in results)
+        ]
+    of_torch_npu = {*results, *(parent for file in captures if _is_capture_name(file.name) for parent in file.parents)}
+    return [*problems, *unparsed_profiles(path, captures, of_torch_npu)]
+
+
+def _is_result_of_torch_npu(folder: Path) -> bool:
+    return folder.is_dir() and (
+        folder.name.endswith("_ascend_pt") or any((folder / name).is_dir() for name in _OF_TORCH_NPU)
+    )
+
+
+def _is_database(path: Path) -> bool:
+    """Returns whether a CSV in a folder has the columns of a database."""
+    for file in sorted(path.glob("[!.]*.csv")):
+        try:
+            expect_columns(file, read_header(file).names)
+        except TableError:
+            continue
+        return True
+    return False
 
 
 def _is_other_file_of_capture(name: str) -> bool:
@@ -184,8 +228,12 @@ def profile_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("PROF_*") if path.is_dir())
 
 
-def unparsed_profiles(folder: Path, files: Sequence[Path]) -> list[str]:
-    """Returns a sentence for each msprof profile at or below a folder without one of the op_summary files."""
+def unparsed_profiles(folder: Path, files: Sequence[Path], raw_data_of: Collection[Path] = ()) -> list[str]:
+    """Returns a sentence for each msprof profile at or below a folder without one of the op_summary files.
+
+    Args:
+        raw_data_of: folders whose profiles are left out.
+    """
     profiles = profile_folders(folder)
     # The folder itself may be a profile under another name.
     if not profiles and (folder / "host").is_dir():
@@ -194,7 +242,7 @@ def unparsed_profiles(folder: Path, files: Sequence[Path]) -> list[str]:
         f"{profile}: a profile without op_summary*.csv: export it with "
         f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}`, where CANN is installed"
         for profile in profiles
-        if not any(profile in file.parents for file in files)
+        if profile.parent not in raw_data_of and not any(profile in file.parents for file in files)
     ]
 
 

@@ -6,6 +6,7 @@ of metrics, names in any case.
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import re
@@ -59,8 +60,17 @@ def _key(name: str) -> str:
     return "".join(name.split()).lower()
 
 
+_UNITS = re.compile(r"\((ns|us|ms|s)\)\Z")
+
+
+def _is_descriptive(name: str) -> bool:
+    """Returns whether a column describes a launch, with any unit or none: CANN 6 writes `Task Start Time`."""
+    return _UNITS.sub("", _key(name)) in _DESCRIPTIVE_KEYS
+
+
 #: Columns by their names in lower case without blanks: tools that rewrite captures may change the spelling.
 _BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
+_DESCRIPTIVE_KEYS = frozenset(_UNITS.sub("", _key(name)) for name in _DESCRIPTIVE)
 #: Least similarity of names. `Duration(ns)` and `Duration(us)` have 0.92, `Total Time(us)` has 0.38.
 _ALIKE = 0.75
 _COLUMNS_SHOWN = 8
@@ -121,7 +131,7 @@ def read_capture_header(path: Path) -> CaptureHeader:
         raise TableError(path, f"no column {', '.join(map(repr, missing))}", LEVEL_0_REMEDY, line=1)
     # The profiler writes the counters last, for every group of metrics.
     tail = names[names.index(CONTEXT_ID) + 1 :] if CONTEXT_ID in names else names
-    counters = tuple(name for name in tail if name not in _DESCRIPTIVE and name)
+    counters = tuple(name for name in tail if name and not _is_descriptive(name))
     return CaptureHeader(tuple(names), text, duration, counters)
 
 
@@ -164,6 +174,8 @@ _LINE_BYTES = 64 << 20
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3}){2,}")
 #: A file with more malformed rows has a wrong header.
 _MALFORMED_LIMIT = 10_000
+#: What stands for bytes that are not UTF-8.
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _AGAIN = "Take the capture again"
 
 
@@ -299,7 +311,7 @@ class Capture:
 
     def _parse_block(self, first_line: int, block: bytes) -> Chunk:
         malformed: list[MalformedRow] = []
-        text, no_text = _without_invalid_lines(block)
+        text, no_text = self._readable_lines(block)
 
         def reject(row: pa.csv.InvalidRow) -> str:
             extra_lines = sum(bad.lines - 1 for bad in malformed)
@@ -325,6 +337,32 @@ class Capture:
             malformed=_in_order(malformed, [first_line + number for number in no_text]),
         )
 
+    def _readable_lines(self, block: bytes) -> tuple[bytes, list[int]]:
+        """Returns a block as UTF-8, and the numbers of the lines that are left out for it, counted from 0.
+
+        A line with other bytes stays if these are in cells that are not used, such as the name of a launch in GBK.
+        """
+        if block.isascii():
+            return block, []
+        try:
+            block.decode()
+            return block, []
+        except UnicodeDecodeError:
+            kept, left_out = [], []
+        used = [self.header.names.index(name) for name in self._types]
+        for number, line in enumerate(block.split(b"\n")):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                text = line.decode(errors="replace")
+                cells = next(csv.reader([text]))
+                if len(cells) != len(self.header.names) or any(_UNREADABLE in cells[index] for index in used):
+                    left_out.append(number)
+                    continue
+                line = text.encode()
+            kept.append(line)
+        return b"\n".join(kept), left_out
+
     def _table(self, first_line: int, text: bytes, reject: Callable[[pa.csv.InvalidRow], str]) -> pa.Table:
         if not text:
             return pa.table({name: pa.array([], type=type_) for name, type_ in self._types.items()})
@@ -343,24 +381,6 @@ class Capture:
             if "conversion error to double" in str(error):
                 raise NotNumericError from None
             raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
-
-
-def _without_invalid_lines(block: bytes) -> tuple[bytes, list[int]]:
-    """Returns a block without the lines that are not UTF-8, and the numbers of these lines, counted from 0."""
-    if block.isascii():
-        return block, []
-    kept, left_out = [], []
-    try:
-        block.decode()
-    except UnicodeDecodeError:
-        for number, line in enumerate(block.split(b"\n")):
-            try:
-                line.decode()
-                kept.append(line)
-            except UnicodeDecodeError:
-                left_out.append(number)
-        return b"\n".join(kept), left_out
-    return block, []
 
 
 def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tuple[MalformedRow, ...]:

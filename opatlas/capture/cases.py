@@ -32,7 +32,7 @@ from opatlas.capture.manifest import (
     samples_path,
 )
 from opatlas.errors import TableError
-from opatlas.model.quality import Summary, summarize
+from opatlas.model.quality import LONGEST_US, Summary, summarize
 from opatlas.progress import Progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, ingest_paths
@@ -247,7 +247,8 @@ class _IngestPart:
         self.run_id = run_id
         self.cells = line.cells
         self.sources = line.sources
-        self.durations_us = array("d", line.durations_us)
+        # An older OpAtlas stored the durations of wrapped counters.
+        self.durations_us = array("d", [us for us in line.durations_us if us <= LONGEST_US])
         self._names = _same(tuple(line.counters))
         self._sums = array("d", [total for total, _ in line.counters.values()])
         self._counts = array("q", [count for _, count in line.counters.values()])
@@ -350,8 +351,8 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
                 continue
             if line.replaced:
                 parts.replaced = True
-            else:
-                parts.parts.append(_IngestPart(ingests[number].manifest.run_id, line))
+            elif (part := _IngestPart(ingests[number].manifest.run_id, line)).durations_us:
+                parts.parts.append(part)
                 parts.position = number, position
         if ingests[number].manifest.replace:
             for key in seen:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from opatlas.capture.capture_reader import TYPE, Capture, Chunk
 from opatlas.errors import CellError
 from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
+from opatlas.model.quality import LONGEST_US
 from opatlas.model.schema import (
     ACCELERATOR_CORE,
     BASE,
@@ -53,9 +54,13 @@ class SkipReason(Enum):
     NO_INPUT_SHAPES = "no input shapes (N/A)"
     NO_KERNEL_TYPE = "kernel type not recorded"
     INVALID_DURATION = "duration not a number above zero"
+    IMPOSSIBLE_DURATION = "duration of more than an hour, which no launch takes (a counter that wrapped)"
     MALFORMED = "malformed rows"
     BAD_DIMENSION = "a dimension that is no whole number"
     BAD_KERNEL_TYPE = "a kernel type that cannot name a file"
+
+
+_SHAPELESS = (SkipReason.NO_INPUT_SHAPES, SkipReason.NO_KERNEL_TYPE)
 
 
 @dataclass
@@ -64,6 +69,9 @@ class LaunchCounts:
 
     Attributes:
         invalid_durations: file, line and text of the first duration of each file that is empty, N/A or zero.
+        impossible_durations: the same of the first that is too long.
+        shapeless: launches without input shapes or kernel type, which are left out, by the profiler's kernel type.
+        shapeless_us, ingested_us: device time of these launches, and of the ingested ones.
     """
 
     rows: int = 0
@@ -71,6 +79,10 @@ class LaunchCounts:
     left_out: Counter[SkipReason] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
     invalid_durations: list[str] = field(default_factory=list)
+    impossible_durations: list[str] = field(default_factory=list)
+    shapeless: Counter[str] = field(default_factory=Counter)
+    shapeless_us: Counter[str] = field(default_factory=Counter)
+    ingested_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,11 +152,13 @@ class CaptureLaunches:
     def _add(self, chunk: Chunk) -> None:
         groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
         numbers, left_out = self._groups_of_chunk(chunk, groups, first)
-        valid = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+        valid = (chunk.duration_us > 0) & (chunk.duration_us <= LONGEST_US)
         accepted = np.array([reason is None for reason in left_out], dtype=bool)[groups]
         self._add_invalid(chunk, accepted & ~valid)
         accepted &= valid
         self.account.ingested += int(np.count_nonzero(accepted))
+        times_us = np.bincount(groups, weights=np.where(valid, chunk.duration_us, 0.0), minlength=len(first))
+        self._add_times(times_us.tolist(), np.bincount(groups, minlength=len(first)).tolist(), numbers.tolist())
         which = numbers[groups]
         everything = bool(accepted.all())
         self._which.append(which if everything else which[accepted])
@@ -152,8 +166,26 @@ class CaptureLaunches:
         self._add_counters(chunk, groups, len(first), numbers, accepted)
         self._add_malformed(chunk)
 
+    def _add_times(self, times_us: list[float], sizes: list[int], numbers: list[int]) -> None:
+        """Adds the device time of each group of a chunk to the account."""
+        for time_us, size, number in zip(times_us, sizes, numbers, strict=True):
+            group = self._groups[number]
+            if group.left_out is None:
+                self.account.ingested_us += time_us
+            elif group.left_out in _SHAPELESS and any(group.cells.values()):
+                name = group.kernel_type or "(no kernel type)"
+                self.account.shapeless[name] += size
+                self.account.shapeless_us[name] += time_us  # type: ignore[assignment]
+
     def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
         """Counts rows with an invalid duration; reports durations with text, and the first empty or zero one."""
+        too_long = np.flatnonzero(invalid & np.isfinite(chunk.duration_us) & (chunk.duration_us > LONGEST_US))
+        self.account.left_out[SkipReason.IMPOSSIBLE_DURATION] += len(too_long)
+        if len(too_long) and not self.account.impossible_durations:
+            row = int(too_long[0])
+            place = f"{self.path}:{chunk.line_of(row)}"
+            self.account.impossible_durations.append(f"{place}: {float(chunk.duration_us[row]):,.6g} us")
+        invalid[too_long] = False
         rows = np.flatnonzero(invalid)
         self.account.left_out[SkipReason.INVALID_DURATION] += len(rows)
         for row in rows.tolist():
@@ -182,12 +214,13 @@ class CaptureLaunches:
             numbers[group] = number
             reason = self._groups[number].left_out
             left_out.append(reason)
+            size = sizes[group]
             if not any(key):
                 # A blank line is not a row of the capture.
-                continue
-            self.account.rows += sizes[group]
+                size = sum(bool(chunk.duration_text(row)) for row in np.flatnonzero(groups == group).tolist())
+            self.account.rows += size
             if reason is not None:
-                self.account.left_out[reason] += sizes[group]
+                self.account.left_out[reason] += size
             for word in self._groups[number].unknown_dtypes:
                 self.account.unknown_dtypes[word] += sizes[group]
         return numbers, left_out
@@ -231,7 +264,10 @@ class CaptureLaunches:
         for bad in chunk.malformed:
             included = f", an open quote includes {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
             fields = f"{bad.fields} fields where the header has {columns} columns{included}"
-            self._report(bad.line, "not UTF-8" if bad.fields is None else fields)
+            if bad.fields is None:
+                self._report(bad.line, "not UTF-8", "save the file as UTF-8, then ingest it again")
+            else:
+                self._report(bad.line, fields)
             self.account.rows += bad.lines
             self.account.left_out[SkipReason.MALFORMED] += bad.lines
 

@@ -27,6 +27,7 @@ from opatlas.model.same_case import canonical_form
 from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL
 from opatlas.model.siblings import MATMUL_FAMILY, siblings
 from opatlas.model.signature import signature, signatures
+from opatlas.store.database import Database
 
 #: Profiles do not tell whether the cache was flushed between launches.
 CACHE_UNKNOWN = "unknown"
@@ -190,6 +191,7 @@ class ProfileMatcher:
         ep_size: number of devices that shared the experts in the profiled run; None if unknown.
         """
         self.profile = profile
+        self._no_sample = f"no sample in {profile.root.name}"
         self._ep_size = "" if ep_size is None else str(ep_size)
         self._tables = {kernel_type: _SignatureIndex.of(kernel_type, known) for kernel_type, known in rows.items()}
 
@@ -212,10 +214,14 @@ class ProfileMatcher:
             return RowSamples(_measurement(own[tensors]), _BY_TENSORS)
         borrowed = self._of_family(kernel_type, row_signature, cells)
         if borrowed is None:
-            return f"no sample in {self.profile.root.name}"
+            return self._no_sample
         if row_signature in table.measured:
             return f"no sample of {kernel_type} in {self.profile.root.name}; it was measured before"
         return borrowed
+
+    def has(self, kernel_type: str, cells: Mapping[str, str]) -> bool:
+        """Returns whether the profile has launches that may be of a row, whether or not the row gets them."""
+        return self.of_row(kernel_type, cells) != self._no_sample
 
     def _of_ep_size(self, cells: Mapping[str, str], case: CaptureCase, known: frozenset[str]) -> RowSamples | str:
         """Returns the samples with a row's tensors, if the profiled run had its EP Size; otherwise the reason.
@@ -274,6 +280,31 @@ class ProfileMatcher:
                 if form is not None and not any(text in table.exact for table in tables):
                     found.setdefault(form, []).append((kernel_type, text, launches))
         return found
+
+
+def fits(profile: Profile, database: Database) -> bool:
+    """Returns whether a profile has launches of a row of a database.
+
+    Returns:
+        True also for a database without rows, and where a file that cannot be read may have such rows.
+    """
+    rows: dict[str, DatabaseRows] = {}
+    names = database.kernel_types()
+    for name in names:
+        family = {name, *siblings(name), *(MATMUL_FAMILY if name in MATMUL_FAMILY else ())}
+        if family.isdisjoint(profile.cases):
+            continue
+        try:
+            frame = database.read(name).frame
+        except TableError:
+            return True
+        rows[name] = DatabaseRows({column: frame[column].tolist() for column in frame.columns}, frozenset())
+    matcher = ProfileMatcher(profile, rows)
+    return not names or any(
+        matcher.has(name, dict(zip(table.cells, cells, strict=True)))
+        for name, table in rows.items()
+        for cells in zip(*table.cells.values(), strict=True)
+    )
 
 
 _NONE = CaptureCases("", {})

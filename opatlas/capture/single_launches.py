@@ -10,6 +10,7 @@ from pathlib import Path
 
 from opatlas.capture.capture_reader import TYPE, read_capture_header
 from opatlas.errors import TableError
+from opatlas.model.quality import LONGEST_US
 from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.model.slots import EMPTY_WORDS, strip_quotes
 
@@ -101,11 +102,13 @@ def read_launches(path: Path) -> Launches:
                 problems.append(f"{path}:{lines.line_num}: {len(cells)} of {len(header.names)} columns: left out")
                 continue
             try:
+                if (duration_us := float(cells[duration])) > LONGEST_US:
+                    raise ValueError(f"{cells[duration].strip()!r} us is more than an hour, which no launch takes")
                 launches.append(
                     Launch(
                         device="" if device is None else cells[device].strip(),
                         start_ns=_nanoseconds(cells[position[start]]),
-                        duration_us=float(cells[duration]),
+                        duration_us=duration_us,
                         kernel_type=cells[kernel_type].strip(),
                         cells={column: strip_quotes(cells[index]) for column, index in base},
                         counters={

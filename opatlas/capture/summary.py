@@ -21,14 +21,13 @@ from opatlas.capture.manifest import manifest_path
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, RUNTIME_PREFIX
+from opatlas.model.siblings import suggest_spelling
 from opatlas.model.signature import column_cells
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.text import count_lines, parse_whole, percent_text, pluralize, shorten, suggest, unknown_dtype_lines, wrap
+from opatlas.text import count_lines, parse_whole, percent_text, pluralize, shorten, unknown_dtype_lines, wrap
 
 _TYPES_SHOWN = 8
-#: Least similarity of two names of a kernel in different versions, such as MatMul and MatMulV2.
-_SAME_KERNEL = 0.8
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
 _LENGTHS = f"{RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values"
@@ -55,6 +54,7 @@ def ingest_summary(
     if done.files:
         lines += ["", *_counts(done)] if lines else _counts(done)
         lines += _left_out(done.account)
+        lines += shapeless_lines(done.account)
         lines += unknown_dtype_lines(done.account.unknown_dtypes)
         lines += _attention(done.attention)
     lines += _population_lines(done.outcome.mixed)
@@ -83,6 +83,11 @@ def captures_as_json(done: IngestResult) -> dict[str, object]:
         "rows": account.rows,
         "ingested": account.ingested,
         "left_out": {reason.value: count for reason, count in account.left_out.items()},
+        "without_shapes": {
+            name: {"launches": count, "duration_us": account.shapeless_us[name]}
+            for name, count in account.shapeless.items()
+        },
+        "ingested_us": account.ingested_us,
         "unknown_dtypes": account.unknown_dtypes,
         "kernel_types": sorted(outcome.kernel_types),
         "new": outcome.new,
@@ -148,9 +153,30 @@ def _left_out(account: LaunchCounts) -> list[str]:
     for reason, count in account.left_out.most_common():
         if count:
             lines.append(f"{count:>10,}   {reason.value}")
-            if reason is SkipReason.INVALID_DURATION and account.invalid_durations:
-                lines.append(f"             the first: {account.invalid_durations[0]}")
+            named = {
+                SkipReason.INVALID_DURATION: account.invalid_durations,
+                SkipReason.IMPOSSIBLE_DURATION: account.impossible_durations,
+            }
+            lines += [f"             the first: {first}" for first in named.get(reason, ())[:1]]
     return lines
+
+
+def shapeless_lines(account: LaunchCounts) -> list[str]:
+    """Returns a line about the kernel types without input shapes, the longest device time first."""
+    if not account.shapeless:
+        return []
+    total = account.ingested_us + account.shapeless_us.total()
+
+    def share(time_us: float) -> str:
+        return percent_text(time_us / total) if total else "0 %"
+
+    order = sorted(account.shapeless, key=lambda name: (-account.shapeless_us[name], name))
+    named = [f"{name} {account.shapeless[name]:,} ({share(account.shapeless_us[name])})" for name in order]
+    more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []
+    launches = pluralize(account.shapeless.total(), "launch", "launches")
+    count = f"{launches} of {pluralize(len(order), 'kernel type')}, {share(account.shapeless_us.total())}"
+    listed = ", ".join([*named[:_TYPES_SHOWN], *more])
+    return [wrap(f"without shapes: {count} of the captured device time: {listed}", indent=0)]
 
 
 def _attention(attention: Sequence[Bundle]) -> list[str]:
@@ -365,7 +391,7 @@ def missing_replay_lines(
 
     order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
     named = [
-        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{suggest(name, replayed, least=_SAME_KERNEL)}"
+        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{suggest_spelling(name, replayed)}"
         for name in order[:_TYPES_SHOWN]
     ]
     more = [f"{len(order) - _TYPES_SHOWN} more"] if len(order) > _TYPES_SHOWN else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import shutil
 from collections import Counter
@@ -24,6 +23,7 @@ import ijson
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import BROKEN_GZIP
+from opatlas.model.quality import LONGEST_US
 
 #: Time stamps have some twenty digits.
 MOST_DIGITS = 1000
@@ -359,7 +359,7 @@ class TableWriter:
 
 def _is_duration(text: str) -> bool:
     try:
-        return 0 <= float(text) < math.inf
+        return 0 <= float(text) <= LONGEST_US
     except ValueError:
         return False
 

@@ -12,7 +12,7 @@ overview.py             the contents of a database in numbers
 from __future__ import annotations
 
 from opatlas.checks.check import Check
-from opatlas.checks.duration_checks import BELOW_ROOFLINE, CAPTURES, MONOTONE, NOISY, SPIKES
+from opatlas.checks.duration_checks import BELOW_ROOFLINE, CAPTURES, MEANS, MONOTONE, NOISY, SPIKES
 from opatlas.checks.op_mapping_checks import OP_MAPPING, OP_MAPPING_ROWS
 from opatlas.checks.row_checks import DUPLICATES, IMPOSSIBLE, ORIGINS, STATUSES, UNREADABLE
 from opatlas.checks.run_checks import AGAINST, MIXED, STALE_CODE
@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     MONOTONE,
     SPIKES,
     NOISY,
+    MEANS,
     CAPTURES,
     OP_MAPPING,
     OP_MAPPING_ROWS,

@@ -15,9 +15,11 @@ import pandas as pd
 from opatlas.arrays import Floats
 from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
 from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
+from opatlas.combine.row_devices import database_device
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import NOISE_LIMIT, is_composition
+from opatlas.model.record import RowName
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -38,10 +40,10 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import column_cells, signatures
 from opatlas.model.slots import strip_quotes
-from opatlas.report.plots.timed_rows import database_device
-from opatlas.store.cells import duration_columns
+from opatlas.store.cells import duration_columns, stored_us
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
+from opatlas.store.history import all_records
 from opatlas.store.manifest import Manifest, read_manifests
 
 
@@ -261,6 +263,17 @@ class CheckedDatabase:
     def manifests(self) -> Mapping[str, Manifest]:
         """The readable manifests of runs, by run id."""
         return self._runs[0]
+
+    @cached_property
+    def kept_us(self) -> Mapping[tuple[str, RowName], float]:
+        """The stored duration that follows from the samples in the histories, by run id and row."""
+        # A history that cannot be read has no samples.
+        records = all_records(self.database, [])
+        return {
+            (record.run_id, RowName(record.kernel_type, record.signature)): stored_us(record)
+            for record in records
+            if record.measurement is not None
+        }
 
     @cached_property
     def _pooled(self) -> tuple[Mapping[str, PooledCases], frozenset[str], list[str]]:

@@ -14,9 +14,12 @@ import numpy as np
 from opatlas.arrays import Floats
 from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding
 from opatlas.model.communication import is_communication
-from opatlas.model.quality import Quality, is_noisy, judge, relative_noise
+from opatlas.model.optional_slots import optional_inputs, optional_outputs
+from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy, judge, relative_noise
+from opatlas.model.record import RowName
 from opatlas.model.roofline import PRODUCTS, bound_us, row_work
 from opatlas.model.schema import (
+    AVERAGE,
     BASE,
     CACHE_STATE,
     DTYPE,
@@ -24,10 +27,12 @@ from opatlas.model.schema import (
     INPUT_SLOTS,
     LENGTHS_IN_SIGNATURE,
     MESSAGE_BYTES,
+    MICROBENCH_MEDIAN,
     NUM_DEVICES,
     OUTPUT_SLOTS,
     QUALITY,
     QUALITY_REASON,
+    RUN_ID,
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
@@ -37,6 +42,8 @@ from opatlas.report.row_summary import microseconds_text, share_text
 from opatlas.text import parse_whole
 
 _M = "M"
+#: A stored duration has four decimals.
+_DECIMAL_US = 1e-3
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,8 @@ def _tensor_keys(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int 
     )
     slots = zip(*(table.cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)), strict=True)
     for cells, more in zip(slots, extra, strict=True):
-        inputs, outputs = slot_words(*cells[:3]), slot_words(*cells[3:])
+        inputs = slot_words(*cells[:3], optional_inputs(table.kernel_type))
+        outputs = slot_words(*cells[3:], optional_outputs(table.kernel_type))
         leading, _, others = inputs[0][0].partition(",") if inputs else ("", "", "")
         fixed = inputs[1:2] if is_product else ()
         scaled = (*inputs[:1], *inputs[1 + len(fixed) :], *outputs)
@@ -243,6 +251,42 @@ NOISY = Check(
     "durations whose samples do not agree",
     "measure the rows again on an idle machine: opatlas bench --database-path DB --max-noise 10% (docs/measurement.md)",
     check_table=_noisy_rows,
+)
+
+
+def _means_with_outliers(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds replayed means that may have outliers: no samples are kept, or an older OpAtlas took the mean of all.
+
+    A mean without samples that is within NOISE_LIMIT of its median passes.
+    """
+    if is_communication(table.kernel_type):
+        return []
+    means, medians, run_ids = table.numbers(AVERAGE), table.numbers(MICROBENCH_MEDIAN), table.cells(RUN_ID)
+    found = []
+    for index in np.flatnonzero(means > 0).tolist():
+        mean, median = float(means[index]), float(medians[index])
+        kept = database.kept_us.get((run_ids[index], RowName(table.kernel_type, table.signatures[index])))
+        if kept is not None:
+            if abs(mean - kept) <= _DECIMAL_US:
+                continue
+            reason = f"the mean of its samples without outliers is {microseconds_text(kept)}"
+        elif median > 0:
+            if abs(mean - median) <= NOISE_LIMIT * median:
+                continue
+            reason = f"no samples are kept, and the median is {microseconds_text(median)}"
+        else:
+            reason = "neither samples nor a median are kept"
+        other = kept or (median if median > 0 else mean)
+        found.append(table.finding(index, microseconds_text(mean), reason, max(mean / other, other / mean)))
+    return found
+
+
+MEANS = Check(
+    "means",
+    "means that may have outliers",
+    "use MicroBench Median Duration(us); opatlas history DB --restore csvs computes means of kept samples anew",
+    check_table=_means_with_outliers,
+    advisory=True,
 )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from opatlas.capture.manifest import read_manifest
 from opatlas.checks.check import CheckedTable
 from opatlas.combine.provenance import run_origins
+from opatlas.combine.row_devices import RowDevices
 from opatlas.compare.databases import with_implementations
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import parse_path, shipped_note
@@ -70,6 +71,8 @@ class Overview:
         unmerged: number of journals of sessions that run or were killed.
         implementations: others than that of the database that were measured on its rows, with their versions.
         problems: messages about files that cannot be read.
+        device: the device that answers questions; "" if unknown.
+        captured_on: number of ingests by the device of their captures.
     """
 
     path: str
@@ -83,6 +86,8 @@ class Overview:
     unmerged: int = 0
     implementations: Sequence[str] = ()
     problems: Sequence[str] = ()
+    device: str = ""
+    captured_on: Mapping[str, int] = field(default_factory=dict)
 
     def total(self, what: str) -> int:
         """Returns the sum of a number over all kernel types."""
@@ -106,12 +111,15 @@ def read_overview(database: Database) -> Overview:
             tables.append(_table_overview(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
         except OpAtlasError as error:
             problems.append(str(error))
+    row_devices = RowDevices(database.path)
     # Manifests of `pytest shapes/` name no device.
     manifests = [each for each in read_manifests(database, problems).values() if each.device_names]
-    ingested_at = []
+    ingested_at, captured_on = [], Counter[str]()
     for path in ingest_paths(database):
         try:
-            ingested_at.append(read_manifest(path).started_at)
+            ingest = read_manifest(path)
+            ingested_at.append(ingest.started_at)
+            captured_on[row_devices.captured(ingest.run_id)] += 1
         except (OpAtlasError, OSError) as error:
             problems.append(str(error))
     devices = Counter(origin for manifest in manifests for origin in set(map(str, run_origins(manifest))))
@@ -128,6 +136,8 @@ def read_overview(database: Database) -> Overview:
         len(journal.journals(database)),
         [each.label for each in with_implementations(database.path)[1:]] if tables else [],
         problems,
+        row_devices.device,
+        dict(captured_on.most_common()),
     )
 
 

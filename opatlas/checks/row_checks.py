@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, Durations, Finding
 from opatlas.model.communication import is_communication
+from opatlas.model.quality import LONGEST_US, names_outliers
 from opatlas.model.schema import (
     AVERAGE,
     DURATION,
@@ -21,6 +22,7 @@ from opatlas.model.schema import (
     PROFILING_RUN_ID,
     PROFILING_SAMPLES,
     PROFILING_STD,
+    QUALITY_REASON,
     RUN_ID,
     STATUS,
     STATUS_REASON,
@@ -55,6 +57,7 @@ _NUMBERS = (
     *(MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES),
     *(PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD, PROFILING_SAMPLES),
 )
+_COUNTS = (MICROBENCH_SAMPLES, PROFILING_SAMPLES)
 _CELL_SHOWN = 40
 
 
@@ -63,9 +66,10 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
 
     For the samples of any row: min <= median, min <= mean, |mean - median| <= std, and
     mean - min <= std (n - 1) / sqrt(n), where std is the sample standard deviation of n samples; one sample has none.
+    A mean without the outliers, which are at most half of the samples, is at most one std from the mean of all.
     """
     found = [
-        table.finding(index, f"{column} {cell}", "is not a number above zero")
+        table.finding(index, f"{column} {cell}", "is no number above zero, or a duration of more than an hour")
         for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
         for index, cell in _no_numbers(table, column)
     ]
@@ -74,19 +78,21 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
         none = np.full(len(table), np.nan)
         means, medians, leasts = (table.numbers(column) if column else none for column in (mean, median, least))
         slack = _ROUNDING_US + _ROUNDING * np.fmax(means, medians)
+        without = [mean == AVERAGE and names_outliers(reason) for reason in table.cells(QUALITY_REASON)]
+        off = slack + np.where(without, deviation, 0.0)
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
         wrong: list[tuple[npt.NDArray[np.bool_], str, str, str]] = [
             ((deviation > 0) & (count < 2), std, samples, "one sample has no standard deviation"),
             (leasts > medians + slack, least, median, "the minimum is longer than the median"),
             (leasts > means + slack, least, mean, "the minimum is longer than the mean"),
             (
-                np.abs(means - medians) > deviation + slack,
+                np.abs(means - medians) > deviation + off,
                 median,
                 std,
                 f"farther from {mean} than the standard deviation",
             ),
             (
-                (count >= 2) & (means - leasts > reach + slack),
+                (count >= 2) & (means - leasts > reach + off),
                 least,
                 std,
                 f"farther from {mean} than this standard deviation allows",
@@ -109,9 +115,14 @@ def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]
 
 
 def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
-    """Yields position and text of each cell that is not a positive number; a standard deviation may be 0."""
+    """Yields position and text of each cell that is not a positive number, or a longer duration than a launch takes.
+
+    A standard deviation may be 0.
+    """
     numbers = table.numbers(column)
     good = np.isfinite(numbers) & ((numbers >= 0) if column in _MAY_BE_ZERO else (numbers > 0))
+    if column not in _COUNTS:
+        good &= numbers <= LONGEST_US
     cells = table.cells(column)
     for index in np.flatnonzero(~good).tolist():
         if cells[index].strip():

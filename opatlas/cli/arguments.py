@@ -98,9 +98,9 @@ def add_product_dtype(parser: argparse.ArgumentParser) -> None:
     """Adds --dtype, the dtype of a model's products."""
     parser.add_argument(
         "--dtype",
-        default="BF16",
+        default="",
         metavar="DTYPE",
-        help="BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: %(default)s)",
+        help="BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: that of the model's weights)",
     )
 
 

@@ -25,6 +25,7 @@ from opatlas.calibration.rows import (
     write_set,
 )
 from opatlas.cli.arguments import add_json, write_or_print_json
+from opatlas.combine.row_devices import database_device
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import TemporaryFolder
@@ -34,7 +35,7 @@ from opatlas.model.location import device_kind, implementation_of
 from opatlas.model.named_databases import database_folder
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT
 from opatlas.progress import Progress
-from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.row_copy import add_rows, is_of_duration

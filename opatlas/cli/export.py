@@ -10,7 +10,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.query.database import open as open_database
-from opatlas.query.export import long_table, perf_tables, write_parquet, write_perf_tables
+from opatlas.query.export import long_table, of_other_devices, perf_tables, write_parquet, write_perf_tables
 from opatlas.store.csv_files import write_text
 from opatlas.text import pluralize, show
 
@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     if written not in _FORMATS:
         raise UsageError(f"--output {path}: the name does not tell the format: add --format {', '.join(_FORMATS)}")
     database = open_database(arguments.database, compositions=arguments.compositions)
+    for device, count in of_other_devices(database).items():
+        show(f"left out: {pluralize(count, 'duration')} of {device}, and not of {database.answers.device}")
     if written == _AICONFIGURATOR:
         tables = perf_tables(database)
         if not tables:

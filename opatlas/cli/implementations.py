@@ -28,10 +28,10 @@ from opatlas.implementations.catalog import every_implementation, named_implemen
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.installation import require_extra
-from opatlas.model.siblings import base_type
+from opatlas.model.siblings import base_type, suggest_spelling
 from opatlas.options import add_database_path, names
 from opatlas.suites.overload import is_folder
-from opatlas.text import COLUMNS, pluralize, show, suggest, table_lines, wrap
+from opatlas.text import COLUMNS, pluralize, show, table_lines, wrap
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
@@ -176,7 +176,7 @@ def listed(implementation: Implementation) -> Listed:
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         of_suites = is_folder(kernel_type)
         if kernel_type not in replays and not of_suites:
-            guess = suggest(kernel_type, replays)
+            guess = suggest_spelling(kernel_type, replays)
             notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")
         # A kernel type by another name is the same function with the same arguments.
         proof = proofs.get(kernel_type) or proofs.get(base_type(kernel_type), _NOT_RUN)

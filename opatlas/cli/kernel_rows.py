@@ -41,7 +41,7 @@ def smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[str
         sizes: dict[str, tuple[int, Mapping[str, str]]] = {}
         for cells in read_rows(database, kernel_type):
             try:
-                inputs, outputs = row_slots(cells)
+                inputs, outputs = row_slots(kernel_type, cells)
             except CellError:
                 # A session reports the wrong cell.
                 continue

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from opatlas.cli.sessions import run_session
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import path_problem
 from opatlas.text import suggest, wrap_for_stderr
 
 #: The exit status of argparse after wrong usage.
@@ -157,7 +158,7 @@ def parser_of(module: str, program: str) -> CommandParser:
 
 
 def run_guarded(run: Callable[[], int]) -> int:
-    """Runs a command and returns its exit status; prints an OpAtlasError without its traceback."""
+    """Runs a command and returns its exit status; prints errors of OpAtlas and of paths without traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal's encoding lacks is escaped, and does not end the command.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -169,6 +170,11 @@ def run_guarded(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         # The reader (`| head`) has closed the pipe. Python flushes stdout again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(wrap_for_stderr(f"error: {path_problem(error)}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: each CSV is complete, either as before or as after the change", file=sys.stderr)

@@ -14,6 +14,7 @@ from opatlas.cli.arguments import add_json, add_product_dtype, write_or_print_js
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.model.location import default_path, parse_implementation
 from opatlas.model.versions import detect
+from opatlas.options import names
 from opatlas.progress import Progress
 from opatlas.query.database import model_cost
 from opatlas.query.model_cost import ModelCost, PartCost, PartField
@@ -57,6 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phase", choices=("prefill", "decode"), default="decode", help="what a step computes (default: %(default)s)"
     )
     add_product_dtype(parser)
+    parser.add_argument(
+        "--implementation",
+        type=names,
+        default=(),
+        metavar="NAME[,NAME...]",
+        help="implementations in their order, of which the first with rows of a kernel type answers; fastest: for each "
+        "call the fastest (default: the stack that the database names)",
+    )
     add_json(parser, "the parts and the sum")
 
 
@@ -74,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             context=arguments.context,
             phase=arguments.phase,
             dtype=arguments.dtype,
+            implementation=arguments.implementation,
             tell=lambda kernel_type: progress.advance(1, kernel_type),
         )
     if not write_or_print_json(arguments.json, _as_json(cost)):
@@ -84,6 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _as_json(cost: ModelCost) -> dict[str, object]:
     return {
         "model": cost.model,
+        "stack": list(cost.stack),
+        "differs": cost.differs,
         "database": str(cost.database),
         "tp": cost.tp,
         "ep": cost.ep,
@@ -94,40 +106,54 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
         "us": cost.us,
         "tokens_per_s": cost.tokens_per_s,
         "interval_us": cost.interval_us,
+        "interval_of": "kernels",
         "us_by_how": cost.us_by_how(),
         "layers": cost.layers,
         "us_in_layers": cost.us_in_layers,
         "composition_us": cost.composition_us,
         "untold_us": cost.untold_us,
         "other_dtypes_us": cost.other_dtypes_us,
+        "missing_calls_share": cost.missing_calls_share,
+        "missing_bytes_share": cost.missing_bytes_share,
+        "us_by_device": cost.us_by("device"),
+        "us_by_source": cost.us_by("source"),
         "missing": [part.part for part in cost.missing],
         "parts": [{**asdict(part), "us": part.us} for part in cost.parts],
     }
 
 
 def _lines(cost: ModelCost) -> Iterator[str]:
-    yield cost.model
+    differs = f", with differences: {'; '.join(cost.differs)}" if cost.differs else ""
+    yield wrap(f"{cost.model} by {', then '.join(cost.stack)}{differs}", indent=0)
+    if cost.missing:
+        yield f"  {_missing(cost)}"
     yield f"  {cost.database}"
     sequences = pluralize(cost.batch, "sequence")
     yield f"  {cost.phase} of {sequences} of {cost.context:,} tokens, {cost.dtype}, tp {cost.tp}, ep {cost.ep}"
     if cost.us:
-        device, cache, instrument = (_shares(cost, field) for field in ("device", "cache", "instrument"))
-        yield wrap(f"measured on {device}; cache {cache}; {instrument}", indent=2)
+        source, device, cache, instrument = (
+            _shares(cost, field) for field in ("source", "device", "cache", "instrument")
+        )
+        yield wrap(f"{source} on {device}; cache {cache}; {instrument}", indent=2)
     yield ""
     yield _line("part", "kernel", "calls", "us each", "share", "how known", "ran")
     for part in cost.parts:
         yield _part_line(part, cost.us)
     low, high = cost.interval_us
     yield ""
-    what = "sum without what is missing" if cost.missing else "sum"
+    if cost.missing:
+        yield f"no total, {_missing(cost)}"
+    what = "the others" if cost.missing else "sum"
     yield f"{what}: {cost.us:,.0f} us, 90 % interval {low:,.0f} to {high:,.0f} us"
     if cost.us:
         yield "  " + ", ".join(f"{percent_text(us / cost.us)} {how}" for how, us in cost.us_by_how().items())
         each, outside = cost.us_in_layers / cost.layers, cost.us - cost.us_in_layers
         yield f"  a layer, as the mean of {cost.layers}: {each:,.0f} us; outside of layers {outside:,.0f} us"
+    if cost.tokens_per_s is not None:
         yield f"  {cost.tokens_per_s:,.0f} tokens/s, if steps follow each other without gaps"
     yield "  sum: one kernel after another, no gaps between launches, nothing overlaps"
-    yield "  interval: errors of one kernel type add up, those of others are independent"
+    yield "  interval: of kernels only, not of a step; errors of one kernel type add up,"
+    yield "    those of others are independent"
     for us, mark, what in (
         (cost.composition_us, _MARKS[True], "is that of compositions of torch operators, not of the kernel"),
         (cost.untold_us, _MARKS[None], "may be that of compositions: the rows do not tell"),
@@ -141,6 +167,11 @@ def _lines(cost: ModelCost) -> Iterator[str]:
         yield "missing, and in no sum:"
         for part in cost.missing:
             yield f"  {part.part}: {part.kernel_type}, {pluralize(part.calls, 'call')}: {part.reason}"
+
+
+def _missing(cost: ModelCost) -> str:
+    calls, moved = percent_text(cost.missing_calls_share), percent_text(cost.missing_bytes_share)
+    return f"no duration: {calls} of the calls, {moved} of their estimated bytes"
 
 
 def _shares(cost: ModelCost, field: PartField) -> str:

@@ -17,14 +17,15 @@ from opatlas.cli.arguments import StepArgument, add_json, add_removed, read_step
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import INPUT_SHAPES
 from opatlas.progress import Progress
+from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.next_rows import BATCHES, CONTEXTS, NextRows, Step, steps_of
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.text import align_numbers, four_digits, percent_text, pluralize, shorten, show
+from opatlas.text import align_numbers, four_digits, percent_text, pluralize, shorten, show, wrap
 from opatlas.theory.plan import append_rows
 
-_ROWS, _NAME = 100, 76
+_ROWS, _NAME = 100, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,14 +71,21 @@ def run(arguments: argparse.Namespace) -> int:
     added = _add(Database(opened.path), found, arguments, started_at)
     if not only_json:
         show(f"{pluralize(added, 'row')} added to {opened.path}")
-        show(f"opatlas bench --database-path {opened.path} measures them")
+        show(f"opatlas bench --database-path {opened.path}{_option(opened, found)} measures them")
     return 0
+
+
+def _option(opened: OpenDatabase, found: NextRows) -> str:
+    """Returns the option that measures the implementations that answer; "" for the default one."""
+    default, *_ = opened.implementations
+    others = dict.fromkeys(row.implementation for row in found.rows if row.implementation != default)
+    return f" --implementation {','.join([default, *others])}" if others else ""
 
 
 def _steps(named: StepArgument) -> list[Step]:
     settings = named.settings
     lists: dict[str, Any] = {name: (value,) for name, value in settings.items() if name != "dtype"}
-    return steps_of([named.model], dtype=settings.get("dtype", "BF16"), **lists)
+    return steps_of([named.model], dtype=settings.get("dtype", ""), **lists)
 
 
 def _as_json(found: NextRows) -> dict[str, object]:
@@ -85,6 +93,7 @@ def _as_json(found: NextRows) -> dict[str, object]:
     return {
         "rows": [{**asdict(row), "signature": row.signature} for row in found.rows],
         "waiting": found.waiting,
+        "differs": found.differs,
         "error": now,
         "error_with_waiting": waiting,
         "error_with_rows": after,
@@ -92,12 +101,23 @@ def _as_json(found: NextRows) -> dict[str, object]:
 
 
 def _lines(found: NextRows) -> Iterator[str]:
-    rows: list[Sequence[str]] = [("kernel and inputs", "gain", "about us", "90 % interval", "steps")]
+    for model, differs in found.differs.items():
+        yield wrap(f"{model}, with differences: {'; '.join(differs)}", indent=0)
+    rows: list[Sequence[str]] = [("kernel and inputs", "gain", "about us", "90 % interval", "steps", "by")]
     for row in found.rows:
         low, high = row.interval_us
         name = shorten(f"{row.kernel_type} {row.cells[INPUT_SHAPES].rstrip(';')}", _NAME)
         interval = f"{four_digits(low)} to {four_digits(high)}"
-        rows.append((name, percent_text(row.gain, 3), four_digits(row.duration_us), interval, str(row.steps)))
+        rows.append(
+            (
+                name,
+                percent_text(row.gain, 3),
+                four_digits(row.duration_us),
+                interval,
+                str(row.steps),
+                row.implementation,
+            )
+        )
     if found.rows:
         yield from align_numbers(rows)
         yield ""

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from opatlas.cli.arguments import add_removed
+from opatlas.combine.row_devices import are_one_device, database_device
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.installation import require_extra
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.named_databases import named_folder
-from opatlas.model.roofline import PEAKS, Peak
+from opatlas.model.roofline import Peak, device_peak
 from opatlas.model.schema import QUALITY
 from opatlas.model.slots import known_dtype
 from opatlas.options import positive
@@ -34,7 +35,6 @@ from opatlas.report.plots.figure import FORMATS, Plot, expect_plot_file, save
 from opatlas.report.plots.roofline import BANDWIDTH, ROOFLINE, bandwidth_plots, roofline_plots
 from opatlas.report.plots.timed_rows import (
     TimedRow,
-    database_device,
     expect_tables,
     on_device,
     read_timed_rows,
@@ -187,7 +187,7 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     left_out = [row for row in timed.rows if row.is_composition and arguments.kind == "all"]
     chosen = [row for each in timed.rows if (row := without_composition(each) if left_out else each) is not None]
     rows_of_device = [row for each in chosen if (row := on_device(each, device)) is not None]
-    others = sorted({row.device for row in timed.rows if row.device and row.device != device})
+    others = sorted({row.device for row in timed.rows if row.device and not are_one_device(row.device, device)})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
     both = [row for row in chosen if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
@@ -233,7 +233,7 @@ def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> st
 
 def _peak(device: str, given: Mapping[str, float]) -> Peak:
     """Returns the peaks of a device: the given ones, and those of its data sheet. `given` has dtypes, and _MEMORY."""
-    known = PEAKS.get(device, Peak())
+    known = device_peak(device)
     tera_ops = {name: number for name, number in given.items() if name != _MEMORY}
     return Peak(given.get(_MEMORY) or known.bandwidth_gbps, {**known.tera_ops, **tera_ops})
 

@@ -24,6 +24,7 @@ from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.result import How, NoAnswer, QueryResult
+from opatlas.query.stored_rows import CAPTURED
 from opatlas.store.csv_files import read_frame, write_rows
 from opatlas.text import four_digits, parse_whole, pluralize, show, table_lines
 
@@ -129,16 +130,25 @@ def _lines(answer: QueryResult) -> Iterator[str]:
     rows = [(f"    {row.case_id}", f"{four_digits(row.duration_us)} us", row.run_id) for row in answer.rows[:_SHOWN]]
     yield from table_lines(rows)
     for rival in answer.rivals:
-        yield f"  {rival.implementation}: {four_digits(rival.duration_us)} us, {rival.how}"
+        own = f"{four_digits(rival.duration_us)} us, {rival.how}"
+        yield f"  {', '.join(_ran(rival, answer))}: {own}"
+
+
+def _ran(rival: QueryResult, answer: QueryResult) -> Iterator[str]:
+    """Yields what ran for a rival, and where that differs from the answer, its device and its source."""
+    yield rival.implementation + (f" on {rival.device}" if rival.device != answer.device else "")
+    if rival.source != answer.source:
+        yield rival.source
 
 
 def _origin(answer: QueryResult) -> Iterator[str]:
     """Yields what ran, where and how it was measured, and how good the samples are."""
     yield answer.implementation + (f" on {answer.device}" if answer.device else "")
+    yield answer.source
     if answer.cache:
         yield f"{answer.cache} cache"
     quality = f"{answer.quality} quality" if answer.quality == Quality.UNKNOWN.value else answer.quality
-    yield from filter(None, (answer.instrument, quality))
+    yield from filter(None, ("" if answer.instrument == CAPTURED else answer.instrument, quality))
     if answer.machines:
         yield pluralize(answer.machines, "machine")
 

@@ -16,11 +16,11 @@ from statistics import median
 from opatlas.checks.overview import KernelTypeOverview, Overview, read_overview
 from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.kernels import show_kernels
+from opatlas.combine.row_devices import are_one_device
 from opatlas.errors import UsageError
 from opatlas.model.location import ROOT, list_databases
 from opatlas.model.named_databases import expect_database, named_folder
 from opatlas.model.quality import NOISE_LIMIT
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.database import Database
 from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, print_problems, show, wrap
 
@@ -78,7 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _page(found: Overview) -> Iterable[str]:
     yield found.path
     facts = [
-        ("device", _counts(found.devices, "run") or found.folder or database_device(Path(found.path)) or "not known"),
+        ("device", found.folder or found.device or "not known"),
+        ("replayed on", _counts(found.devices, "run")),
+        ("captured on", _counts(found.captured_on, "ingest")),
+        ("no answers", ", ".join(f"durations of {name}" for name in _others(found))),
         ("shipped", found.shipped),
         (
             "runs",
@@ -113,6 +116,12 @@ def _page(found: Overview) -> Iterable[str]:
         yield "composed: several torch operators were measured in place of the kernel"
     yield f"noisy: not quiet by its Quality; without one: noise over {percent_text(NOISE_LIMIT, 0)}"
     yield "missing: no duration; failed rows are among them"
+
+
+def _others(found: Overview) -> list[str]:
+    """Returns the devices of runs and captures that are not the one that answers."""
+    names = [*found.captured_on, *(name.partition(" with ")[0].partition(" (")[0] for name in found.devices)]
+    return [name for name in dict.fromkeys(names) if not are_one_device(name, found.device)]
 
 
 def _shown(databases: Iterable[Overview]) -> list[str]:

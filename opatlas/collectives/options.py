@@ -116,6 +116,7 @@ REMOVED = (
     removed("--comm-ops", "--ops all_reduce,all_gather"),
     removed("--comm-strict", "--strict"),
     removed("--bench-mode", "--instrument: cuda-events or npu-events for 'event', none for 'kernel'"),
+    removed("--do-run", "no option, since messages run; --co only lists them"),
     removed("--output-dir", "--database-path DIR"),
     removed("--output-csv", "--database-path DIR, which holds a file for each collective"),
 )

@@ -15,18 +15,18 @@ from enum import Enum
 from opatlas.capture.manifest import read_manifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.location import (
-    NPU_DEVICES,
     UNNAMED_NPU,
     device_kind,
     implementation_of,
     is_chip,
+    is_product,
     parse_implementation,
     parse_path,
     public_version,
     shipped_note,
 )
 from opatlas.model.quality import valid_duration
-from opatlas.model.schema import RUN_ID
+from opatlas.model.schema import PROFILING_AVERAGE, RUN_ID
 from opatlas.model.versions import (
     CANN,
     CUDA,
@@ -40,6 +40,7 @@ from opatlas.store import journal
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
+from opatlas.store.header import read_header
 from opatlas.store.manifest import Manifest, ingest_paths, read_manifests
 from opatlas.text import pluralize
 
@@ -118,16 +119,18 @@ class MeasurementOrigin:
         return not self.is_compatible_with(other) and self.is_compatible_with(replace(other, threads=self.threads))
 
     def has_same_device(self, other: MeasurementOrigin) -> bool:
-        """Returns whether no known kind or device differs."""
-        if self.kind and other.kind and self.kind != other.kind:
+        """Returns whether no known kind or device differs: this alone decides whether two devices are the same.
+
+        An unnamed NPU is the same as any NPU, and a product (`ATLAS_...`) the same as any chip (`Ascend910B3`), which
+        may be the chip in it.
+        """
+        kinds = {each.kind or (each.device and device_kind(each.device)) for each in (self, other)} - {""}
+        if len(kinds) > 1:
             return False
-        if not self.device or not other.device:
+        names = {self.device, other.device} - {""}
+        if len(names) < 2 or UNNAMED_NPU in names:
             return True
-        names = {self.device, other.device}
-        if UNNAMED_NPU in names or (names.intersection(NPU_DEVICES) and any(map(is_chip, names))):
-            # A product and the chip in it are one device.
-            return True
-        return self.device == other.device
+        return any(map(is_product, names)) and any(map(is_chip, names))
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Provenance:
         problems: a sentence for each manifest that cannot be read.
         manifests: the manifests of runs, by run id.
         shipped: what a shipped database was measured on; "" for any other database.
-        captured_on: the devices of captures that ingests name.
+        captured_on: the devices of captures that ingests name, sorted.
     """
 
     def __init__(self, database: Database) -> None:
@@ -220,16 +223,13 @@ class Provenance:
         self._runs = {run_id: list(run_origins(manifest)) for run_id, manifest in self.manifests.items()}
         self._folder = folder_origin(database)
         self.shipped = shipped_note(database.path)
-        self.captured_on = self._captured_on()
+        self._captures = _captures(database, self.problems)
+        self.captured_on = sorted({device for device in self._captures.values() if device})
 
-    def _captured_on(self) -> list[str]:
-        devices = set()
-        for path in ingest_paths(self._database):
-            try:
-                devices.add(read_manifest(path).device)
-            except (OpAtlasError, OSError) as error:
-                self.problems.append(str(error))
-        return sorted(device for device in devices if device)
+    @property
+    def captured(self) -> list[MeasurementOrigin]:
+        """The devices of captured durations; an unnamed NPU where neither an ingest nor the folder names them."""
+        return _captured_origins(self.captured_on, self._folder)
 
     def check_origin(self, ours: MeasurementOrigin) -> None:
         """Raises MixedDatabase if durations, or the path, of the database are of another device or software."""
@@ -289,6 +289,46 @@ class Provenance:
         ):
             if theirs and ours and theirs != ours:
                 yield what, theirs, ours
+
+
+def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[MeasurementOrigin]:
+    """Returns the devices of the captured durations of a database, none of which is the device of a session.
+
+    Returns:
+        [] if the database has no captured duration, or one of the device of `ours`.
+    """
+    named = sorted({device for device in _captures(database, []).values() if device})
+    captured = _captured_origins(named, folder_origin(database))
+    is_elsewhere = not any(origin.has_same_device(ours) for origin in captured)
+    return captured if is_elsewhere and _has_captured_durations(database) else []
+
+
+def _captures(database: Database, problems: list[str]) -> dict[str, str]:
+    """Returns the device of each ingest, by its id; "" where the ingest does not name the device."""
+    devices = {}
+    for path in ingest_paths(database):
+        try:
+            devices[path.stem] = read_manifest(path).device or ""
+        except (OpAtlasError, OSError) as error:
+            problems.append(str(error))
+    return devices
+
+
+def _captured_origins(named: Sequence[str], folder: MeasurementOrigin | None) -> list[MeasurementOrigin]:
+    # Only NPUs are captured.
+    by_folder = [folder.device] if folder is not None and folder.kind == "npu" else [UNNAMED_NPU]
+    return [MeasurementOrigin(device, kind="npu") for device in named or by_folder]
+
+
+def _has_captured_durations(database: Database) -> bool:
+    for path in database.path.glob("[!.]*.csv"):
+        # A file that cannot be read is reported where its rows are read.
+        with suppress(TableError):
+            if PROFILING_AVERAGE in read_header(path).names and any(
+                valid_duration(cell) is not None for cell in read_frame(path)[PROFILING_AVERAGE]
+            ):
+                return True
+    return False
 
 
 def folder_origin(database: Database) -> MeasurementOrigin | None:

@@ -3,7 +3,7 @@
 Columns belong to groups. A group moves as a whole, so that no row mixes two measurements:
 
 duration    Average Duration(us), MicroBench *, Cache State, Instrument, Run ID: of the newest run with a valid duration
-status      Status, Status Reason, Crashes In A Row: of the newest run with a status
+status      Status, Status Reason, Crashes In A Row, what a judged kernel got: of the newest run with a status
 profiling   Profiling *: the target's, or the source's if the target has none; recomputed afterwards from all samples
             where both databases have them
 pooled      Pooled *: the target's; opatlas/combine/pool.py computes them
@@ -30,6 +30,7 @@ from opatlas.model.schema import (
     CRASHES_IN_A_ROW,
     INPUT_SHAPES,
     INPUT_SLOTS,
+    JUDGED,
     OUTPUT_SLOTS,
     POOLED,
     PROFILING_AVERAGE,
@@ -252,7 +253,7 @@ class _Combination:
         self._write_runs((at, ours[at]) for at, _ in newer)
         fresh = [(at, of) for at, of in self._pairs if self._status_key(theirs[of]) > self._status_key(ours[at])]
         before = self._status_cells(fresh)
-        self._move((STATUS, CRASHES_IN_A_ROW), fresh)
+        self._move((STATUS, CRASHES_IN_A_ROW, *JUDGED), fresh)
         self._write_runs((at, theirs[of]) for at, of in fresh)
         after = self._status_cells(fresh)
         rows = zip(fresh, before, after, strict=True)

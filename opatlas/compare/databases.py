@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from opatlas.combine.row_devices import database_device
 from opatlas.compare.calls import ComparedCall, read_calls
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import default_name
 from opatlas.model.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.model.versions import version_key
-from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.database import Database
 from opatlas.store.manifest import ingest_paths
 

@@ -20,7 +20,7 @@ from opatlas.model.schema import Status
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store import history
 from opatlas.store.database import Database
-from opatlas.text import suggest
+from opatlas.text import shortened, suggest
 
 #: The state of the durations that were captured, and not replayed.
 CAPTURES = "captures"
@@ -88,9 +88,16 @@ def _below(place: str, name: str) -> str:
 
 
 def _split(place: str) -> tuple[str, str]:
-    """Returns the folder and the state of a place; a folder with an @ in its name has no state."""
-    folder, at, state = place.rpartition("@")
-    return (folder, state) if at and not Path(place).exists() else (place, "")
+    """Returns the folder and the state of a place; a folder with an @ in its name has no state.
+
+    The folder ends at the first @ that a folder or a device stands before, since revisions have them, too (HEAD@{1}).
+    """
+    # os.path.exists, since the whole may be longer than a path.
+    if "@" not in place or os.path.exists(place):
+        return place, ""
+    ends = [at for at, character in enumerate(place) if character == "@"]
+    end = next((at for at in ends if os.path.isdir(named_folder(place[:at]))), ends[0])
+    return place[:end], place[end + 1 :]
 
 
 @contextmanager
@@ -167,16 +174,17 @@ def read_run(database: Database, run_id: str) -> RunCalls:
 def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """Yields the commit of a revision, and a folder with the CSVs and manifests that a database had then."""
     existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    named = shortened(revision)
     prefix = _git(existing, "rev-parse", "--show-prefix")
     if prefix is None:
         raise OpAtlasError(
-            f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a git revision: "
+            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a git revision: "
             f"{existing} is in no git repository"
         )
     commit = _git(existing, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if commit is None:
         raise OpAtlasError(
-            f"{path}@{revision}: neither a run of the database{suggest(revision, runs)}, nor a revision of its git "
+            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a revision of its git "
             f"repository: `git log -- {path}` lists revisions"
         )
     at = commit.decode().strip()

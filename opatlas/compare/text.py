@@ -20,7 +20,7 @@ from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, shorte
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
 _NAMES_SHOWN = 10
-#: In place of the mean of rows that are all AMBIGUOUS.
+#: In place of a mean of rows of which half are AMBIGUOUS, or more.
 NO_MEAN = "-"
 _PARTIAL, _COMPOSITION, _HOST_BOUND, _SPREAD = "*", "c", "h", "±"
 _VERDICT_WORDS = {
@@ -166,16 +166,15 @@ def _verdict_figures(figures: RivalFigures) -> tuple[str, ...]:
 
 
 def mean_text(figures: RivalFigures, mean: float | None) -> str:
-    """Returns one of the means; "-" where all rows that compare are AMBIGUOUS, since it is a mean of noise."""
+    """Returns one of the means; "-" where half of the rows that compare are AMBIGUOUS: it is a mean of noise."""
     return NO_MEAN if mean is not None and _is_noise(figures) else _mean(mean)
 
 
 def _is_noise(figures: RivalFigures) -> bool:
-    """Returns whether all rows that compare are AMBIGUOUS."""
+    """Returns whether half of the rows that compare, or more, are AMBIGUOUS."""
     told = (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.SAME)
-    return bool(figures.verdicts.get(PairVerdict.AMBIGUOUS.value)) and not any(
-        figures.verdicts.get(each.value) for each in told
-    )
+    ambiguous = figures.verdicts.get(PairVerdict.AMBIGUOUS.value, 0)
+    return ambiguous > 0 and ambiguous >= sum(figures.verdicts.get(each.value, 0) for each in told)
 
 
 def _figures_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> list[tuple[str, ...]]:
@@ -340,7 +339,7 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
     if over_time:
         yield "mean: geometric mean of the speed-ups of rows that both measured; above 1x the second is faster"
     if any(_is_noise(each) for rival in comparison.rivals for each in comparison.figures(rival.name)):
-        yield f"{NO_MEAN}: no figure, since all rows that compare are AMBIGUOUS"
+        yield f"{NO_MEAN}: no figure, since half of the rows that compare, or more, are AMBIGUOUS"
     if any((total := comparison.total(rival.name)).lost or total.new for rival in over_time):
         yield "lost, new: rows that only the first, only the second measured"
     if _shown(comparison) and not _is_over_time(comparison):
@@ -352,7 +351,7 @@ def _notes(comparison: DatabaseComparison) -> Iterator[str]:
 def mark_lines(used: set[str]) -> Iterator[str]:
     """Yields what the marks and verdicts of rows mean."""
     if _SPREAD in used:
-        yield f"{_SPREAD}: {STANDARD_ERRORS:g} standard errors of both calls; SLOW and FAST differ by more"
+        yield f"{_SPREAD}: {STANDARD_ERRORS:g} standard errors of both calls' samples; SLOW and FAST differ by more"
     if PairVerdict.AMBIGUOUS.value in used:
         yield f"{PairVerdict.AMBIGUOUS}: the samples do not tell; --max-noise 5% repeats noisy rows"
     if _PARTIAL in used:

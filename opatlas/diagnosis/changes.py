@@ -11,7 +11,7 @@ import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.diagnosis.diagnosis import Diagnosis
-from opatlas.diagnosis.kernels import ROW
+from opatlas.diagnosis.kernels import LAUNCHES, ROW
 from opatlas.diagnosis.rules import KernelVerdict
 from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.report.row_summary import microseconds_text
@@ -78,7 +78,7 @@ def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> DiagnosisChanges:
     counters = [name for name in new.table.counters if name in old.table.counters]
     before, after = (_by_kernel(each, keys, counters) for each in (old, new))
     both = after.index.intersection(before.index, sort=False)
-    changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, "launches"]
+    changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, LAUNCHES]
     kernels = []
     for rank, key in enumerate(changed_us.sort_values(ascending=False, kind="stable").index, 1):
         first, second = before.loc[key], after.loc[key]
@@ -88,7 +88,7 @@ def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> DiagnosisChanges:
                 rank=rank,
                 kernel_type=str(second[TYPE]),
                 shapes=str(second[INPUT_SHAPES]),
-                launches=int(second["launches"]),
+                launches=int(second[LAUNCHES]),
                 old_us=float(first[DURATION]),
                 new_us=float(second[DURATION]),
                 old_verdict=first[_VERDICT] or None,
@@ -103,13 +103,14 @@ def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd
     """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
     frame = diagnosis.table.frame
     wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
-    lines = frame[wanted].assign(**{_VERDICT: diagnosis.verdicts.first})[~diagnosis.verdicts.is_collective]
+    own = {_VERDICT: diagnosis.verdicts.first, LAUNCHES: diagnosis.launches}
+    lines = frame[wanted].assign(**own)[~diagnosis.verdicts.is_collective]
     grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
         [lines[name] for name in keys], sort=False, dropna=False
     )
     found: pd.DataFrame = grouped[[TYPE, INPUT_SHAPES, _VERDICT]].first()
     found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
-    found["launches"] = grouped.size()
+    found[LAUNCHES] = grouped[LAUNCHES].sum()
     return found
 
 

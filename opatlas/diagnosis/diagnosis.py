@@ -13,7 +13,20 @@ import pandas as pd
 
 from opatlas.arrays import Floats
 from opatlas.capture.capture_reader import DURATION, TYPE
-from opatlas.diagnosis.kernels import BLOCK_DIM, FILE, LINE, MIX_BLOCK_DIM, NAME, ROW, KernelTable, read_kernels
+from opatlas.diagnosis.kernels import (
+    BLOCK_DIM,
+    BY,
+    CAPTURED,
+    DEVICE,
+    FILE,
+    LAUNCHES,
+    LINE,
+    MIX_BLOCK_DIM,
+    NAME,
+    ROW,
+    KernelTable,
+    read_kernels,
+)
 from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares, known_peaks, roofline_shares
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
 from opatlas.diagnosis.verdicts import L2_HIT_RATE, Verdicts, apply_rules
@@ -51,8 +64,11 @@ class RankedKernel:
     Attributes:
         rank: from 1, by time lost.
         line: the line of the longest launch in the table.
-        launches: the number of launches.
+        launches: the number of launches; of a row that captures do not count, 1.
         duration_us: the sum of their durations.
+        captured: whether the duration is that of a capture, and not of a replay.
+        device: the device that ran it; "" if unknown.
+        by: the implementation that was replayed; "" for a capture, or if unknown.
         share: the part of all durations, without collectives.
         roofline: share of the roofline, by time; None if it is not known.
         lost_us: duration x (1 - roofline); the whole duration where the roofline is not known.
@@ -66,6 +82,9 @@ class RankedKernel:
     dtypes: str
     launches: int
     duration_us: float
+    captured: bool
+    device: str
+    by: str
     share: float
     roofline: float | None
     lost_us: float
@@ -95,13 +114,24 @@ class Diagnosis:
         self.verdicts: Verdicts = apply_rules(table, self.peaks, self.shares)
 
     @cached_property
+    def launches(self) -> Floats:
+        """How often each kernel was launched; 1 where no capture counts it."""
+        launches: Floats = np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        return launches
+
+    @property
+    def counted(self) -> int:
+        """The number of rows, without collectives, whose launches captures count."""
+        return int((self.table.frame[LAUNCHES].notna().to_numpy() & ~self.verdicts.is_collective).sum())
+
+    @cached_property
     def duration_us(self) -> Floats:
-        """The duration of each kernel."""
-        return self.table.frame[DURATION].to_numpy(np.float64)
+        """The duration of all launches of each kernel."""
+        return self.table.frame[DURATION].to_numpy(np.float64) * self.launches
 
     @cached_property
     def lost_us(self) -> Floats:
-        """The time that each kernel loses; the whole duration where the roofline is not known."""
+        """The time that all launches of each kernel lose; the whole duration where the roofline is not known."""
         return self.duration_us * (1 - np.clip(np.nan_to_num(self.shares.share), 0, 1))
 
     @cached_property
@@ -131,16 +161,19 @@ class Diagnosis:
         return [self._ranked(rank, groups[i], lost[i]) for rank, i in enumerate(order, 1)]
 
     def _ranked(self, rank: int, lines: np.ndarray, lost_us: float) -> RankedKernel:
-        us, share = self.duration_us[lines], self.shares.share[lines]
+        us, share, cell = self.duration_us[lines], self.shares.share[lines], self.table.cell
         longest = int(lines[int(np.argmax(us))])
         return RankedKernel(
             rank=rank,
             line=longest,
-            kernel_type=str(self.table.cell(TYPE, longest)),
-            shapes=str(self.table.cell(INPUT_SHAPES, longest)),
-            dtypes=str(self.table.cell(INPUT_DTYPES, longest)),
-            launches=len(lines),
+            kernel_type=str(cell(TYPE, longest)),
+            shapes=str(cell(INPUT_SHAPES, longest)),
+            dtypes=str(cell(INPUT_DTYPES, longest)),
+            launches=int(self.launches[lines].sum()),
             duration_us=float(us.sum()),
+            captured=bool(cell(CAPTURED, longest)),
+            device=str(cell(DEVICE, longest)),
+            by=str(cell(BY, longest)),
             share=float(us.sum()) / self.kernel_us,
             roofline=float((us * share).sum() / us.sum()) if np.isfinite(share).all() else None,
             lost_us=lost_us,
@@ -172,6 +205,14 @@ class Diagnosis:
         """Returns the counters of a kernel that have a number, by the file's names."""
         values = {name: float(self.table.cell(name, line)) for name in self.table.counters}
         return {self.source_name(name): value for name, value in values.items() if value == value}
+
+    @cached_property
+    def sources(self) -> Mapping[str, int]:
+        """Where durations are from, as `captured on Ascend910B3`, with the rows of each; the most frequent first."""
+        frame = self.table.frame
+        names = [name for name in (CAPTURED, DEVICE, BY) if name in frame.columns]
+        counts = Counter(frame[~self.verdicts.is_collective][names].itertuples(index=False, name=None))
+        return {origin_text(*each): count for each, count in counts.most_common()}
 
     def place(self, line: int) -> str:
         """Returns where a kernel is from: file and line, or the id of a row."""
@@ -229,6 +270,12 @@ class Diagnosis:
         over = self.verdicts.memory_over_compute > limit(KernelVerdict.MEMORY_BOUND, "mte2_over_compute")
         known_us = float(self.duration_us[np.isfinite(self.verdicts.busiest_ratio)].sum())
         return int(over.sum()), float(self.duration_us[over].sum()) / known_us if known_us else 0.0
+
+
+def origin_text(captured: bool, device: str = "", by: str = "") -> str:
+    """Returns whether a duration was captured or replayed, on which device, and by what."""
+    where = f" on {device}" if device else " on an unknown device"
+    return f"captured{where}" if captured else f"replayed{where}" + (f" by {by}" if by else "")
 
 
 def diagnose(place: Path, peaks: DevicePeaks | None = None) -> Diagnosis:

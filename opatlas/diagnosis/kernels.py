@@ -1,12 +1,14 @@
 """The kernels of captures or of a database as one table, whose columns have kernel_details' names.
 
-A line is a launch of a capture, or a row of a database. Cells of text are without the profiler's quotes; durations,
-waits, Block Dim and counters are float64, NaN where the cell holds no number.
+A line is a launch of a capture, or a row of a database, which counts as often as captures launched it. Cells of text
+are without the profiler's quotes; durations, waits, Block Dim and counters are float64, NaN where the cell holds no
+number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,16 +27,17 @@ from opatlas.capture.capture_reader import (
     NotNumericError,
     read_capture_header,
 )
+from opatlas.combine.row_devices import RowDevices
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
-    AVERAGE,
     BASE,
     CACHE_STATE,
+    IMPLEMENTATION,
     KERNEL_NAMES,
     MICROBENCH_DEVICE_KERNELS,
     OWN,
     PROFILING_DURATIONS,
+    PROFILING_SAMPLES,
     QUALITY,
     RUNTIME_IN_SIGNATURE,
     SPAN,
@@ -43,13 +46,15 @@ from opatlas.model.schema import (
 from opatlas.model.slots import strip_quotes
 from opatlas.progress import Progress, progress_over
 from opatlas.query.stored_rows import StoredRows
-from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.database import Database
 from opatlas.text import parse_real, pluralize
 
 NAME, WAIT, BLOCK_DIM, MIX_BLOCK_DIM = "Name", "Wait Time(us)", "Block Dim", "Mix Block Dim"
 #: Where a line is from: the file and line of a launch, or the id of a row.
 FILE, LINE, ROW = "File", "Line", "Row"
+#: How often a line was launched, whether its duration was captured, and the device and the implementation that ran it.
+LAUNCHES, CAPTURED, DEVICE, BY = "Launches", "Captured", "Device", "By"
 #: The names of columns in other versions, and in msprof's op_summary.
 _NUMBERS = {WAIT: (WAIT, "Task Wait Time(us)"), BLOCK_DIM: (BLOCK_DIM, "Block Num")}
 _NUMBERS |= {MIX_BLOCK_DIM: (MIX_BLOCK_DIM, "Mix Block Num")}
@@ -69,6 +74,9 @@ class KernelTable:
         is_capture: whether a line is a launch, not a row of a database.
         device: the device of a database; "" if it is not known.
         frame: a line for each kernel.
+        joined: how captures with other counters were joined; "" if none were.
+        left_out: the rows of a database that another device timed; "" if there are none.
+        shortest_us: the shortest row of the database, where the table has some of its rows; NaN for that of the table.
         counters: the columns of counters, in the file's order.
         source_names: the file's names of columns that are named otherwise here.
         problems: lines and files that could not be read.
@@ -81,6 +89,9 @@ class KernelTable:
     counters: tuple[str, ...]
     source_names: Mapping[str, str]
     problems: tuple[str, ...] = ()
+    joined: str = ""
+    left_out: str = ""
+    shortest_us: float = float("nan")
 
     def cell(self, column: str, line: int) -> Any:
         """Returns the cell of a column in a line; "" if the files have no such column."""
@@ -131,7 +142,9 @@ def _read_captures(place: Path) -> KernelTable:
         try:
             header = read_capture_header(path)
             name = str(path.relative_to(place)) if path != place else path.name
-            frames.append(_capture_frame(path, header, problems).assign(**{FILE: name}))
+            frame = _capture_frame(path, header, problems).assign(**{FILE: name})
+            frame.attrs["counters"] = frozenset(header.counters)
+            frames.append(frame)
         except TableError as error:
             if len(paths) == 1:
                 raise
@@ -145,9 +158,42 @@ def _read_captures(place: Path) -> KernelTable:
         raise OpAtlasError(
             "\n".join([*problems, f"{place}: no launch has a duration: take the capture again, while kernels run"])
         )
-    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    frame, joined = _joined(frames)
     there = tuple(name for name in counters if name in frame.columns)
-    return KernelTable(place, True, "", frame, there, source_names, tuple(problems))
+    frame = frame.assign(**{LAUNCHES: 1.0, CAPTURED: True})
+    return KernelTable(place, True, "", frame, there, source_names, tuple(problems), joined)
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
+    """Returns the launches of captures, each once, and a sentence on captures that were joined.
+
+    Captures with other counters are of one run, since a profiler has one group of counters at a time. The n-th launch
+    of a kernel in one is the n-th in the other. It has the counters of both, and the duration of the first.
+    """
+    by_counters: dict[frozenset[str], list[pd.DataFrame]] = {}
+    for frame in frames:
+        by_counters.setdefault(frame.attrs["counters"], []).append(frame)
+    first, *others = (pd.concat(each, ignore_index=True) for each in by_counters.values())
+    if not others:
+        return first, ""
+    names = [name for name in (TYPE, *BASE[1:]) if all(name in each.columns for each in (first, *others))]
+    own = len(first)
+    joined = _by_launch(first, names)
+    for each in others:
+        other = _by_launch(each, names)
+        index = joined.index.append(other.index.difference(joined.index, sort=False))
+        columns = list(dict.fromkeys([*joined.columns, *other.columns]))
+        joined = joined.reindex(index, columns=columns).fillna(other.reindex(index, columns=columns))
+    more = f"; {len(joined) - own:,} only in the others" if len(joined) > own else ""
+    how = f"captures with {len(others) + 1} sets of counters, joined launch by launch; durations of"
+    return joined.reset_index(drop=True), f"{how} {first[FILE].iloc[0]}{more}"
+
+
+def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Returns launches by kernel and number."""
+    numbers = frame.groupby(names, sort=False, dropna=False).cumcount()
+    numbered: pd.DataFrame = frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
+    return numbered
 
 
 def _numbers(header: CaptureHeader) -> dict[str, str]:
@@ -210,28 +256,51 @@ def read_database_kernels(folder: Path) -> KernelTable:
     database = Database(folder)
     frames: list[pd.DataFrame] = []
     problems: list[str] = []
-    names = database.kernel_types()
+    names, devices = database.kernel_types(), RowDevices(folder)
+    elsewhere = Counter[str]()
     for kernel_type in progress_over(names, "kernel types", label="diagnose"):
         try:
-            frame = row_frame(StoredRows(folder, kernel_type, compositions=True, noisy=True))
+            stored = StoredRows(folder, kernel_type, compositions=True, devices=devices)
         except OpAtlasError as error:
             problems.append(str(error))
         else:
-            frames += [frame] if len(frame) else []
+            frames += [row_frame(stored)] if len(stored) else []
+            elsewhere.update(each.device for each in stored.left_out.values())
     if not frames:
         none = "no row of a kernel has a duration" if names else "holds collectives only, which get no verdict"
         raise OpAtlasError("\n".join([*problems, f"{folder}: {none}: measure some, or ingest a capture"]))
-    return kernels_of_rows(folder, database_device(folder), frames, problems)
+    left_out = ", ".join(f"{count:,} on {name}" for name, count in elsewhere.most_common())
+    return replace(kernels_of_rows(folder, devices.device, frames), problems=tuple(problems), left_out=left_out)
 
 
-def kernels_of_rows(folder: Path, device: str, frames: list[pd.DataFrame], problems: list[str]) -> KernelTable:
-    """Returns the rows of several kernel types, each as `row_frame` has them, as one table."""
-    frame = pd.concat(frames, ignore_index=True)
+def kernels_of_rows(
+    folder: Path, device: str, frames: list[pd.DataFrame], shortest_us: float = float("nan")
+) -> KernelTable:
+    """Returns the rows of several kernel types, each as `row_frame` has them, as one table.
+
+    Args:
+        shortest_us: the shortest row of the database, if the rows are some of it.
+    """
+    frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
     text = [name for name in (*_ROW_CELLS, TYPE, ROW) if name in frame.columns]
     frame[text] = frame[text].fillna("")
     counters = tuple(dict.fromkeys(name for each in frames for name in each.attrs["source_names"]))
     source_names = {own: name for each in frames for own, name in each.attrs["source_names"].items()}
-    return KernelTable(folder, False, device, frame, counters, source_names, tuple(problems))
+    return KernelTable(
+        folder,
+        False,
+        device,
+        frame,
+        counters,
+        source_names,
+        shortest_us=shortest_us,
+    )
+
+
+def replayed_by(rows: StoredRows) -> list[str]:
+    """Returns the implementation of each replay; "" for a captured duration, or if the row does not tell."""
+    cells = zip(rows.captured, rows.cells(IMPLEMENTATION), strict=True)
+    return ["" if captured else cell for captured, cell in cells]
 
 
 def row_frame(rows: StoredRows) -> pd.DataFrame:
@@ -243,11 +312,12 @@ def row_frame(rows: StoredRows) -> pd.DataFrame:
     columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
     columns |= {name: stored[name].tolist() for name in _ROW_CELLS if name in stored.columns}
     columns[DURATION] = rows.duration_us
+    columns |= {LAUNCHES: _numbers_of(rows.cells(PROFILING_SAMPLES)), CAPTURED: rows.captured, DEVICE: rows.devices}
+    columns[BY] = replayed_by(rows)
     for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
         if name in stored.columns:
             columns[name] = _numbers_of(stored[name].tolist())
-    averages = rows.cells(AVERAGE)
-    replayed = np.array([valid_duration(cell) is not None for cell in averages], dtype=bool)
+    replayed = ~np.array(rows.captured, dtype=bool)
     source_names: dict[str, str] = {}
     for prefix, here in ((_PROFILED, ~replayed), (_REPLAYED, replayed)):
         for name in stored.columns:
@@ -261,6 +331,6 @@ def row_frame(rows: StoredRows) -> pd.DataFrame:
     return frame
 
 
-def _numbers_of(cells: list[str]) -> np.ndarray:
+def _numbers_of(cells: Sequence[str]) -> np.ndarray:
     values = [parse_real(cell) for cell in cells]
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -81,8 +81,8 @@ def read_peaks(text: str) -> DevicePeaks:
     """
     path = Path(text)
     if not path.is_file():
-        if text in PEAKS:
-            return known_peaks(text)
+        if (of_name := known_peaks(text)).are_known:
+            return of_name
         raise UsageError(f"--peaks {text}: neither a file nor a known device{suggest(text, PEAKS)}: {_REMEDY}")
     try:
         content = parse_yaml(path.read_bytes(), strict=True)
@@ -138,7 +138,7 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     if work is not None:
         return work
     try:
-        inputs, _ = row_slots(cells)
+        inputs, _ = row_slots(kernel_type, cells)
         features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
     except OpAtlasError:
         return None

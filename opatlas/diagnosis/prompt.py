@@ -55,8 +55,9 @@ def _lines(
     where = device or ("an Ascend NPU" if diagnosis.table.is_capture else "this device")
     yield from (f"# Make the kernel {ranked.kernel_type} faster on {where}", "", "## The kernel", "")
     row = diagnosis.table.frame.iloc[ranked.line]
+    which = "the longest" if diagnosis.table.is_capture else "the mean"
     yield f"- Duration: {microseconds_text(float(row[DURATION]))}" + (
-        f", the longest of {ranked.launches:,} equal launches" if ranked.launches > 1 else ""
+        f", {which} of {ranked.launches:,} equal launches" if ranked.launches > 1 else ""
     )
     yield f"- Roofline: {roofline_text(diagnosis, ranked)}"
     if diagnosis.peaks.are_known:

@@ -29,6 +29,7 @@ class KernelVerdict(str, Enum):
     LATENCY_BOUND = "latency bound"
     HOST_BOUND = "host-bound"
     LOW_VECTOR = "low vector utilization"
+    BELOW_ROOF = "below the roof"
     L2_MISSES = "L2 misses"
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from opatlas.capture.capture_reader import DURATION
 from opatlas.diagnosis.advice import advice
-from opatlas.diagnosis.diagnosis import ROOFLINE, Diagnosis, KernelFinding, RankedKernel
+from opatlas.diagnosis.diagnosis import ROOFLINE, Diagnosis, KernelFinding, RankedKernel, origin_text
 from opatlas.diagnosis.kernels import NAME
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit
 from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
@@ -24,6 +24,7 @@ from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, shorte
 SHOWN = 10
 #: The width of the names of facts, and the number of counters that a line names.
 _NAME, _COLUMNS_SHOWN = 10, 4
+_SOURCES_SHOWN = 3
 _MARGIN = " " * _NAME
 
 
@@ -46,11 +47,24 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
     yield _fact("capture" if table.is_capture else "database", str(table.place))
     collectives = int(verdicts.is_collective.sum())
     without = f"; without {collectives:,} of collectives ({microseconds_text(diagnosis.collective_us)})"
+    counted = diagnosis.counted if not table.is_capture else 0
+    launches = int(diagnosis.launches[~verdicts.is_collective].sum())
     yield _fact(
         "kernels",
-        f"{pluralize(count, word, f'{word}es' if table.is_capture else '')}, {microseconds_text(diagnosis.kernel_us)}"
+        pluralize(count, word, f"{word}es" if table.is_capture else "")
+        + (f" with {pluralize(launches, 'launch', 'launches')}" if counted else "")
+        + f", {microseconds_text(diagnosis.kernel_us)}"
         + (without if collectives else ""),
     )
+    if not table.is_capture:
+        yield _fact("durations", _sources_text(diagnosis))
+        each = "each row counts as one launch: no capture counts them"
+        others = f"; the other {pluralize(count - counted, 'row')} count once" if counted < count else ""
+        yield _fact("weights", f"the launches of captures, in {pluralize(counted, 'row')}{others}" if counted else each)
+    if table.left_out:
+        yield _fact("left out", f"{table.left_out}: durations of two devices do not add")
+    if table.joined:
+        yield _fact("joined", table.joined)
     yield _fact("peaks", _peaks_text(diagnosis))
     if peaks.cube_cores or peaks.vector_cores:
         yield _fact(
@@ -70,11 +84,17 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
         yield _fact("memory", f"mte2 / max(vec, mac) > 1 in {over:,}, {of_time}")
     if not math.isnan(verdicts.wait_share):
         host = limit(KernelVerdict.HOST_BOUND, "share")
-        launches = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
-        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {launches}"
+        late = pluralize(int(verdicts.long_waits.sum()), "launch", "launches")
+        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us before {late}"
         judged = "host-bound" if verdicts.wait_share > host else "not host-bound"
         share_text = f"{percent_text(verdicts.wait_share)} of the time is waiting"
         yield _fact("waits", f"{waits}; {share_text} (> {percent_text(host, 0)}: {judged})")
+
+
+def _sources_text(diagnosis: Diagnosis) -> str:
+    sources = [f"{count:,} {text}" for text, count in diagnosis.sources.items()]
+    more = sum(list(diagnosis.sources.values())[_SOURCES_SHOWN:])
+    return ", ".join(sources[:_SOURCES_SHOWN] + ([f"{more:,} of other sources"] if more else []))
 
 
 def _peaks_text(diagnosis: Diagnosis) -> str:
@@ -141,7 +161,8 @@ def _ranking_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield "no kernels but collectives, which get no verdict"
         return
     captured = diagnosis.table.is_capture
-    counts = [["launches"] if captured else [], *([f"{each.launches:,}"] if captured else [] for each in ranking)]
+    has_launches = diagnosis.counted > 0
+    counts = [["launches"] if has_launches else [], *([f"{each.launches:,}"] * has_launches for each in ranking)]
     cells: list[tuple[str, ...]] = [("the most time lost", "time", "share", "roofline", "lost")]
     cells += [(f"{each.rank:>2} {each.kernel_type}", *_ranked_cells(each)) for each in ranking]
     rows = [(name, *count, *others) for (name, *others), count in zip(cells, counts, strict=True)]
@@ -203,7 +224,9 @@ def row_lines(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
         )
     else:
         yield _fact("row", diagnosis.place(line))
-        yield _fact("duration", f"{microseconds_text(ranked.duration_us)}, {percent_text(ranked.share)}")
+        times = f" x {pluralize(ranked.launches, 'launch', 'launches')}" if ranked.launches > 1 else ""
+        yield _fact("duration", f"{microseconds_text(float(row[DURATION]))}{times}, {percent_text(ranked.share)}")
+        yield _fact("source", origin_text(ranked.captured, ranked.device, ranked.by))
     for name in (NAME, *BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN):
         cell = row.get(name, "")
         if cell != "" and cell == cell:
@@ -303,7 +326,13 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "place": str(diagnosis.table.place),
         "kind": "capture" if diagnosis.table.is_capture else "database",
+        "device": diagnosis.table.device,
         "kernels": int((~verdicts.is_collective).sum()),
+        "launches": int(diagnosis.launches[~verdicts.is_collective].sum()),
+        "with_counted_launches": diagnosis.counted,
+        "durations": dict(diagnosis.sources),
+        "left_out": diagnosis.table.left_out,
+        "joined": diagnosis.table.joined,
         "kernel_us": diagnosis.kernel_us,
         "collectives": int(verdicts.is_collective.sum()),
         "collective_us": diagnosis.collective_us,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,12 @@ PIPES: Mapping[str, KernelVerdict] = {
     "aiv_vec_ratio": KernelVerdict.COMPUTE_BOUND,
 }
 _BANK_CONFLICTS = ("aiv_vec_bankgroup_cflt_ratio", "aiv_vec_bank_cflt_ratio")
+#: A library's own parts of one kernel: the reduction of a product split along K, the merge of attention split along
+#: the keys, and what prepares the arguments.
+_OWN_PARTS = re.compile(
+    r"splitk\w*reduce|reduce\w*split_?k|splitkv\w*combine|MergeStates?|prepare_grouped_gemm|Indices\w*Offsets",
+    re.IGNORECASE,
+)
 _CLOCKS = ("Current Freq", "Rated Freq")
 #: The hit rate of the L2 cache, from the counters of hits and misses.
 L2_HIT_RATE = "L2 hit rate"
@@ -96,7 +103,10 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     at_roof, above = limit(KernelVerdict.AT_ROOF, "share"), limit(KernelVerdict.ABOVE_ROOF, "share")
     verdicts[KernelVerdict.ABOVE_ROOF] = shares.share > above
     verdicts[KernelVerdict.AT_ROOF] = (shares.share > at_roof) & (shares.share <= above)
-    verdicts[KernelVerdict.LATENCY_BOUND] = shares.share <= limit(KernelVerdict.LATENCY_BOUND, "share")
+    below = shares.share <= limit(KernelVerdict.BELOW_ROOF, "share")
+    short = duration_us <= _longest_of_latency(table, duration_us[~collective])
+    verdicts[KernelVerdict.LATENCY_BOUND] = below & short
+    verdicts[KernelVerdict.BELOW_ROOF] = below & ~short
     if table.is_capture:
         verdicts[KernelVerdict.AICPU] = (core == "AI_CPU") & (duration_us >= limit(KernelVerdict.AICPU, "us"))
     else:
@@ -125,6 +135,13 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     with np.errstate(divide="ignore", invalid="ignore"):
         over = _highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")) / np.where(compute > 0, compute, np.nan)
     return Verdicts(verdicts, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
+
+
+def _longest_of_latency(table: KernelTable, duration_us: Floats) -> float:
+    """Returns up to which duration launching a kernel may take most of it; 0 if no kernel is short enough to tell."""
+    shortest_us = table.shortest_us if table.shortest_us == table.shortest_us else min(duration_us, default=np.inf)
+    times, most_us = (limit(KernelVerdict.LATENCY_BOUND, name) for name in ("times", "us"))
+    return times * shortest_us if shortest_us <= most_us else 0.0
 
 
 def _cells(frame: pd.DataFrame, name: str) -> npt.NDArray[np.object_]:
@@ -165,16 +182,19 @@ def _not_enough_work(frame: pd.DataFrame, core: npt.NDArray[np.object_], peaks: 
 
 
 def _several_kernels(frame: pd.DataFrame) -> Mask:
-    """Tests whether several kernels run in place of one. Fills and copies beside a library's kernel do not count."""
+    """Tests whether several kernels run in place of one.
+
+    Fills, copies and a library's own parts of a kernel do not count.
+    """
     kernels = _highest(frame, (MICROBENCH_DEVICE_KERNELS,))
-    copies = np.array([sum(map(_is_copy, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
+    parts = np.array([sum(map(_is_part, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
     judged = zip(_cells(frame, QUALITY), _cells(frame, STAND_IN), strict=True)
     is_judged = np.array([is_composition(*each) for each in judged], dtype=bool)
-    return is_judged | (kernels - copies > limit(KernelVerdict.SEVERAL_KERNELS, "kernels"))
+    return is_judged | (kernels - parts > limit(KernelVerdict.SEVERAL_KERNELS, "kernels"))
 
 
-def _is_copy(name: str) -> bool:
-    return name.startswith(("memset", "memcpy"))
+def _is_part(name: str) -> bool:
+    return name.startswith(("memset", "memcpy")) or _OWN_PARTS.search(name) is not None
 
 
 def _clock_drop(frame: pd.DataFrame) -> float:

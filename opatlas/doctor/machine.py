@@ -97,6 +97,7 @@ def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
     from opatlas.doctor.sample_rows import SAMPLES, job_of
     from opatlas.engine.runner import Runner
     from opatlas.instruments.instrument import MeasureSettings
+    from opatlas.model.quality import typical_mean
     from opatlas.model.schema import Status
 
     runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))
@@ -111,7 +112,7 @@ def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
             facts=facts,
             traceback=outcome.detail,
         )
-    taken_us = outcome.measurement.summary.mean_us
+    taken_us = typical_mean(outcome.measurement.samples_us)
     return passed(f"{description.name}: the row Add 16,64;16,64 took {taken_us:.1f} us ({instrument})", facts=facts)
 
 

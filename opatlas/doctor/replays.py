@@ -167,14 +167,14 @@ def group(target: Target) -> Verdict:
                 without if told else _REMEDIES[backend],
                 traceback=outcome.detail,
             )
-        mean_us, spread_us = taken.summary.mean_us, taken.counters.get(RANK_SPREAD, 0.0)
+        median_us, spread_us = taken.summary.median_us, taken.counters.get(RANK_SPREAD, 0.0)
         first = f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
         told.append(
-            f"{first if not told else ''}{microseconds_text(mean_us)} {noise_text(relative_noise(taken.samples_us))} "
+            f"{first if not told else ''}{microseconds_text(median_us)} {noise_text(relative_noise(taken.samples_us))} "
             f"({taken.instrument}; "
-            f"{bandwidth_gbps(_BYTES, mean_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
+            f"{bandwidth_gbps(_BYTES, median_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
         )
-        facts[f"{taken.instrument} us"] = mean_us
+        facts[f"{taken.instrument} us"] = median_us
         unmet = description.facts.get("all_devices_visible")
     if unmet:
         told.append(f"each rank sees all devices, because ranks that see one device each did not meet: {unmet}")

@@ -9,7 +9,7 @@ from opatlas.doctor.probe import Fact
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT
-from opatlas.model.quality import relative_noise
+from opatlas.model.quality import relative_noise, typical_mean
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -75,7 +75,7 @@ def durations(outcomes: Mapping[str, RowOutcome]) -> str:
     """Returns `Add 1.90 us ±5.3 %, MatMulV2 (ran as MatMulV3) 3.10 us ±6.5 %`: means and noise of samples."""
     return ", ".join(
         f"{kernel_type}{f' (ran as {measured.ran_as.kernel_type})' if measured.ran_as else ''} "
-        f"{microseconds_text(measured.summary.mean_us)} {noise_text(relative_noise(measured.samples_us))}"
+        f"{microseconds_text(typical_mean(measured.samples_us))} {noise_text(relative_noise(measured.samples_us))}"
         for kernel_type, outcome in outcomes.items()
         if (measured := outcome.measurement) is not None
     )

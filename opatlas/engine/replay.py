@@ -14,6 +14,7 @@ import torch
 from opatlas.devices.cpu import bounded_memory, host_available_bytes
 from opatlas.devices.device import Device
 from opatlas.engine.call_watch import InputWatch, count_operators, may_be_compiled
+from opatlas.engine.fused_cast import REAL, CastFormula, with_cast
 from opatlas.engine.group import ALONE, Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import RowOutcome
@@ -23,7 +24,7 @@ from opatlas.engine.result_check import Formula, Results, check, is_checked_on_h
 from opatlas.engine.sampling import Sampling
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
+from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError, Unsupported
 from opatlas.model.location import public_version
 from opatlas.model.record import Execution
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
@@ -97,6 +98,7 @@ class Replay:
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row.
+            Unsupported: the row has a fused cast that is not replayed.
             ChangedInput: the kernel changes an argument that neither `mutates` nor `overwrites` names.
             ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
@@ -113,9 +115,14 @@ class Replay:
             name = f"{self._source.function} of {Path(self._source.path).name}"
         if self._source:
             expect_parameters(name, kernel, impl, arguments, keywords)
-        call = KernelCall(
-            kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=bool(self._source)
-        )
+
+        def new_call(timed: Callable[..., Any]) -> KernelCall:
+            named = bool(self._source)
+            return KernelCall(
+                timed, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=named
+            )
+
+        call = new_call(kernel)
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
         has_all_from_caller = not _may_hold_tensors(kernel)
 
@@ -131,8 +138,15 @@ class Replay:
         self._group.report_step("in its first call")
         # Without a call on an NPU the function is the kernel, and replaces none.
         may_stand_in = self._spec.npu is not None and kernel is impl
-        operators = self._first_call(call, name, watch, counts=may_stand_in and not may_be_compiled(impl))
+        counts = may_stand_in and not may_be_compiled(impl)
+        operators = self._first_call(call, name, watch, counts=counts)
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
+        if (computed_in := self._dtype_before_cast(name, call.results(), slots)) is not None:
+            dtype = self._row.output_dtype()
+            call.restore()
+            call, expected = new_call(with_cast(kernel, dtype)), CastFormula(expected, computed_in, dtype)
+            operators = self._first_call(call, name, watch, counts=counts)
+            self._row.assume(f"a Cast from {computed_in} to {dtype}, which the row's kernel includes, follows the call")
         missing = self._missing_outputs(name, call.results(), results, slots)
         self._expect_unchanged(watch, name)
 
@@ -176,6 +190,31 @@ class Replay:
             return count_operators(call.launch, call.repeat)
         call.first_prepared()
         return []
+
+    def _dtype_before_cast(self, name: str, found: Results, slots: Sequence[int | None] | None) -> torch.dtype | None:
+        """Returns the dtype of the only result if a Cast to the row's dtype is fused into the kernel; None if not.
+
+        A kernel of an implementation has to return what the row says.
+
+        Args:
+            name, found, slots: as for `_missing_outputs`.
+
+        Raises:
+            Unsupported: the cast is not replayed.
+        """
+        if self._source or len(found) != 1 or found[0] is None or len(self._row.output_slots) != 1:
+            return None
+        if (slots is not None and list(slots) != [0]) or tuple(found[0].shape) != self._row.output_shape():
+            return None
+        computed, dtype = found[0].dtype, self._row.output_dtype()
+        if computed == dtype or (_is_integer(computed) and _is_integer(dtype)) or not _is_number(computed, dtype):
+            return None
+        cast = f"output 0 of {self._row.kernel_type} is {computed} from {name}, and a Cast to {dtype} fused into it"
+        if dtype not in REAL:
+            raise Unsupported(f"{cast} is not replayed: only casts to real numbers are")
+        if self._row.on_npu:
+            raise Unsupported(f"{cast} is a kernel of graph mode: the call launches two kernels")
+        return computed
 
     def _missing_outputs(
         self, name: str, found: Results, results: Callable[[Results], Results], slots: Sequence[int | None] | None
@@ -295,6 +334,11 @@ def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
     if isinstance(kernel, FunctionType):
         return kernel.__closure__ is not None
     return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
+
+
+def _is_number(*dtypes: torch.dtype) -> bool:
+    """Returns whether kernels compute in these dtypes: neither in complex numbers nor in those of quantization."""
+    return all(not dtype.is_complex and (dtype in REAL or not dtype.is_floating_point) for dtype in dtypes)
 
 
 def _is_integer(dtype: torch.dtype) -> bool:

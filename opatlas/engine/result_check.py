@@ -13,7 +13,7 @@ from opatlas.model.errors import WrongResult
 
 #: Tolerance of an element by the dtype of the result, relative to the element and to the root mean square of the result
 #: (terms of that size cancel in sums): two units in the last place for half types and FP8, which accumulate in float32;
-#: for float32 the error of thousands of additions.
+#: for float32 the error of thousands of additions. A complex number has the tolerance of its parts.
 RELATIVE_TOLERANCE = {
     torch.bfloat16: 2 * 2.0**-7,
     torch.float16: 2 * 2.0**-10,
@@ -21,6 +21,8 @@ RELATIVE_TOLERANCE = {
     torch.float8_e5m2: 2 * 2.0**-2,
     torch.float32: 1e-4,
     torch.float64: 1e-9,
+    torch.complex64: 1e-4,
+    torch.complex128: 1e-9,
 }
 
 #: What a result may be off besides, since its dtype holds no smaller numbers. Kernels may round subnormal numbers of

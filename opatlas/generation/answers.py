@@ -153,7 +153,7 @@ class RecordedAnswers:
             return exchange.answer
         written = self._folder / model_folder(request.model) / f"{request.name}.md"
         if request.name and written.is_file():
-            return ChatAnswer(_read(written).decode("utf-8", "replace"))
+            return ChatAnswer(_read(written).decode("utf-8-sig", "replace"))
         found = self._other_files().get(_key("", request.messages, request.parameters, ""))
         return found.answer if found is not None else None
 

@@ -274,7 +274,7 @@ class Endpoint:
         text = _without(key, body.decode("utf-8", "replace"))
         start = text.lstrip()[:1]
         try:
-            reply = decode(text, _ChatReply, "reply")
+            reply = decode(_LONE_SURROGATE.sub(_replaced, text), _ChatReply, "reply")
         except DecodeError as error:
             if start == "{" and "truncated" in error.problem:
                 raise _Retryable("cut its answer") from None
@@ -292,7 +292,10 @@ class Endpoint:
             self._fail("answered without choices", "check the name of the model", key, status=200, attempts=attempt)
         choice, usage = reply.choices[0], reply.usage or _ReplyUsage()
         return ChatAnswer(
-            choice.message.content or "", choice.finish_reason or "", usage.prompt_tokens, usage.completion_tokens
+            choice.message.content or "",
+            choice.finish_reason or "",
+            _counted(usage.prompt_tokens),
+            _counted(usage.completion_tokens),
         )
 
     def _refused(self, error: urllib.error.HTTPError, key: str, attempt: int) -> NoReturn:
@@ -357,6 +360,21 @@ def _completions_url(url: str) -> str:
     if plain.endswith("/chat/completions"):
         return plain
     return f"{plain}/chat/completions" if _VERSIONED.search(parts.path) else f"{plain}/v1/chat/completions"
+
+
+#: An escaped backslash, the escape of a character in two halves, and that of a half, which models do write.
+_LONE_SURROGATE = re.compile(
+    r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+
+
+def _replaced(found: re.Match[str]) -> str:
+    return r"\ufffd" if found[1] else found[0]
+
+
+def _counted(tokens: int | None) -> int | None:
+    """Returns a number of tokens; None for one below 0, which would lower the cost."""
+    return tokens if tokens is None or tokens >= 0 else None
 
 
 def _retry_after(text: str, now: float) -> float | None:

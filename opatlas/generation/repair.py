@@ -202,7 +202,7 @@ class RepairLoop:
         if path is None:
             return ""
         try:
-            return path.read_text("utf-8")
+            return path.read_text("utf-8-sig")
         except (OSError, UnicodeError) as error:
             raise OpAtlasError(
                 f"{path}: cannot be read ({error}): restore it, or remove the lines of {self.task.task} from "

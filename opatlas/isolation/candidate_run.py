@@ -30,7 +30,8 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     assert job.source is not None
     path = Path(job.source.path)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        # Some editors begin a file with a byte order mark, which Python skips.
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
     helpers = tuple(name for helper in job.source.helpers if (name := Path(helper).stem))

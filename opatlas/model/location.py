@@ -88,7 +88,7 @@ _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 def device_kind(device: str) -> Kind:
     """Returns the kind of a device by its name. A name without a known prefix of NPUs or GPUs is a CPU."""
-    if device in NPU_DEVICES or _NPU_NAME.match(device):
+    if device == UNNAMED_NPU or _NPU_NAME.match(device):
         return "npu"
     return "cuda" if _CUDA_NAME.match(device) else "cpu"
 
@@ -103,6 +103,11 @@ def expect_npu(device: str) -> None:
         return
     meant = suggest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
     raise OpAtlasError(f"--device {device}: not an NPU{meant}: name an NPU, or the folder with --database-path")
+
+
+def is_product(device: str) -> bool:
+    """Returns whether a name is a product with NPUs (`ATLAS_800_A3_752T_128G_DIE`) rather than a chip."""
+    return device.upper().startswith("ATLAS_")
 
 
 def is_chip(device: str) -> bool:
@@ -225,6 +230,17 @@ def default_path(device: str, versions: Versions) -> Path:
 def _is_of_torch(library: str) -> bool:
     """Returns whether a folder has databases of tasks or of a suite, which the version of torch names."""
     return library == _TASKS or library.startswith(_SUITE)
+
+
+def beside(database: Path, place: Path) -> Path:
+    """Returns where a database that lies at `place` below ROOT lies beside another database.
+
+    Both have one root where the other one lies in the layout of this module. A database elsewhere (`DB`) has the root
+    `DB-replays` for those beside it.
+    """
+    other = database.resolve()
+    root = other.parents[2] if parse_path(other) is not None else other.with_name(f"{other.name}-replays")
+    return root / place.relative_to(ROOT)
 
 
 def suite_path(device: str, suite: str, versions: Versions) -> Path:

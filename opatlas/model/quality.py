@@ -40,10 +40,14 @@ def standard_deviation(samples: Sequence[float], mean: float) -> float:
     return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
 
 
+#: No launch takes longer than an hour: such a duration is the difference of two times that wrapped below zero.
+LONGEST_US = 3.6e9
+
+
 def valid_duration(cell: str) -> float | None:
-    """Returns the duration in a cell, in microseconds; None unless the cell is a finite number above zero."""
+    """Returns the duration in a cell, in microseconds; None unless it is above zero and at most LONGEST_US."""
     value = parse_real(cell)
-    return value if value is not None and math.isfinite(value) and value > 0 else None
+    return value if value is not None and 0 < value <= LONGEST_US else None
 
 
 def number_cell(value: float) -> str:
@@ -67,8 +71,9 @@ _LEAST_MODE = 0.2
 #: Ashman's D (1994) of the two modes, after the best split. A split through one normal population has D = 2.7, through
 #: a uniform one 3.5; of ten normal samples 1 in 100 exceeds 6 by accident.
 _MODES_D = 6.0
-#: Tukey's "far out" values are more interquartile ranges beyond the quartiles.
-_FAR_OUT = 3.0
+#: Outliers are more median absolute deviations from the median. Of normal samples Tukey's "far out" values are as far,
+#: but quartiles describe the disturbance where another program takes more than a quarter of the samples.
+_FAR_OUT = 7.0
 #: A duration below this share of the roofline's bound is wrong; the rest is rounding of clocks and data sheets.
 _ROOFLINE_SLACK = 0.95
 
@@ -108,7 +113,7 @@ class QualityVerdict:
 
     Attributes:
         reason: why, with numbers; for a quiet row the outliers, or "".
-        outliers: the number of samples that are Tukey's far-out values and more than 10 % off the median.
+        outliers: the number of samples that `without_outliers` leaves out.
     """
 
     quality: Quality
@@ -116,12 +121,33 @@ class QualityVerdict:
     outliers: int = 0
 
 
+def typical_mean(samples_us: Sequence[float]) -> float:
+    """Returns the mean of the samples that are not outliers: the stored duration of a kernel."""
+    return fmean(without_outliers(samples_us))
+
+
+def without_outliers(samples_us: Sequence[float]) -> Sequence[float]:
+    """Returns the samples without the outliers, in their order.
+
+    An outlier is more than seven median absolute deviations from the median, and more than 10 % of the median. Fewer
+    than ten samples have no outliers.
+    """
+    if len(samples_us) < _LEAST_FOR_SHAPE:
+        return samples_us
+    middle = median(samples_us)
+    reach = max(_FAR_OUT * median([abs(sample - middle) for sample in samples_us]), NOISE_LIMIT * middle)
+    return [sample for sample in samples_us if abs(sample - middle) <= reach]
+
+
 def relative_noise(samples_us: Sequence[float]) -> float | None:
-    """Returns the standard deviation of samples as a share of their mean; None for fewer than two samples."""
+    """Returns the standard deviation of all samples as a share of the stored mean, which is without the outliers.
+
+    Returns:
+        None for fewer than two samples.
+    """
     if len(samples_us) < 2:
         return None
-    mean = fmean(samples_us)
-    return standard_deviation(samples_us, mean) / mean
+    return standard_deviation(samples_us, fmean(samples_us)) / typical_mean(samples_us)
 
 
 def is_noisy(quality: Quality | None, noise: float | None) -> bool:
@@ -165,52 +191,38 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
         The first of these that holds: above roofline, throttled, unknown, bimodal, drifting, noisy, quiet.
     """
     middle = median(samples_us)
-    outliers = _outliers(samples_us, middle)
-    named = _outlier_text(outliers, len(samples_us))
+    outliers = len(samples_us) - len(without_outliers(samples_us))
+    quality, reason = _quality(samples_us, middle, throttled, bound_us)
+    named = ""
+    if outliers:
+        verb = "is an outlier" if outliers == 1 else "are outliers"
+        farthest = max(samples_us, key=lambda sample: abs(sample - middle))
+        named = f"{outliers} of {len(samples_us)} samples {verb}, the farthest {_us(farthest)}"
+    return QualityVerdict(quality, "; ".join(filter(None, (reason, named))), outliers)
+
+
+def names_outliers(reason: str) -> bool:
+    """Returns whether a cell of Quality Reason names outliers, which the stored mean leaves out."""
+    return "outlier" in reason
+
+
+def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None) -> tuple[Quality, str]:
+    """Returns the quality, and the reason without the outliers."""
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
-        return QualityVerdict(
-            Quality.ABOVE_ROOFLINE,
-            f"the median of {_us(middle)} is below {_us(bound_us)}, the least that the device's peaks allow",
-            len(outliers),
-        )
+        text = f"the median of {_us(middle)} is below {_us(bound_us)}, the least that the device's peaks allow"
+        return Quality.ABOVE_ROOFLINE, text
     if throttled:
-        return QualityVerdict(Quality.THROTTLED, _join_reasons(throttled, named), len(outliers))
+        return Quality.THROTTLED, throttled
     if len(samples_us) < LEAST_FOR_NOISE:
-        return QualityVerdict(Quality.UNKNOWN, f"too few samples to judge noise: {len(samples_us)}")
+        return Quality.UNKNOWN, f"too few samples to judge noise: {len(samples_us)}"
     if modes := find_modes(samples_us):
-        return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
+        return Quality.BIMODAL, f"two modes: {modes.text('samples')}"
     if drift := _drift(samples_us, middle):
-        return QualityVerdict(Quality.DRIFTING, _join_reasons(drift, named), len(outliers))
+        return Quality.DRIFTING, drift
     noise = relative_noise(samples_us) or 0.0
     if noise > NOISE_LIMIT:
-        text = f"standard deviation {percent_text(noise, 0)} of the mean, median {_us(middle)}"
-        return QualityVerdict(Quality.NOISY, _join_reasons(text, named), len(outliers))
-    return QualityVerdict(Quality.QUIET, named, len(outliers))
-
-
-def _join_reasons(*texts: str) -> str:
-    return "; ".join(filter(None, texts))
-
-
-def _outlier_text(outliers: Sequence[float], count: int) -> str:
-    if not outliers:
-        return ""
-    verb = "is an outlier" if len(outliers) == 1 else "are outliers"
-    return f"{len(outliers)} of {count} samples {verb}, up to {_us(max(outliers))}"
-
-
-def _outliers(samples_us: Sequence[float], middle: float) -> list[float]:
-    if len(samples_us) < _LEAST_FOR_SHAPE:
-        return []
-    ordered = sorted(samples_us)
-    quarter = len(ordered) // 4
-    low, high = ordered[quarter], ordered[-1 - quarter]
-    reach = _FAR_OUT * (high - low)
-    return [
-        sample
-        for sample in samples_us
-        if not low - reach <= sample <= high + reach and abs(sample - middle) > NOISE_LIMIT * middle
-    ]
+        return Quality.NOISY, f"standard deviation {percent_text(noise, 0)} of the mean, median {_us(middle)}"
+    return Quality.QUIET, ""
 
 
 def _drift(samples_us: Sequence[float], middle: float) -> str:

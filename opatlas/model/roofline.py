@@ -35,8 +35,10 @@ def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: flo
 #: FLOAT without TF32, which OpAtlas turns off. Sparse rates in the data sheets are halved.
 _HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0} | dict.fromkeys(sorted(FP8), 1979.0)
 _AMPERE = {"FLOAT16": 312.0, "BF16": 312.0, "INT8": 624.0, "FLOAT": 19.5}
+_A2_376T, _A2_313T = _ascend(376.0, 353.9, 99.5, 1600.0), _ascend(313.0, 294.9, 83.0, 1600.0)
+_280T_64G, _280T_32G = (_ascend(280.0, 245.8, 75.0, bandwidth) for bandwidth in (1600.0, 800.0))
 
-#: Peaks by the folder name of the device.
+#: Peaks by the folder name of the device, or by the name of the chip that captures have.
 PEAKS: Mapping[str, Peak] = {
     # NVIDIA H200, H100 (SXM) and A100 Tensor Core GPU data sheets.
     "NVIDIA_H200": Peak(4800.0, _HOPPER),
@@ -44,19 +46,35 @@ PEAKS: Mapping[str, Peak] = {
     "NVIDIA_A100-SXM4-80GB": Peak(2039.0, _AMPERE),
     "NVIDIA_A100-SXM4-40GB": Peak(1555.0, _AMPERE),
     # Ascend/msmodeling, tensor_cast/device.py: mma_ops and memory_bandwidth_bytes_ps, its 1.6 T as 10^12.
-    "ATLAS_800_A2_376T_64G": _ascend(376.0, 353.9, 99.5, 1600.0),
-    "ATLAS_800_A2_313T_64G": _ascend(313.0, 294.9, 83.0, 1600.0),
-    "ATLAS_800_A2_280T_64G": _ascend(280.0, 245.8, 75.0, 1600.0),
-    "ATLAS_800_A2_280T_64G_PCIE": _ascend(280.0, 245.8, 75.0, 1600.0),
-    "ATLAS_800_A2_280T_32G_PCIE": _ascend(280.0, 245.8, 75.0, 800.0),
-    "ATLAS_800_A3_752T_128G_DIE": _ascend(376.0, 353.9, 99.5, 1600.0),
-    "ATLAS_800_A3_560T_128G_DIE": _ascend(280.0, 245.8, 75.0, 1600.0),
+    "ATLAS_800_A2_376T_64G": _A2_376T,
+    "ATLAS_800_A2_313T_64G": _A2_313T,
+    "ATLAS_800_A2_280T_64G": _280T_64G,
+    "ATLAS_800_A2_280T_64G_PCIE": _280T_64G,
+    "ATLAS_800_A2_280T_32G_PCIE": _280T_32G,
+    "ATLAS_800_A3_752T_128G_DIE": _A2_376T,
+    "ATLAS_800_A3_560T_128G_DIE": _280T_64G,
+    # Chips have the peaks of the product with as many cores at the same clock, by CANN's platform_config/{chip}.ini:
+    # cube_core_cnt x cube_freq x 8192 operations is the rate of BF16 above (910B2 24 x 1.8 GHz, 910B3 20 x 1.8 GHz,
+    # 910B4 20 x 1.5 GHz). msopprof's FREQ_MAP has 1.85 GHz for 910B1, and half of the bandwidth for 910B4.
+    "Ascend910B1": _ascend(376.0, 363.7, 99.5, 1600.0),
+    "Ascend910B2": _A2_376T,
+    "Ascend910B2C": _A2_376T,
+    "Ascend910B3": _A2_313T,
+    "Ascend910B4": _280T_32G,
+    "Ascend910B4-1": _280T_32G,
+    # A die of an A3: 24 cores at 1.8 GHz (AKG, docs of hardware, 910_9382), 20 cores for 910_9362.
+    "Ascend910C": _A2_376T,
+    **dict.fromkeys(("Ascend910_9381", "Ascend910_9382", "Ascend910_9391", "Ascend910_9392"), _A2_376T),
+    "Ascend910_9362": _280T_64G,
+    # Huawei, Atlas 300I Pro inference card, data sheet: one 310P3. It has no BF16.
+    "Ascend310P3": Peak(204.8, {"FLOAT16": 70.0, "INT8": 140.0}),
 }
+_BY_NAME = {name.casefold(): peak for name, peak in PEAKS.items()}
 
 
 def device_peak(device_name: str) -> Peak:
-    """Returns the peaks of a device by its folder name; an empty Peak if they are unknown."""
-    return PEAKS.get(device_name, Peak())
+    """Returns the peaks of a device by its folder name, in any case; an empty Peak if they are unknown."""
+    return _BY_NAME.get(device_name.casefold(), Peak())
 
 
 #: Matrix products. Their first two inputs are the left and the right operand.
@@ -95,10 +113,10 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
     return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)
 
 
-def row_bytes(cells: Mapping[str, str]) -> int | None:
+def row_bytes(kernel_type: str, cells: Mapping[str, str]) -> int | None:
     """Returns the bytes of all tensors of a row; None if its cells do not tell."""
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return None
     return tensor_bytes((*inputs, *outputs))
@@ -179,7 +197,7 @@ class AchievedRates:
 def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     """Returns the work of a row; None if it is unknown for the kernel type or the cells."""
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return None
     moved, read = moved_bytes(kernel_type, inputs, outputs), tensor_bytes(inputs)

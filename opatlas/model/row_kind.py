@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from opatlas.model.communication import is_communication
-from opatlas.model.quality import Summary
+from opatlas.model.quality import typical_mean
 from opatlas.model.schema import (
     AVERAGE,
     BANDWIDTH,
@@ -40,7 +42,7 @@ class RowKind:
         known_columns: candidates for a misspelt column. MicroBench columns may be named after any counter, and are not
             among the candidates.
         has_former_names: whether older tools wrote some columns under other names.
-        stores_median: whether the stored duration is the median of the samples, and not their mean.
+        stores_median: whether the stored duration is the median of the samples, and not their mean without outliers.
         starts_together: whether all ranks of a group begin a call at once, so that the slowest rank is the same in all
             samples.
     """
@@ -54,9 +56,9 @@ class RowKind:
     stores_median: bool
     starts_together: bool
 
-    def duration_us(self, summary: Summary) -> float:
+    def duration_us(self, samples_us: Sequence[float]) -> float:
         """Returns the stored duration of a row in microseconds."""
-        return summary.median_us if self.stores_median else summary.mean_us
+        return median(samples_us) if self.stores_median else typical_mean(samples_us)
 
     def is_measured(self, column: str) -> bool:
         """Returns whether replays write a column: durations, how they were measured, status."""

@@ -26,6 +26,7 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from opatlas.model.communication import is_communication
+from opatlas.model.optional_slots import optional_inputs, optional_outputs
 from opatlas.model.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.model.signature import reads_first_input, signature
 from opatlas.model.slots import known_dtype, slot_words
@@ -78,9 +79,12 @@ def _compare_cells(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ..
     if signature(kernel_type, row_cells) == signature(kernel_type, launch_cells):
         return LaunchComparison()
     assumptions: list[str] = []
-    for name, columns in (("input", INPUT_SLOTS), ("output", OUTPUT_SLOTS)):
+    for name, columns, optional in (
+        ("input", INPUT_SLOTS, optional_inputs(kernel_type)),
+        ("output", OUTPUT_SLOTS, optional_outputs(kernel_type)),
+    ):
         row_slots, launch_slots = (
-            slot_words(*(cells[column] for column in columns)) for cells in (row_cells, launch_cells)
+            slot_words(*(cells[column] for column in columns), optional) for cells in (row_cells, launch_cells)
         )
         if reads_first_input(kernel_type):
             row_slots, launch_slots = (tuple(map(_without_ones, slots[:1])) for slots in (row_slots, launch_slots))

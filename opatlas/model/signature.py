@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication, message_signature
+from opatlas.model.optional_slots import SlotNumbers, optional_inputs, optional_outputs
 from opatlas.model.schema import (
     EP_SIZE,
     EXPERT_PARALLEL,
@@ -101,15 +102,15 @@ def normalized_kernel_type(name: str) -> str:
 
 
 def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
-    rule = _RULES.get(kernel_type)
+    rule, inputs, outputs = _RULES.get(kernel_type), optional_inputs(kernel_type), optional_outputs(kernel_type)
     if rule is None:
-        text = f"{_text(cells[0], cells[1], cells[2])}|{_text(cells[3], cells[4], None)}"
+        text = f"{_text(cells[0], cells[1], cells[2], inputs)}|{_text(cells[3], cells[4], None, outputs)}"
     else:
-        text = rule(slot_words(cells[0], cells[1], cells[2]), slot_words(cells[3], cells[4], cells[5]))
+        text = rule(slot_words(*cells[:3], inputs), slot_words(*cells[3:], outputs))
     return text + _extra_text(extra) if any(extra) else text
 
 
-def _text(shapes: str, dtypes: str, formats: str | None) -> str:
+def _text(shapes: str, dtypes: str, formats: str | None, optional: SlotNumbers) -> str:
     """Returns the slots of three cells as `shapes|dtypes|formats`, or as `shapes|dtypes` if `formats` is None."""
     # The fast path for most rows: every slot has dimensions, so no slot is absent, and each cell is normalized alone.
     shape_text = shapes.strip('"')
@@ -123,7 +124,7 @@ def _text(shapes: str, dtypes: str, formats: str | None) -> str:
         and (formats is None or format_count == dtype_count)
     ):
         return f"{shape_text}|{dtype_text}" + ("" if formats is None else f"|{format_text}")
-    words = slot_words(shapes, dtypes, formats or "")
+    words = slot_words(shapes, dtypes, formats or "", optional)
     return "|".join(_column(words, which) for which in _SLOT[: 2 if formats is None else 3])
 
 
@@ -158,11 +159,6 @@ def _source_and_indices(inputs: Words, outputs: Words) -> str:
     return _all((*inputs[:1], *axes, *indices), outputs)
 
 
-def _tensors_with_dimensions(inputs: Words, outputs: Words) -> str:
-    """Returns the signature of a kernel whose slots without dimensions count as absent, whatever their dtype."""
-    return _all(*(_without_absent(slots) for slots in (inputs, outputs)))
-
-
 def _with_output_formats(inputs: Words, outputs: Words) -> str:
     """Returns a signature with output formats: 32,32 is 2,2,16,16 in FRACTAL_NZ and in FRACTAL_Z."""
     return f"{_all(inputs, outputs)}|{_column(outputs, _FORMAT)}"
@@ -175,25 +171,11 @@ _RULES: dict[str, Callable[[Words, Words], str]] = {
     "Transpose": _first_input,
     "TransposeAiCore": _first_input,
     "TransData": _with_output_formats,
-    **dict.fromkeys(
-        (
-            *("FlashAttentionScore", "FlashAttentionScoreGrad", "FusedInferAttentionScore", "KvRmsNormRopeCache"),
-            *("LightningIndexer", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "SparseFlashAttention"),
-        ),
-        _tensors_with_dimensions,
-    ),
 }
 
 
 def _all(inputs: Words, outputs: Words) -> str:
     return "|".join([*(_column(inputs, which) for which in _SLOT), *(_column(outputs, which) for which in _SLOT[:2])])
-
-
-def _without_absent(slots: Words) -> Words:
-    kept = [slot if slot[_SHAPE] else ("", "", "") for slot in slots]
-    while kept and not kept[-1][_SHAPE]:
-        kept.pop()
-    return tuple(kept)
 
 
 def reads_first_input(kernel_type: str) -> bool:

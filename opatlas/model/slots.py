@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from opatlas.errors import CellError
+from opatlas.model.optional_slots import NO_SLOTS, SlotNumbers, optional_inputs, optional_outputs
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SLOTS
 from opatlas.text import parse_whole
 
@@ -78,10 +79,15 @@ def _format_words(cell: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, str], ...]:
+def slot_words(
+    shapes: str, dtypes: str, formats: str, optional: SlotNumbers = NO_SLOTS
+) -> tuple[tuple[str, str, str], ...]:
     """Returns the normalized words (shape, dtype, format) of each slot, without absent slots at the end.
 
     Accepts any text, so that malformed rows have a signature and can be reported. `parse_slots` checks the numbers.
+
+    Args:
+        optional: the slots that are absent without a shape, whatever their dtype (opatlas/model/optional_slots.py).
     """
     shape_words = split_cell(shapes)
     dtype_words, format_words = list(_dtype_words(dtypes)), list(_format_words(formats))
@@ -90,27 +96,30 @@ def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, 
     dtype_words += [""] * (count - len(dtype_words))
     format_words += [""] * (count - len(format_words))
     slots = [
-        (shape, dtype, form) if shape or dtype else ("", "", "")
-        for shape, dtype, form in zip(shape_words, dtype_words, format_words, strict=False)
+        (shape, dtype, form) if shape or (dtype and slot not in optional) else ("", "", "")
+        for slot, (shape, dtype, form) in enumerate(zip(shape_words, dtype_words, format_words, strict=False))
     ]
     while slots and slots[-1] == ("", "", ""):
         slots.pop()
     return tuple(slots)
 
 
-def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+def parse_slots(
+    shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str], optional: SlotNumbers = NO_SLOTS
+) -> tuple[Slot, ...]:
     """Returns the tensors that three cells describe, with absent tensors in between.
 
     Args:
         shapes, dtypes, formats: the cells.
         columns: their column names, for errors.
+        optional: as for `slot_words`.
 
     Raises:
         CellError: a dimension is not a whole number of at least 0, or a shape has no dtype (the cells have different
             numbers of slots).
     """
     slots = []
-    for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats)):
+    for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats, optional)):
         dimensions = _dimensions(shape, columns[0], shapes)
         if dimensions and not dtype:
             raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
@@ -118,14 +127,14 @@ def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str,
     return tuple(slots)
 
 
-def row_slots(cells: Mapping[str, str]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+def row_slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
     """Returns the input and the output tensors of a row; a missing cell counts as empty. Raises CellError."""
 
-    def read(columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    def read(columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
         shapes, dtypes, formats = (cells.get(column, "") for column in columns)
-        return parse_slots(shapes, dtypes, formats, columns)
+        return parse_slots(shapes, dtypes, formats, columns, optional)
 
-    return read(INPUT_SLOTS), read(OUTPUT_SLOTS)
+    return read(INPUT_SLOTS, optional_inputs(kernel_type)), read(OUTPUT_SLOTS, optional_outputs(kernel_type))
 
 
 def _dimensions(shape: str, column: str, cell: str) -> tuple[int, ...]:
@@ -175,6 +184,7 @@ _KNOWN = {
         Dtype("UINT64", "uint64", 8),
         Dtype("BOOL", "bool", 1),
         Dtype("COMPLEX64", "complex64", 8),
+        Dtype("COMPLEX128", "complex128", 16),
     )
 }
 #: The dtypes of FP8, by the names of CANN's enumeration of dtypes (ge::DataType).

@@ -9,15 +9,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.arrays import Floats, Positions
+from opatlas.combine.row_devices import joined
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 from opatlas.query.predictor import Prediction
-from opatlas.query.result import How, measured_half_widths
+from opatlas.query.result import How, interval_of, leads
 from opatlas.query.stored_rows import StoredRows
 
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = (
     *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", QUALITY, RUN_ID, "Composition"),
-    *("Device", CACHE_STATE, INSTRUMENT, "Machines"),
+    *("Device", CACHE_STATE, INSTRUMENT, "Machines", "Source"),
 )
 #: The words of the column Composition, by `QueryResult.composed`.
 COMPOSITION_WORDS = {False: "no", True: "yes", None: "not told"}
@@ -28,13 +29,8 @@ class Answers:
 
     def __init__(self, count: int) -> None:
         self.duration_us, self.low_us, self.high_us = (np.full(count, np.nan) for _ in range(3))
+        self._row_us = np.full(count, np.nan)
         self._words = {name: np.full(count, "", dtype=object) for name in ANSWER_COLUMNS[3:]}
-
-    @property
-    def is_measured(self) -> npt.NDArray[np.bool_]:
-        """Whether a stored row answers each question."""
-        measured: npt.NDArray[np.bool_] = self._words["How"] == How.MEASURED.value
-        return measured
 
     def take_measured(self, rows: StoredRows, positions: Positions, floors: Floats) -> None:
         """Takes stored rows where they are faster than the answers so far.
@@ -50,8 +46,8 @@ class Answers:
         duration_us = rows.duration_us[found]
         faster = ~(self.duration_us[hit] <= duration_us)
         hit, found, duration_us = hit[faster], found[faster], duration_us[faster]
-        half = measured_half_widths(rows.std_us, rows.samples, rows.duration_us, floors)[found]
-        self._put(hit, duration_us, duration_us * (1 - half), duration_us * (1 + half))
+        self._put(hit, duration_us, *interval_of(duration_us, rows.half_widths(floors)[found]))
+        self._row_us[hit] = duration_us
         caches, instruments = zip(*rows.row_conditions, strict=True)
         cells: dict[str, Sequence[object]] = {
             QUALITY: rows.quality,
@@ -59,31 +55,42 @@ class Answers:
             "Composition": [COMPOSITION_WORDS[each] for each in rows.composed],
             CACHE_STATE: caches,
             INSTRUMENT: instruments,
+            "Device": rows.devices,
+            "Source": rows.source,
             "Machines": ["" if count is None else count for count, _ in rows.machines],
         }
         for name, values in cells.items():
             self._words[name][hit] = np.array(values, dtype=object)[found]
-        for name, word in (("How", How.MEASURED.value), ("Implementation", rows.label), ("Device", rows.device)):
+        for name, word in (("How", How.MEASURED.value), ("Implementation", rows.label)):
             self._words[name][hit] = word
 
     def take_predicted(self, where: Positions, found: Sequence[Prediction | None], rows: StoredRows) -> None:
         """Takes predictions where they are faster than the answers so far.
 
+        One goes before a stored row of another implementation only if it `leads`.
+
         Args:
-            where: the questions, none of which a stored row answers.
-            found: their predictions; None for a question without a prediction.
+            where: the questions that no row of the implementation answers, after all stored rows were taken.
+            found: their predictions; None for a question without a prediction, or whose dtypes no row has beside a
+                stored row.
             rows: the rows that the predictions come from.
         """
         cache, instrument = rows.conditions()
         words = {
             "Implementation": rows.label,
             "Composition": COMPOSITION_WORDS[rows.any_composed],
+            QUALITY: "",
+            RUN_ID: "",
+            "Machines": "",
             "Device": rows.device,
+            "Source": joined(rows.source),
             CACHE_STATE: cache,
             INSTRUMENT: instrument,
         }
         for i, each in zip(where.tolist(), found, strict=True):
-            if each is not None and not self.duration_us[i] <= each.duration_us:
+            if each is None or not leads(each.how, each.interval_us, self._row_us[i]):
+                continue
+            if self._words["How"][i] == How.MEASURED.value or not self.duration_us[i] <= each.duration_us:
                 self.duration_us[i], (self.low_us[i], self.high_us[i]) = each.duration_us, each.interval_us
                 self._words["How"][i] = each.how.value
                 for name, word in words.items():

@@ -118,7 +118,7 @@ def _agrees(form: Sequence[tuple[str, ...]], question: Question) -> bool:
     if question.dtype and form[0][:1] != (question.dtype,):
         return False
     return all(
-        column not in question.cells or normal_words(question.cells[column]) == words
+        column not in question.cells or normal_words(question.kernel_type, column, question.cells) == words
         for column, words in zip(_FORM, form, strict=True)
     )
 

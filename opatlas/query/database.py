@@ -15,9 +15,10 @@ from opatlas.model.communication import BY_NAME, is_communication
 from opatlas.model.named_databases import database_folder
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.query.collectives import answer_collective
-from opatlas.query.implementation_answers import AnswerRules, ImplementationAnswers
+from opatlas.query.implementation_answers import AnswerRules, ImplementationAnswers, best_answer
 from opatlas.query.question import Shapes, Words, ask
-from opatlas.query.result import How, NoAnswer, QueryResult
+from opatlas.query.result import QueryResult
+from opatlas.query.stack import FASTEST, default_stack
 from opatlas.query.typed_rows import typed_rows
 from opatlas.text import suggest
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from opatlas.query.next_rows import NextRows, Step
     from opatlas.theory.model_calls import Phase
 
-#: The implementation that has the shortest measured duration of the row.
-FASTEST = "fastest"
 #: The kernel types of `OpenDatabase.matmul`, in the order in which they are looked for.
 _PRODUCT_TYPES = (*MATMUL_FAMILY, "MatMul")
 _ATTENTION = "FusedInferAttentionScore"
@@ -38,7 +37,6 @@ def open(  # noqa: A001
     *,
     same_machine: bool = False,
     compositions: bool = False,
-    noisy: bool = False,
 ) -> OpenDatabase:
     """Opens a database, and the databases of implementations that were measured on its rows. Reads tables when needed.
 
@@ -47,13 +45,12 @@ def open(  # noqa: A001
         same_machine: whether the intervals are for the machine that measured the rows. On another one of the same
             type, equal rows differ by 5.3 % at the 90th percentile, or by what the machines of a pooled row tell, and
             the intervals are no narrower.
-        compositions, noisy: whether rows answer whose duration is that of a composition of torch operators, or whose
-            samples are noisy, drifting, bimodal or throttled.
+        compositions: whether rows answer whose duration is that of a composition of torch operators.
 
     Raises:
         OpAtlasError: there is no such folder or device, or the folder has no CSVs.
     """
-    rules = AnswerRules(same_machine, compositions, noisy)
+    rules = AnswerRules(same_machine, compositions)
     return OpenDatabase(ImplementationAnswers(database_folder(place), rules))
 
 
@@ -66,7 +63,8 @@ def model_cost(
     batch: int,
     context: int,
     phase: Phase = "decode",
-    dtype: str = "BF16",
+    dtype: str = "",
+    implementation: str | Sequence[str] = (),
     same_machine: bool = False,
     tell: Callable[[str], object] = str,
 ) -> ModelCost:
@@ -83,7 +81,17 @@ def model_cost(
     # A wrong model is told before a wrong database.
     resolve_model(model)
     database = open(place, same_machine=same_machine)
-    return database.model(model, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, tell=tell)
+    return database.model(
+        model,
+        tp=tp,
+        ep=ep,
+        batch=batch,
+        context=context,
+        phase=phase,
+        dtype=dtype,
+        implementation=implementation,
+        tell=tell,
+    )
 
 
 class OpenDatabase:
@@ -123,7 +131,8 @@ class OpenDatabase:
             input_shapes: `["48,18432", "7168,18432"]`, `[(48, 18432), (7168, 18432)]` or a cell of the CSV.
             dtypes: a word for each input, or one word: the dtype of the first input.
             runtime: what an attention kernel reads: `{"num_heads": 64, "actual_seq_lengths_kv_values": [4096]}`.
-            implementation: a name or several, of which the fastest that was measured; default: of all.
+            implementation: a name or several, of which the fastest that was measured; default: of all. A prediction
+                goes before a measured row only if its whole interval lies below the row's duration.
 
         Raises:
             NoAnswer: no row tells, or several do.
@@ -142,7 +151,7 @@ class OpenDatabase:
         self._expect(kernel_type)
         if is_communication(kernel_type):
             raise OpAtlasError(f"{kernel_type}: a message has no shapes: ask collective(NAME, bytes=..., devices=...)")
-        return self._best(self._chosen(implementation), lambda name: self.answers.answer(name, question))
+        return best_answer(self._chosen(implementation), lambda name: self.answers.answer(name, question))
 
     def matmul(
         self,
@@ -221,20 +230,7 @@ class OpenDatabase:
             OpAtlasError: there is no such kernel type or implementation.
         """
         self._expect(kernel_type)
-        return self._best(self._chosen(implementation), lambda name: self.answers.answer_row(name, kernel_type, cells))
-
-    def _best(self, names: Collection[str], answer: Callable[[str], QueryResult]) -> QueryResult:
-        """Returns the best answer of some implementations. Raises NoAnswer if none has one."""
-        found: list[QueryResult] = []
-        unknown: list[NoAnswer] = []
-        for name in names:
-            try:
-                found.append(answer(name))
-            except NoAnswer as error:
-                unknown.append(error)
-        if not found:
-            raise unknown[0]
-        return found[0] if len(found) == 1 else _with_rivals(found)
+        return best_answer(self._chosen(implementation), lambda name: self.answers.answer_row(name, kernel_type, cells))
 
     def collective(
         self,
@@ -292,37 +288,57 @@ class OpenDatabase:
         batch: int,
         context: int,
         phase: Phase = "decode",
-        dtype: str = "BF16",
+        dtype: str = "",
+        implementation: str | Sequence[str] = (),
         tell: Callable[[str], object] = str,
     ) -> ModelCost:
         """Returns what a step of a model costs on one device, if no two kernels run at once.
 
+        One stack of implementations answers: for each kernel type the first with rows of it, and of rows with the
+        dtypes of the call before others.
         Rows whose duration is that of a composition of operators answer only where no others do. Collectives come from
         the newest communication database of the device, in the topology tier of the most rows with as many devices.
         Weights are in ND or in FRACTAL_NZ, as the rows have them.
 
         Args:
-            model: a built-in model's name, a config.json or its folder, or an architecture of transformers.
+            model: a built-in model's name, a config.json or its folder.
             tp, ep: the devices that share a layer, and the experts.
             batch, context: the sequences, and the tokens of each.
-            phase, dtype: "decode" or "prefill"; the dtype of products.
+            phase, dtype: "decode" or "prefill"; the dtype of products (default: that of the model's weights).
+            implementation: the stack, a name or several in their order; "fastest": for each call what `query` answers.
+                Default: the stack that the database names (`opatlas.query.stack`).
             tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
 
         Raises:
-            OpAtlasError: there is no such model, or it cannot be divided so.
+            OpAtlasError: there is no such model, it cannot be divided so, or no row has the dtype of its weights.
         """
         from opatlas.query.model_cost import ModelCost, part_costs
-        from opatlas.theory.model_calls import model_calls
+        from opatlas.theory.model_calls import model_calls, step_dtype
         from opatlas.theory.sources import resolve_model
 
         facts = resolve_model(model)
+        dtype = step_dtype(facts, dtype)
         layouts = (
             model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
             for nz in (False, True)
         )
-        parts = part_costs(self.answers, zip(*layouts, strict=True), tell)
+        asked = [implementation] if isinstance(implementation, str) else implementation
+        everything = FASTEST in asked
+        stack = (FASTEST,) if everything else tuple(self._chosen(asked)) if asked else default_stack(self.answers)
+        parts = part_costs(self.answers, stack, zip(*layouts, strict=True), tell)
         return ModelCost(
-            facts.name, self.path, parts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype
+            facts.name,
+            self.path,
+            parts,
+            stack=stack if everything else tuple(self.implementations[name].label for name in stack),
+            tp=tp,
+            ep=ep,
+            batch=batch,
+            context=context,
+            phase=phase,
+            dtype=dtype,
+            layers=facts.layers,
+            differs=facts.differences(dtype),
         )
 
     def next_rows(
@@ -335,7 +351,7 @@ class OpenDatabase:
         batch: Sequence[int] = (),
         context: Sequence[int] = (),
         phase: Sequence[Phase] = ("decode", "prefill"),
-        dtype: str = "BF16",
+        dtype: str = "",
         steps: Sequence[Step] = (),
         tell: Callable[[str], None] = lambda kernel_type: None,
     ) -> NextRows:
@@ -363,9 +379,10 @@ class OpenDatabase:
             phase=phase,
             dtype=dtype,
         )
-        # What another machine would measure does not matter, and a composition cannot be measured better.
-        answering = self.answers.under(same_machine=True, compositions=True)
-        return next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
+        # What another machine would measure does not matter.
+        answering = self.answers.under(same_machine=True)
+        found = next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
+        return replace(found, differs=next_rows.differences(steps))
 
     def query_many(
         self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST
@@ -403,9 +420,3 @@ class OpenDatabase:
                 f"{kernel_type}: {self.path} has no such kernel type{suggest(kernel_type, [*known, *BY_NAME])}: "
                 f"`opatlas show DB` lists them"
             )
-
-
-def _with_rivals(answers: Sequence[QueryResult]) -> QueryResult:
-    """Returns the fastest measured answer, or else the fastest, with the others as its rivals."""
-    ranked = sorted(answers, key=lambda each: (each.how is not How.MEASURED, each.duration_us))
-    return replace(ranked[0], rivals=tuple(ranked[1:]))

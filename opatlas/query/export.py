@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 
+from opatlas.combine.row_devices import are_one_device
 from opatlas.model.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -33,8 +35,8 @@ from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
+from opatlas.query.stored_rows import CAPTURED_SOURCE
 from opatlas.query.typed_rows import typed_rows
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.csv_files import write_atomically, write_text
 from opatlas.text import parse_whole
 
@@ -51,7 +53,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("samples", "machines"), "Int64"),
     "machine_spread": "Float64",
     "composed": "boolean",
-    **dict.fromkeys(("quality", "device", "cache", "instrument", "run_id"), "string"),
+    **dict.fromkeys(("quality", "device", "source", "cache", "instrument", "run_id"), "string"),
 }
 _CELLS = {
     "input_shapes": INPUT_SHAPES,
@@ -77,6 +79,17 @@ def long_table(database: OpenDatabase) -> pd.DataFrame:
     words = [name for name, dtype in COLUMNS.items() if dtype == "string"]
     table = table.assign(**{name: table[name].replace("", pd.NA) for name in words})
     return table
+
+
+def of_other_devices(database: OpenDatabase) -> Counter[str]:
+    """Returns the number of durations of other devices than the one that answers, which no table has, by device."""
+    answers, counts = database.answers, Counter[str]()
+    for kernel_type in database.kernel_types():
+        for name in database.implementations:
+            rows = answers.stored_rows(kernel_type, name)
+            found = [*rows.left_out.values(), *(each for beside in rows.beside for each in beside)]
+            counts.update(each.device for each in found if not are_one_device(each.device, answers.device))
+    return counts
 
 
 def _sources(database: OpenDatabase) -> Iterator[tuple[OpenDatabase, str]]:
@@ -110,7 +123,12 @@ def _dtype(word: object) -> str:
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
     """Writes a table as Parquet. Raises OpAtlasError."""
     content = pa.Table.from_pandas(table, preserve_index=False)
-    write_atomically(path, lambda temporary: pyarrow.parquet.write_table(content, temporary))
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            pyarrow.parquet.write_table(content, file)
+
+    write_atomically(path, write)
 
 
 # The tables of aiconfigurator: latencies are in milliseconds, and the first row of a key counts.
@@ -150,7 +168,6 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
     says so.
     """
     found: dict[tuple[str, str, str, str], list[dict[str, object]]] = {}
-    device = database_device(database.path).replace("_", " ")
     for source, kernel_type in _sources(database):
         for family, table, sizes in _makers(kernel_type):
             for name, each in source.implementations.items():
@@ -164,12 +181,13 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
                         continue
                     untold = ", may be a composition" if line["composed"] is None else ""
                     composed = ", composition" if line["composed"] else ""
+                    captured = ", captured" if line["source"] == CAPTURED_SOURCE else ""
                     own = {
                         "framework": framework,
                         "version": version,
-                        "device": device,
+                        "device": str(line["device"]).replace("_", " "),
                         "op_name": row.pop("op_name"),
-                        "kernel_source": f"{framework} {kernel_type}{untold}{composed}",
+                        "kernel_source": f"{framework} {kernel_type}{untold}{composed}{captured}",
                     }
                     latency = {"latency": float(line["duration_us"]) / 1e3}
                     found.setdefault((family, framework, version, table), []).append({**own, **row, **latency})

@@ -59,7 +59,7 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
     if is_communication(kernel_type):
         return _message(cells)
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return None
     slots = (*inputs, *outputs)

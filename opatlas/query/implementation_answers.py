@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 
 from opatlas.arrays import Floats
+from opatlas.combine.row_devices import RowDevices, are_one_device, database_device, joined
 from opatlas.compare.databases import ComparedDatabase, with_implementations
+from opatlas.implementations.implementation import default_name
 from opatlas.model.communication import is_communication
-from opatlas.model.location import communication_library, parse_path
+from opatlas.model.location import communication_library, device_kind, parse_path
 from opatlas.model.named_databases import newness
 from opatlas.model.schema import (
     INPUT_DTYPES,
@@ -24,7 +26,7 @@ from opatlas.model.schema import (
     PROFILING_POPULATIONS,
     RUNTIME,
 )
-from opatlas.model.signature import row_cells, signature
+from opatlas.model.signature import make_case_id, row_cells, signature
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
 from opatlas.query.compositions import NOT_TOLD
@@ -37,9 +39,11 @@ from opatlas.query.result import (
     NoAnswer,
     QueryResult,
     UsedRow,
+    interval_of,
+    leads,
     measured_half_widths,
 )
-from opatlas.query.stored_rows import StoredRows
+from opatlas.query.stored_rows import CAPTURED, Stored, StoredRows, source_word
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 
@@ -62,7 +66,6 @@ class AnswerRules:
 
     same_machine: bool = False
     compositions: bool = False
-    noisy: bool = False
 
 
 class ImplementationAnswers:
@@ -81,6 +84,7 @@ class ImplementationAnswers:
         self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
         self.rules = rules
         self._rows: dict[tuple[str, str], StoredRows] = {}
+        self._devices: dict[str, RowDevices] = {}
         self._predictors: dict[tuple[str, str], Predictor] = {}
         self._completions: dict[tuple[str, str], Completion] = {}
 
@@ -89,6 +93,11 @@ class ImplementationAnswers:
         """The kernel types that some implementation had rows of at the first question."""
         found = {path.stem for each in self.implementations.values() for path in each.path.glob("[!.]*.csv")}
         return sorted(found)
+
+    @cached_property
+    def device(self) -> str:
+        """The device that answers: that of the default implementation's database; "" if unknown."""
+        return database_device(self.path)
 
     @cached_property
     def messages(self) -> ImplementationAnswers | None:
@@ -129,20 +138,26 @@ class ImplementationAnswers:
     def answer_row(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str = "") -> QueryResult:
         """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
         rows = self._answering_rows(kernel_type, name)
-        position = rows.by_signature.get(signature(kernel_type, cells))
+        own = signature(kernel_type, cells)
+        position = rows.by_signature.get(own)
         if position is not None:
             return self._measured(rows, position)
+        stored = rows.left_out.get(own)
         (prediction,) = self.predictor(kernel_type, name).predict([cells], with_rows=True)
         if prediction is None:
             raise NoAnswer(
-                f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: check that its shapes fit "
+                f"{kernel_type}: {_why(stored)}"
+                if stored
+                else f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: check that its shapes fit "
                 f"together, or measure it"
             )
         composed = rows.any_composed
         cache, instrument = rows.conditions()
-        other = "" if is_communication(kernel_type) or rows.has_dtypes(cells) else "no row has these dtypes"
+        has_dtypes = is_communication(kernel_type) or rows.has_dtypes(cells)
+        other = "" if has_dtypes else "no row has these dtypes"
         untold = NOT_TOLD if composed is None else ""
-        note = "; ".join(filter(None, (prediction.note, other, note, untold)))
+        why = _why(stored) if stored else prediction.note
+        note = "; ".join(filter(None, (why, other, note, untold)))
         return QueryResult(
             prediction.duration_us,
             prediction.interval_us,
@@ -155,57 +170,93 @@ class ImplementationAnswers:
             instrument=instrument,
             note=note,
             composed=composed,
+            source=joined(rows.source),
+            other_dtypes=not has_dtypes,
+            rivals=() if stored is None else (self._of_row(rows, stored, make_case_id(kernel_type, own)),),
         )
 
     def _answering_rows(self, kernel_type: str, name: str) -> StoredRows:
         """Returns the rows of an implementation. Raises NoAnswer without rows."""
         rows = self.stored_rows(kernel_type, name)
         if not len(rows):
+            away = {each.device for each in rows.left_out.values() if not are_one_device(each.device, self.device)}
+            why = f"; those of {joined(away)} do not answer for this device" if away else ""
             raise NoAnswer(
-                f"{kernel_type}: no row of {rows.label} answers; noisy rows, compositions of torch operators and rows "
-                f"without a duration do not: measure rows, or use opatlas.open(DB, compositions=True, noisy=True)"
+                f"{kernel_type}: no row of {rows.label} answers; compositions of torch operators, failed rows and rows "
+                f"without a duration do not{why}: measure rows, or use opatlas.open(DB, compositions=True)"
             )
         return rows
 
     def _measured(self, rows: StoredRows, position: int) -> QueryResult:
-        duration_us = float(rows.duration_us[position])
-        one = slice(position, position + 1)
-        floors = self._floors(rows)[one]
-        cache, instrument = rows.row_conditions[position]
-        half = float(measured_half_widths(rows.std_us[one], rows.samples[one], rows.duration_us[one], floors)[0])
-        return QueryResult(
+        case_id, stored = rows.case_id(position), rows.found[position]
+        own = self._of_row(rows, stored, case_id, position)
+        beside = tuple(self._of_row(rows, each, case_id) for each in rows.beside[position])
+        return replace(own, note=_note(rows, position), rivals=beside)
+
+    def _of_row(self, rows: StoredRows, stored: Stored, case_id: str, position: int | None = None) -> QueryResult:
+        """Returns a duration of a row as an answer.
+
+        Args:
+            position: the position of the row if the duration is the one that answers, about which more is known.
+        """
+        answers = position is not None
+        is_own = answers or are_one_device(stored.device, self.device)
+        label = rows.label if is_own else default_name(device_kind(stored.device))
+        cache, instrument = rows.row_conditions[position] if position is not None else ("", "")
+        machines, floor = None, self._floor_of_one
+        if position is not None:
+            machines, floor = rows.machines[position][0], float(self._floors(rows)[position])
+        duration_us = np.array([stored.duration_us])
+        half = measured_half_widths(
+            np.array([stored.std_us]),
+            np.array([stored.samples]),
             duration_us,
-            (duration_us * (1 - half), duration_us * (1 + half)),
+            np.array([floor]),
+            np.array([stored.noisy]),
+        )
+        (low,), (high,) = interval_of(duration_us, half)
+        return QueryResult(
+            stored.duration_us,
+            (float(low), float(high)),
             How.MEASURED,
             rows.kernel_type,
-            rows.label,
-            (UsedRow(rows.case_id(position), rows.run_id[position], duration_us),),
-            device=rows.device,
+            label,
+            (UsedRow(case_id, stored.run_id, stored.duration_us),),
+            device=stored.device,
             cache=cache,
-            instrument=instrument,
-            machines=rows.machines[position][0],
-            quality=rows.quality[position],
-            note=_note(rows, position),
-            composed=rows.composed[position],
+            instrument=CAPTURED if stored.captured else instrument,
+            machines=machines,
+            quality=stored.quality,
+            composed=stored.composed,
+            source=source_word(stored),
         )
+
+    @property
+    def _floor_of_one(self) -> float:
+        return SAME_MACHINE_FLOOR if self.rules.same_machine else OTHER_MACHINE_FLOOR
 
     def _floors(self, rows: StoredRows) -> Floats:
         """Returns the relative difference of each row on the machine that is asked for."""
         return np.full(len(rows), SAME_MACHINE_FLOOR) if self.rules.same_machine else rows.machine_floors
 
     def answer_frame(self, names: Collection[str], kernel_type: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Returns the answers of the fastest of some implementations to many rows, as `OpenDatabase.query_many`."""
+        """Returns the answers of the best of some implementations to many rows, as `OpenDatabase.query_many`."""
         best = Answers(len(frame))
-        for name in names:
-            rows = self.stored_rows(kernel_type, name)
-            positions = rows.positions(frame)
-            best.take_measured(rows, positions, self._floors(rows))
-        missing = np.flatnonzero(~best.is_measured)
-        if len(missing):
-            cells = list(row_cells(frame.iloc[missing]))
-            for name in names:
-                found = self.predictor(kernel_type, name).predict(cells)
-                best.take_predicted(missing, found, self.stored_rows(kernel_type, name))
+        stored = [self.stored_rows(kernel_type, name) for name in names]
+        positions = [rows.positions(frame) for rows in stored]
+        for rows, there in zip(stored, positions, strict=True):
+            best.take_measured(rows, there, self._floors(rows))
+        has_row = np.any([there >= 0 for there in positions], axis=0)
+        cells: dict[int, Mapping[str, str]] = {}
+        for name, rows, there in zip(names, stored, positions, strict=True):
+            asked = np.flatnonzero(there < 0)
+            unread = [i for i in asked.tolist() if i not in cells] if len(rows) else []
+            cells |= dict(zip(unread, row_cells(frame.iloc[unread]), strict=True))
+            # What rows of other dtypes tell goes before no stored row.
+            where = [i for i in asked.tolist() if len(rows) and (not has_row[i] or rows.has_dtypes(cells[i]))]
+            if where:
+                found = self.predictor(kernel_type, name).predict([cells[i] for i in where])
+                best.take_predicted(np.array(where, dtype=np.intp), found, rows)
         return best.frame(frame.index)
 
     def completion(self, kernel_type: str, implementation: str) -> Completion:
@@ -238,14 +289,61 @@ class ImplementationAnswers:
             database, rules = self.implementations[implementation], self.rules
             library = communication_library(database.path) if is_communication(kernel_type) else ""
             label = library or database.label.strip()
+            devices = self._devices.setdefault(implementation, RowDevices(database.path))
             self._rows[key] = StoredRows(
-                database.path, kernel_type, label, compositions=rules.compositions, noisy=rules.noisy
+                database.path,
+                kernel_type,
+                label,
+                compositions=rules.compositions,
+                devices=devices,
+                device=self.device,
             )
         return self._rows[key]
 
 
+def best_answer(names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
+    """Returns the best answer of some implementations, with the others as its rivals.
+
+    It is the fastest stored row, unless a prediction `leads` it; without stored rows the fastest prediction.
+
+    Raises:
+        NoAnswer: none has an answer.
+    """
+    found: list[QueryResult] = []
+    unknown: list[NoAnswer] = []
+    for name in names:
+        try:
+            found.append(answer(name))
+        except NoAnswer as error:
+            unknown.append(error)
+    if not found:
+        raise unknown[0]
+    ranked = sorted(found, key=lambda each: each.duration_us)
+    row = next((each for each in ranked if each.how is How.MEASURED), None)
+    if row is None:
+        best = ranked[0]
+    else:
+        faster = (
+            each for each in ranked if not each.other_dtypes and leads(each.how, each.interval_us, row.duration_us)
+        )
+        best = next((each for each in faster if each.how is not How.MEASURED), row)
+    others = tuple(replace(each, rivals=()) for each in _others(ranked, best))
+    return replace(best, rivals=(*others, *(rival for each in (best, *_others(ranked, best)) for rival in each.rivals)))
+
+
+def _others(answers: Iterable[QueryResult], best: QueryResult) -> list[QueryResult]:
+    return [each for each in answers if each is not best]
+
+
+def _why(stored: Stored) -> str:
+    """Returns why a stored duration does not answer."""
+    return f"the row is stored, and does not answer: {stored.left_out}"
+
+
 def _note(rows: StoredRows, position: int) -> str:
-    """Returns what is to know of a stored row: populations of a capture's launches, an unknown composition."""
+    """Returns what is to know of a stored row: populations of a capture's launches, a failed run, what ran."""
+    if lost := rows.found[position].lost:
+        return f"the last run of the row ended with status {lost}: the duration is of an earlier one"
     if rows.captured[position] and rows.quality[position]:
         # The duration is the average: neither population may have it.
         return f"the capture has {rows.cells(PROFILING_POPULATIONS)[position]}: the duration is the average of all"

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import pandas as pd
-
+from opatlas.combine.row_devices import are_one_device, joined
 from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.roofline import tensor_bytes
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
-from opatlas.query.answers import COMPOSITION_WORDS
+from opatlas.model.slots import row_slots
 from opatlas.query.collectives import answer_collective
-from opatlas.query.implementation_answers import ImplementationAnswers
-from opatlas.query.result import How, NoAnswer
+from opatlas.query.features import row_features
+from opatlas.query.implementation_answers import ImplementationAnswers, best_answer
+from opatlas.query.result import How, NoAnswer, QueryResult
+from opatlas.query.stack import levels
 from opatlas.query.stored_rows import StoredRows
 from opatlas.theory.model_calls import ModelCall, Phase
 
 #: How a part is known whose duration nothing tells.
 MISSING = "missing"
+#: Words in the names of kernel types that touch few rows of their largest tensors: an embedding, or a cache of keys.
+_TOUCH_FEW = ("Gather", "Index", "Cache", "Scatter")
 #: A field of a part that says how its duration is known, or how its rows were measured.
-PartField: TypeAlias = Literal["how", "device", "cache", "instrument"]
+PartField: TypeAlias = Literal["how", "device", "cache", "instrument", "source"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class PartCost:
         composed: whether only compositions of operators tell the duration; None if the rows do not tell what ran.
         other_dtypes: whether all rows that tell the duration have other dtypes.
         signature: the signature of the row.
+        bytes_per_call: what a call reads and writes at least, by its shapes and dtypes; 0 if they do not tell.
+        source: whether the rows were replayed or captured, as in `QueryResult`; "" if nothing tells the duration.
         reason: why the duration is missing; "" if it is not.
     """
 
@@ -61,6 +69,8 @@ class PartCost:
     device: str = ""
     cache: str = ""
     instrument: str = ""
+    source: str = ""
+    bytes_per_call: float = 0.0
     reason: str = ""
 
     @property
@@ -77,18 +87,24 @@ class ModelCost:
         model: the model.
         database: the folder of the database.
         parts: the parts in the order of their first call.
+        stack: the implementations that answered, in their order, or "fastest".
         tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
+        layers: the number of layers.
+        differs: how the step differs from one of the published model: how weights are stored, windows and so on.
     """
 
     model: str
     database: Path
     parts: Sequence[PartCost]
+    stack: Sequence[str]
     tp: int
     ep: int
     batch: int
     context: int
     phase: Phase
     dtype: str
+    layers: int
+    differs: tuple[str, ...] = ()
 
     @property
     def us(self) -> float:
@@ -97,7 +113,7 @@ class ModelCost:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The interval of the sum.
+        """The interval of the sum: of kernels only, not of a step with its gaps, overlap and host.
 
         Errors of calls of one kernel type and implementation come from one model, and add up. Those of others are
         taken to be independent: the root of the sum of their squares.
@@ -112,13 +128,15 @@ class ModelCost:
         return self.us - _root_of_squares(below.values()), self.us + _root_of_squares(above.values())
 
     @property
-    def tokens_per_s(self) -> float:
+    def tokens_per_s(self) -> float | None:
         """The tokens that the --tp devices compute in a second, if steps follow each other without gaps.
+
+        None if a part is missing.
 
         A decode step computes one token of each sequence, a prefill step all of them.
         """
         tokens = self.batch * (self.context if self.phase == "prefill" else 1)
-        return tokens / self.us * 1e6 if self.us else 0.0
+        return tokens / self.us * 1e6 if self.us and not self.missing else None
 
     @property
     def missing(self) -> list[PartCost]:
@@ -126,9 +144,15 @@ class ModelCost:
         return [part for part in self.parts if part.how == MISSING]
 
     @property
-    def layers(self) -> int:
-        """The number of layers."""
-        return max((part.layers for part in self.parts), default=0)
+    def missing_calls_share(self) -> float:
+        """The share of the calls that are missing."""
+        return sum(part.calls for part in self.missing) / max(sum(part.calls for part in self.parts), 1)
+
+    @property
+    def missing_bytes_share(self) -> float:
+        """The share of the calls' estimated bytes that the missing ones have."""
+        moved = sum(part.bytes_per_call * part.calls for part in self.parts)
+        return sum(part.bytes_per_call * part.calls for part in self.missing) / moved if moved else 0.0
 
     @property
     def us_in_layers(self) -> float:
@@ -166,35 +190,29 @@ class ModelCost:
 
 def part_costs(
     answers: ImplementationAnswers,
+    stack: Sequence[str],
     calls: Iterable[tuple[ModelCall, ModelCall]],
     tell: Callable[[str], object],
 ) -> list[PartCost]:
     """Returns what the calls of a step cost. Rows of compositions answer where no others do.
 
     Args:
+        stack: the implementations that answer, in their order; FASTEST for the best of all.
         calls: with weights in ND and in FRACTAL_NZ.
         tell: gets the kernel type of each call after its answer.
     """
     parts = []
     for layouts in calls:
-        parts.append(_part_cost(layouts, answers))
+        parts.append(_part_cost(layouts, answers, stack))
         tell(layouts[0].kernel_type)
     return parts
 
 
-def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers) -> PartCost:
+def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]) -> PartCost:
     """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
-    found = _answer(layouts, answers) or _answer(layouts, answers.with_compositions)
-    if found is not None:
-        return found
-    call, known = layouts[0], answers.kernel_types
-    names = [name for name in (call.kernel_type, *call.twins) if name in known]
-    reason = "no row tells it" if names or call.kernel_type in BY_KERNEL_TYPE else "no rows of this kernel type"
-    return replace(_unknown(call), reason=reason)
-
-
-def _unknown(call: ModelCall) -> PartCost:
-    return PartCost(
+    found = _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
+    call = layouts[0]
+    part = PartCost(
         part=call.part,
         kernel_type=call.kernel_type,
         calls=call.calls_per_step,
@@ -206,46 +224,14 @@ def _unknown(call: ModelCall) -> PartCost:
         composed=False,
         other_dtypes=False,
         signature=call.signature(),
+        bytes_per_call=_estimated_bytes(call),
     )
-
-
-def _answer(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers) -> PartCost | None:
-    """Returns the cost of a call by the rows of a database; None if no row tells.
-
-    A stored row comes before others, and after it the layout that most rows have.
-    """
-    call, in_nz = layouts
-    if call.kernel_type in BY_KERNEL_TYPE:
-        return next(_message_answers(call, answers), None)
-    found = list(_kernel_answers(call, answers))
-    if in_nz.cells != call.cells and any(rows.share_in_nz for rows in _tables(call, answers)):
-        stored = list(_kernel_answers(in_nz, answers))
-        mostly = any(rows.share_in_nz > 0.5 for rows in _tables(call, answers))
-        found = stored + found if mostly else found + stored
-    return min(found, key=lambda part: part.how != How.MEASURED.value, default=None)
-
-
-def _tables(call: ModelCall, answers: ImplementationAnswers) -> Iterator[StoredRows]:
-    known = answers.kernel_types
-    for kernel_type in (call.kernel_type, *call.twins):
-        if kernel_type in known:
-            yield from (answers.stored_rows(kernel_type, name) for name in answers.implementations)
-
-
-def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[PartCost]:
-    cells = call.cells
-    try:
-        answer = answer_collective(
-            answers.messages,
-            BY_KERNEL_TYPE[call.kernel_type].name,
-            int(cells[MESSAGE_BYTES]),
-            int(cells[NUM_DEVICES]),
-            cells[DTYPE],
-        )
-    except NoAnswer:
-        return
-    yield replace(
-        _unknown(call),
+    if found is None:
+        return replace(part, reason=_reason(call, answers, stack))
+    chosen, answer = found
+    return replace(
+        part,
+        kernel_type=answer.kernel_type,
         us_per_call=answer.duration_us,
         interval_us=answer.interval_us,
         how=answer.how.value,
@@ -253,34 +239,98 @@ def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterato
         device=answer.device,
         cache=answer.cache,
         instrument=answer.instrument,
+        source=answer.source,
+        composed=answer.composed,
+        # A collective moves bytes, whatever they mean.
+        other_dtypes=answer.other_dtypes,
+        signature=chosen.signature(),
     )
 
 
-def _kernel_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[PartCost]:
+def _estimated_bytes(call: ModelCall) -> float:
+    """Returns what a call reads and writes at least, by its shapes and dtypes; 0 if they do not tell."""
+    features = row_features(call.kernel_type, call.cells, 1)
+    if features is None or not any(word in call.kernel_type for word in _TOUCH_FEW):
+        return 0.0 if features is None else features.work[0]
+    inputs, outputs = row_slots(call.kernel_type, call.cells)
+    sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
+    # What it takes from the table, or brings there, is read and written.
+    return 2.0 * sum(size for size in sizes if size < max(sizes))
+
+
+def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:
+    """Returns why nothing tells the duration of a call."""
+    if call.kernel_type in BY_KERNEL_TYPE:
+        return "no row tells it"
+    names = [name for level in levels(stack, answers) for name in level]
+    tables = list(_tables(call, answers, names))
+    left_out = [each.device for rows in tables for each in rows.left_out.values()]
+    others = joined(device for device in left_out if not are_one_device(device, answers.device))
+    if others and not any(map(len, tables)):
+        return f"measured on {others} only"
+    beside = [name for name in answers.implementations if name not in names]
+    found = [rows.label for rows in _tables(call, answers, beside) if len(rows)]
+    if found and not any(map(len, tables)):
+        return f"no rows in the stack, but of {', '.join(found)}"
+    return "no row tells it" if tables else "no rows of this kernel type"
+
+
+def _answer(
+    layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
+) -> tuple[ModelCall, QueryResult] | None:
+    """Returns what answers a call by the rows of a database; None if no row tells.
+
+    It is the first implementation of the stack that has rows with its dtypes, or else the first with others. Of its
+    rows a stored one comes before others, and after it the layout that most rows have.
+    """
+    call, in_nz = layouts
+    if call.kernel_type in BY_KERNEL_TYPE:
+        return next(_message_answers(call, answers), None)
+    others: list[tuple[ModelCall, QueryResult]] = []
+    for names in levels(stack, answers):
+        found = list(_kernel_answers(call, answers, names))
+        shares = [rows.share_in_nz for rows in _tables(call, answers, names)]
+        if in_nz.cells != call.cells and any(shares):
+            stored = list(_kernel_answers(in_nz, answers, names))
+            found = stored + found if max(shares) > 0.5 else found + stored
+        own = [each for each in found if not each[1].other_dtypes]
+        if own:
+            return min(own, key=lambda each: each[1].how is not How.MEASURED)
+        others = others or found
+    return next(iter(others), None)
+
+
+def _types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
     known = answers.kernel_types
-    for kernel_type in (call.kernel_type, *call.twins):
-        if kernel_type not in known:
-            continue
-        asked = pd.DataFrame([dict(call.cells)])
-        (answer,) = answers.answer_frame(answers.implementations, kernel_type, asked).to_dict("records")
-        if not answer["How"]:
-            continue
-        tables = [answers.stored_rows(kernel_type, name) for name in answers.implementations]
-        yield replace(
-            _unknown(call),
-            kernel_type=kernel_type,
-            us_per_call=float(answer["Duration(us)"]),
-            interval_us=(float(answer["Low(us)"]), float(answer["High(us)"])),
-            how=str(answer["How"]),
-            implementation=str(answer["Implementation"]),
-            device=str(answer["Device"]),
-            cache=str(answer["Cache State"]),
-            instrument=str(answer["Instrument"]),
-            other_dtypes=not any(
-                rows.has_dtypes(call.cells) for rows in tables if rows.label == answer["Implementation"]
+    return [name for name in (call.kernel_type, *call.twins) if name in known]
+
+
+def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[str]) -> Iterator[StoredRows]:
+    for kernel_type in _types(call, answers):
+        yield from (answers.stored_rows(kernel_type, name) for name in names)
+
+
+def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[tuple[ModelCall, QueryResult]]:
+    cells = call.cells
+    with suppress(NoAnswer):
+        yield (
+            call,
+            answer_collective(
+                answers.messages,
+                BY_KERNEL_TYPE[call.kernel_type].name,
+                int(cells[MESSAGE_BYTES]),
+                int(cells[NUM_DEVICES]),
+                cells[DTYPE],
             ),
-            composed=next(told for told, word in COMPOSITION_WORDS.items() if word == answer["Composition"]),
         )
+
+
+def _kernel_answers(
+    call: ModelCall, answers: ImplementationAnswers, names: Collection[str]
+) -> Iterator[tuple[ModelCall, QueryResult]]:
+    for kernel_type in _types(call, answers):
+        with suppress(NoAnswer):
+            yield call, best_answer(names, partial(answers.answer_row, kernel_type=kernel_type, cells=call.cells))
 
 
 def _root_of_squares(values: Iterable[float]) -> float:

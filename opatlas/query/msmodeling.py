@@ -60,11 +60,10 @@ class OpAtlasDataSource:
         *,
         same_machine: bool = False,
         compositions: bool = False,
-        noisy: bool = False,
     ) -> None:
         """
         Args:
-            place, same_machine, compositions, noisy: as for `opatlas.open`.
+            place, same_machine, compositions: as for `opatlas.open`.
             base: a data source of msmodeling for what is not answered here; None: nothing is.
 
         Raises:
@@ -78,7 +77,7 @@ class OpAtlasDataSource:
             raise OpAtlasError(f"{_INTERFACE} cannot be imported ({error}): run this where msmodeling runs") from error
         # Its abstract class is not known before.
         self._interface.DataSourcePerformanceModel.register(type(self))
-        self.database = open_database(place, same_machine=same_machine, compositions=compositions, noisy=noisy)
+        self.database = open_database(place, same_machine=same_machine, compositions=compositions)
         self.base = base
         mapping = read_mapping(self.database.path) or default_mapping()
         self._operators = {operator.name: operator for operator in mapping.operators}
@@ -156,6 +155,8 @@ class OpAtlasDataSource:
             "rows": [row.case_id for row in answer.rows],
             "run_ids": list(answer.run_ids),
             "composed": answer.composed,
+            "device": answer.device,
+            "source": answer.source,
             "note": answer.note,
         }
         shapes = [list(each.shape) for each in inputs]

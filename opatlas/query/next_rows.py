@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from opatlas.arrays import Floats
 from opatlas.errors import UsageError
-from opatlas.model.communication import is_communication
 from opatlas.model.signature import signature, signatures
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.result import NORMAL_90
+from opatlas.query.stack import default_stack
 from opatlas.store.database import Database
-from opatlas.theory.model_calls import ModelCall, Phase, model_calls
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.model_calls import ModelCall, Phase, model_calls, step_dtype
 from opatlas.theory.models import ModelFacts, built_in_models
 from opatlas.theory.sources import resolve_model
 
@@ -51,7 +53,7 @@ class Step:
     batch: int
     context: int
     phase: Phase
-    dtype: str = "BF16"
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class NextRow:
     Attributes:
         kernel_type, cells: the row, as `pytest shapes/` writes it.
         steps: the steps that call it.
+        implementation: the name of the implementation that would answer, and that has to be measured.
         duration_us, interval_us: its prediction.
         gain: how much smaller the expected error of a step gets, as a share of the step's time.
     """
@@ -71,6 +74,7 @@ class NextRow:
     duration_us: float
     interval_us: tuple[float, float]
     gain: float
+    implementation: str
 
     @property
     def signature(self) -> str:
@@ -87,11 +91,13 @@ class NextRows:
         error: the sum of the expected errors of a step's calls, as a share of its time: now, with the rows that are in
             the CSVs without a duration, and with `rows` too.
         waiting: rows of the steps that are in the CSVs without a duration.
+        differs: how the steps differ from those of the published models, by the models' names.
     """
 
     rows: Sequence[NextRow]
     error: tuple[float, float, float]
     waiting: int
+    differs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def steps_of(
@@ -102,7 +108,7 @@ def steps_of(
     batch: Sequence[int] = BATCHES,
     context: Sequence[int] = CONTEXTS,
     phase: Sequence[Phase] = ("decode", "prefill"),
-    dtype: str = "BF16",
+    dtype: str = "",
 ) -> list[Step]:
     """Returns the steps of models: decode with each batch and context, prefill of one sequence of each context.
 
@@ -122,7 +128,7 @@ def steps_of(
 
 
 def calls_of(step: Step) -> list[ModelCall]:
-    """Returns the calls of a step that are measured by row; collectives are not.
+    """Returns the calls of a step that are measured by row: those that the catalog has.
 
     Raises:
         UsageError: the model is unknown, or cannot be divided so.
@@ -136,7 +142,17 @@ def calls_of(step: Step) -> list[ModelCall]:
         phase=step.phase,
         dtype=step.dtype,
     )
-    return [call for call in found if not is_communication(call.kernel_type)]
+    return [call for call in found if call.kernel_type in built_in_catalog().kernels]
+
+
+def differences(steps: Iterable[Step]) -> dict[str, tuple[str, ...]]:
+    """Returns how steps differ from those of the published models, by the models' names."""
+    found: dict[str, tuple[str, ...]] = {}
+    for step in steps:
+        facts = _facts(step.model)
+        if differs := facts.differences(step_dtype(facts, step.dtype)):
+            found[facts.name] = tuple(dict.fromkeys((*found.get(facts.name, ()), *differs)))
+    return found
 
 
 @cache
@@ -152,7 +168,8 @@ def next_rows(
 ) -> NextRows:
     """Returns the rows whose measurement tells the most of some steps, at most `n`.
 
-    All steps count alike, whatever they take. A row that some implementation has measured is measured.
+    All steps count alike, whatever they take. A row is measured if the implementation has measured it that answers in
+    `OpenDatabase.model`: of the default stack the first with rows of the kernel type.
 
     Args:
         steps: the calls of each step.
@@ -165,16 +182,16 @@ def next_rows(
     if n < 1:
         raise UsageError(f"{n} rows: give a number above 0")
     types: dict[str, _Calls] = {}
-    known = answers.kernel_types
+    known, stack = answers.kernel_types, default_stack(answers)
     for number, calls in enumerate(steps):
         for call in calls:
             # A twin has equal rows; the device runs one of them.
             kernel_type = next((name for name in (call.kernel_type, *call.twins) if name in known), call.kernel_type)
             types.setdefault(kernel_type, _Calls(kernel_type)).add(number, call)
-    tables = []
+    tables: list[_Table] = []
     for each in types.values():
         tell(each.kernel_type)
-        tables.append(each.durations(answers))
+        tables += each.tables(answers, stack)
     step_us = np.zeros(len(steps))
     for table in tables:
         for row, of_steps in enumerate(table.calls):
@@ -193,9 +210,10 @@ def next_rows(
 
 @dataclass
 class _Table:
-    """The rows that steps call of one kernel type.
+    """The rows that steps call of one kernel type, and that one implementation answers.
 
     Attributes:
+        implementation: the name of the implementation.
         cells: the cells of each.
         calls: how often each step calls it.
         us, low, high: its duration and its interval.
@@ -203,6 +221,7 @@ class _Table:
     """
 
     kernel_type: str
+    implementation: str
     cells: Sequence[Mapping[str, str]]
     calls: Sequence[Mapping[int, int]]
     us: Floats
@@ -225,29 +244,43 @@ class _Calls:
         self.cells.setdefault(name, call.cells)
         self.counts[name][step] = self.counts[name].get(step, 0) + call.calls_per_step
 
-    def durations(self, answers: ImplementationAnswers) -> _Table:
+    def tables(self, answers: ImplementationAnswers, stack: Sequence[str]) -> Iterator[_Table]:
+        """Yields the rows by the implementation that answers them; those that none answers are the first one's."""
         names, cells = list(self.cells), list(self.cells.values())
         us, low, high = (np.full(len(cells), np.nan) for _ in range(3))
         measured = np.zeros(len(cells), dtype=bool)
+        owner = [stack[0]] * len(cells)
         listed: set[str] = set()
         if self.kernel_type in answers.kernel_types:
             listed = set(signatures(self.kernel_type, Database(answers.path).read_or_empty(self.kernel_type).frame))
-            for name in answers.implementations:
-                stored = answers.stored_rows(self.kernel_type, name).duration_by_signature
-                for i, known_us in enumerate(map(stored.get, names)):
-                    if known_us is not None and not us[i] <= known_us:
+            # As `OpenDatabase.model` asks.
+            for asked, of_dtypes, name in product((answers, answers.with_compositions), (True, False), stack):
+                rows = asked.stored_rows(self.kernel_type, name)
+                here = [
+                    i
+                    for i in np.flatnonzero(np.isnan(us)).tolist()
+                    if len(rows) and (not of_dtypes or rows.has_dtypes(cells[i]))
+                ]
+                found = asked.predictor(self.kernel_type, name).predict([cells[i] for i in here]) if here else []
+                for i, prediction in zip(here, found, strict=True):
+                    known_us = rows.duration_by_signature.get(names[i])
+                    if known_us is not None:
                         us[i] = low[i] = high[i] = known_us
-            measured = ~np.isnan(us)
-            for name in answers.implementations:
-                predictions = answers.predictor(self.kernel_type, name).predict(cells)
-                for i, prediction in enumerate(predictions):
-                    if prediction is not None and np.isnan(us[i]):
+                        measured[i] = True
+                    elif prediction is not None:
                         us[i], (low[i], high[i]) = prediction.duration_us, prediction.interval_us
+                    else:
+                        continue
+                    owner[i] = name
         for i in np.flatnonzero(np.isnan(us)).tolist():
             us[i] = _guess_us(row_features(self.kernel_type, cells[i], 1))
             low[i], high[i] = us[i] / _FACTOR, us[i] * _FACTOR
         in_csv = np.array([name in listed for name in names])
-        return _Table(self.kernel_type, cells, [self.counts[name] for name in names], us, low, high, measured, in_csv)
+        for name in dict.fromkeys(owner):
+            own = [i for i, each in enumerate(owner) if each == name]
+            counts = [self.counts[names[i]] for i in own]
+            numbers = (us[own], low[own], high[own], measured[own], in_csv[own])
+            yield _Table(self.kernel_type, name, [cells[i] for i in own], counts, *numbers)
 
 
 def _guess_us(features: RowFeatures | None) -> float:
@@ -283,8 +316,7 @@ class _Choice:
         if not cells:
             return np.zeros((0, 0))
         if kernel_type in answers.kernel_types:
-            default = next(iter(answers.implementations))
-            found = answers.predictor(kernel_type, default).correlations(cells)
+            found = answers.predictor(kernel_type, self._table.implementation).correlations(cells)
             if found is not None:
                 return found
         sizes = [() if (row := row_features(kernel_type, each, 1)) is None else row.sizes for each in cells]
@@ -327,6 +359,7 @@ class _Choice:
                 float(table.us[row]),
                 (float(table.low[row]), float(table.high[row])),
                 _MEAN_ERROR * float(gains[best]),
+                table.implementation,
             )
             self._take(best)
 

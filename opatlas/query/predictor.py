@@ -26,9 +26,9 @@ _NAMED = 8
 _FACTOR_OF_FEW = 3.0
 _REASONS = {
     Asked.NEAR: "no row of this signature",
-    Asked.NEW_SITE: "no row has these sizes besides the number of tokens",
-    Asked.GAP: "rows with fewer or with more tokens only",
-    Asked.BEYOND: "a size is outside of those of all rows",
+    Asked.NEW_SITE: "no row that predicts it has these sizes besides the number of tokens",
+    Asked.GAP: "the rows that predict it have fewer or more tokens only",
+    Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
 
 
@@ -60,7 +60,7 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts the durations of a kernel type from its stored rows. The model is fitted when it is needed."""
+    """Predicts the durations of a kernel type from its `telling` rows. The model is fitted when needed."""
 
     def __init__(self, rows: StoredRows, cores: int, floor: float) -> None:
         """
@@ -71,7 +71,10 @@ class Predictor:
         """
         self._rows, self._cores, self._floor = rows, cores, floor
         found = [row_features(rows.kernel_type, cells, cores) for cells in row_cells(rows.frame)]
-        widths = [None if each is None else _width(each) for each in found]
+        telling = rows.telling.tolist()
+        widths = [
+            _width(each) if each is not None and tells else None for each, tells in zip(found, telling, strict=True)
+        ]
         usual = max(set(widths) - {None}, key=widths.count, default=None)
         self._positions = np.array([i for i, width in enumerate(widths) if width and width == usual], dtype=np.intp)
         self._features = [each for i in self._positions if (each := found[i]) is not None]
@@ -91,7 +94,8 @@ class Predictor:
         if self._model is not None:
             return self._source
         duration_us = self._rows.duration_us[self._positions]
-        names = "\n".join(self._rows.signatures)
+        telling = self._rows.telling.tolist()
+        names = "\n".join(name for name, tells in zip(self._rows.signatures, telling, strict=True) if tells)
         key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
         stored = model_cache.load(key)
         with _one_blas_thread():

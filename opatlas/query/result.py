@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from opatlas.arrays import Floats
 from opatlas.errors import OpAtlasError
@@ -74,6 +75,7 @@ class QueryResult:
         how: whether the row is stored, or the duration is derived from others.
         kernel_type: the kernel type of the question.
         implementation: name and version of what ran ("torch", "flashinfer 0.5.3").
+        source: "replayed", or "captured" by a profiler; "captured, replayed" of rows of both.
         rows: the stored rows that the answer comes from, the nearest first.
         device: the device that measured the rows; "" if unknown.
         cache: the cache state of the rows ("cold", "warm"), several with commas; "" if unknown.
@@ -84,7 +86,9 @@ class QueryResult:
         note: what was assumed, or why the row is not stored; "" if there is nothing to say.
         composed: whether a composition of torch operators ran in place of the one kernel of an NPU; None if the rows do
             not tell.
-        rivals: the answers of the other implementations, the fastest first.
+        other_dtypes: whether no row that tells the duration has the dtypes of the question.
+        rivals: the other answers: those of the other implementations, the fastest first, then the capture of a row
+            that was also replayed, and durations of the row on other devices.
     """
 
     duration_us: float
@@ -100,12 +104,24 @@ class QueryResult:
     quality: str = ""
     note: str = ""
     composed: bool | None = False
+    source: str = ""
+    other_dtypes: bool = False
     rivals: tuple[QueryResult, ...] = ()
 
     @property
     def run_ids(self) -> tuple[str, ...]:
         """The runs that measured the rows, each once."""
         return tuple(dict.fromkeys(row.run_id for row in self.rows if row.run_id))
+
+
+def leads(how: How, interval_us: tuple[float, float], row_us: float) -> bool:
+    """Returns whether a prediction goes before a stored row of another implementation.
+
+    Args:
+        how, interval_us: of the prediction. An analytic one has no interval that was found by hiding rows.
+        row_us: the duration of the row; NaN if no row is stored, and the prediction has nothing to go before.
+    """
+    return bool(np.isnan(row_us)) or (how is not How.ANALYTIC and interval_us[1] < row_us)
 
 
 def machine_floor(machines: int | None, spread: float | None) -> float:
@@ -125,15 +141,24 @@ def machine_floor(machines: int | None, spread: float | None) -> float:
     return max(_OF_SPREAD[min(machines, max(_OF_SPREAD))] * spread, SAME_MACHINE_FLOOR)
 
 
-def measured_half_widths(std_us: Floats, samples: Floats, duration_us: Floats, floors: Floats) -> Floats:
+def measured_half_widths(
+    std_us: Floats, samples: Floats, duration_us: Floats, floors: Floats, noisy: npt.NDArray[np.bool_]
+) -> Floats:
     """Returns the half widths, as shares of the durations, of the intervals of stored rows.
 
     Args:
         std_us, samples: standard deviation and number of the samples; NaN if unknown, which counts as NOISE_LIMIT, and
             as one sample.
+        noisy: rows whose samples drift, have two modes or differ much: their interval is that of a sample, and not of
+            the mean.
         floors: the relative differences between equal rows (SAME_MACHINE_FLOOR, `machine_floor`).
     """
     noise = np.nan_to_num(std_us / duration_us, nan=NOISE_LIMIT)
-    error = NORMAL_90 * noise / np.sqrt(np.fmax(samples, 1))
-    widths: Floats = np.minimum(np.hypot(error, floors), LARGEST_HALF_WIDTH)
+    error = NORMAL_90 * noise / np.where(noisy, 1.0, np.sqrt(np.fmax(samples, 1)))
+    widths: Floats = np.hypot(error, floors)
     return widths
+
+
+def interval_of(duration_us: Floats, half_widths: Floats) -> tuple[Floats, Floats]:
+    """Returns the lower and the upper ends of intervals by their half widths as shares of the durations."""
+    return duration_us * (1 - np.minimum(half_widths, LARGEST_HALF_WIDTH)), duration_us * (1 + half_widths)

@@ -26,7 +26,8 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
     heads, kv_heads, head_size, value_size, latent and pages of attention; message_bytes, num_devices, dtype and
     topology_tier of a collective; dtype and format of the first input, bytes (of attention those that it reads and
     writes, each once), duration_us, median_us, std_us, samples, quality, composed, machines, machine_spread (of the
-    machines, as a share), device, cache, instrument, run_id, implementation, id, tflops and gbps.
+    machines, as a share), device, source (replayed or captured), cache, instrument, run_id, implementation, id, tflops
+    and gbps.
     """
     medians = rows.cells(MICROBENCH_MEDIAN)
     lines = []
@@ -43,7 +44,8 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
             "composed": rows.composed[i],
             "machines": rows.machines[i][0],
             "machine_spread": rows.machines[i][1],
-            "device": rows.device,
+            "device": rows.devices[i],
+            "source": rows.source[i],
             **dict(zip(("cache", "instrument"), rows.row_conditions[i], strict=True)),
             "run_id": rows.run_id[i],
             "implementation": rows.label,
@@ -66,7 +68,7 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
     if set(MESSAGE[:2]) <= cells.keys():
         return {_LOWER[name]: parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
     try:
-        inputs, outputs = row_slots(cells)
+        inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return {}
     found: dict[str, object] = {}

@@ -31,6 +31,7 @@ from opatlas.report.row_summary import RowSummary, markdown_table, markdown_tabl
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
+from opatlas.store.row_copy import with_captured
 from opatlas.store.write_back import WriteBackResult
 from opatlas.text import pluralize, printable_lines
 
@@ -147,12 +148,21 @@ class SessionFacts:
     not_comparable: str
 
 
-def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap], list[str]]:
-    """Returns the rows of some kernel types with both durations, largest difference first, and unreadable files."""
+def find_gaps(
+    database: Database, kernel_types: Iterable[str], captures: Database | None = None
+) -> tuple[list[Gap], list[str]]:
+    """Returns the rows of some kernel types with both durations, largest difference first, and unreadable files.
+
+    Args:
+        database: has the replayed durations.
+        captures: the database with the captured durations; None: `database`.
+    """
     gaps, problems = [], []
     for kernel_type in kernel_types:
         try:
             frame = database.read(kernel_type).frame
+            if captures is not None:
+                frame = with_captured(kernel_type, frame, captures.read_or_empty(kernel_type).frame)
         except OpAtlasError as error:
             problems.append(str(error))
             continue

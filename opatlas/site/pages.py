@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from opatlas.checks.overview import Overview
 from opatlas.compare.comparison import DatabaseComparison, RivalFigures
 from opatlas.model.roofline import device_peak
 from opatlas.query.model_cost import ModelCost
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.site.columns import number_column, word_column
+from opatlas.site.diagnosis import RowJudge
 
 
-def overview_page(overviews: Sequence[Overview]) -> list[dict[str, Any]]:
-    """Returns the contents of databases: their kernel types, devices, runs, and the peaks of the device."""
-    pages = []
-    for each in overviews:
-        device = database_device(Path(each.path))
-        peak = device_peak(device)
-        pages.append({**asdict(each), "device": device, "gbps": peak.bandwidth_gbps, "tera_ops": dict(peak.tera_ops)})
-    return pages
+def overview_page(overview: Overview, judge: RowJudge) -> dict[str, Any]:
+    """Returns the contents of a database: its kernel types, devices, runs, durations, and the peaks of the device."""
+    peak = device_peak(judge.device)
+    return {
+        **asdict(overview),
+        "device": judge.device,
+        "durations": judge.durations,
+        "gbps": peak.bandwidth_gbps,
+        "tera_ops": dict(peak.tera_ops),
+    }
 
 
 def comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
@@ -90,6 +90,7 @@ def model_page(cost: ModelCost, question: str) -> dict[str, Any]:
     return {
         "question": question,
         "model": cost.model,
+        "differs": cost.differs,
         "us": cost.us,
         "interval_us": cost.interval_us,
         "tokens_per_s": cost.tokens_per_s,

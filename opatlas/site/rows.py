@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -24,15 +25,14 @@ from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import row_sizes, typed_rows
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.site.columns import number_column, word_column
-from opatlas.site.diagnosis import row_verdicts
+from opatlas.site.diagnosis import RowJudge
 from opatlas.store.database import Database
 
 #: Columns of words, in the order of the table.
 _WORDS: tuple[str, ...] = (
     *("id", "input_shapes", "output_shapes", "dtype", "format", "implementation"),
-    *("status", "reason", "quality", "composed", "cache", "instrument", "run_id", "verdict"),
+    *("status", "reason", "quality", "composed", "cache", "instrument", "run_id", "verdict", "origin", "device"),
 )
 _CELLS = {
     "input_shapes": INPUT_SHAPES,
@@ -48,27 +48,27 @@ _CELLS = {
 NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 
 
-def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
+def row_table(database: OpenDatabase, kernel_type: str, judges: Mapping[str, RowJudge]) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are those of `typed_rows` and `row_verdicts`, noise and machine_spread in percent, bus_gbps of a
+    The columns are those of `typed_rows` and `RowJudge.judge`, noise and machine_spread in percent, bus_gbps of a
     message, and the cells of _CELLS.
+
+    Args:
+        judges: by implementation.
 
     Raises:
         TableError: a CSV cannot be read.
     """
-    tables = [_rows_of(database, kernel_type, name) for name in database.implementations]
+    tables = [_rows_of(database, kernel_type, name, judges[name]) for name in database.implementations]
     table: pd.DataFrame = pd.concat([each for each in tables if len(each)] or tables[:1], ignore_index=True)
     return table
 
 
-def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> pd.DataFrame:
+def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judge: RowJudge) -> pd.DataFrame:
     frame = Database(database.implementations[implementation].path).read_or_empty(kernel_type).frame
     stored = database.answers.stored_rows(kernel_type, implementation)
-    device = database_device(database.implementations[implementation].path) or database_device(database.path)
-    # The overview has the device.
-    typed_lines = typed_rows(stored).drop(columns="device", errors="ignore").to_dict("records")
-    judged = zip(typed_lines, row_verdicts(stored, device), strict=True)
+    judged = zip(typed_rows(stored).to_dict("records"), judge.judge(stored), strict=True)
     typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
     empty = [""] * len(frame)
     cells = {own: frame[name].tolist() if name in frame.columns else empty for own, name in _CELLS.items()}
@@ -81,7 +81,8 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str) -> p
         if not line:
             line = row_sizes(kernel_type, {str(name): str(cell) for name, cell in frame.iloc[position].items()})
             line.pop("operations", None)
-        line |= {"id": row, **{name: own[position] for name, own in cells.items()}, "implementation": stored.label}
+        line |= {"id": row, **{name: own[position] for name, own in cells.items()}}
+        line.setdefault("implementation", stored.label)
         lines[row] = _shown(kernel_type, line)
     table: pd.DataFrame = pd.DataFrame(
         list(lines.values()), columns=None if lines else ["id", "duration_us", *_WORDS[1:]]

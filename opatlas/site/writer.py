@@ -22,7 +22,7 @@ from opatlas.progress import progress_over
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.model_cost import ModelCost
-from opatlas.site.diagnosis import diagnosis_page
+from opatlas.site.diagnosis import diagnosis_page, row_judges
 from opatlas.site.pages import comparison_page, model_page, overview_page
 from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
 from opatlas.store.csv_files import write_bytes, write_text
@@ -79,25 +79,47 @@ def write_site(
     """
     scripts = list(_bokeh())
     _expect_own(folder)
-    database = open_database(place, compositions=True, noisy=True)
+    database = open_database(place, compositions=True)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
     _expect(kernel_types, sources)
     problems: list[str] = []
-    overviews = [read_overview(Database(each.path)) for source in sources for each in source.implementations.values()]
-    problems += [problem for each in overviews for problem in each.problems]
+    judges = [row_judges(source) for source in sources]
+    overviews = [
+        overview_page(read_overview(Database(each.path)), judge[name])
+        for source, judge in zip(sources, judges, strict=True)
+        for name, each in source.implementations.items()
+    ]
+    problems += [problem for each in overviews for problem in each["problems"]]
+    comparisons: list[str] = []
+    data: dict[str, object] = {}
+
+    def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
+        known = {kernel_type for each in databases for kernel_type in each.calls.kernel_types()}
+        chosen = [each for each in kernel_types if each in known]
+        if len(databases) < 2 or (kernel_types and not chosen):
+            return
+        comparison = compare_databases(databases, baseline=baseline, kernel_types=chosen)
+        comparisons.append(name)
+        problems.extend(comparison.problems)
+        data[name] = comparison_page(comparison)
+
+    compare("implementations", list(database.implementations.values()))
+    if against:
+        with compared_states([against, str(database.path)]) as databases:
+            compare("databases", databases, databases[0].name)
     types: list[dict[str, Any]] = []
     tables: list[pd.DataFrame] = []
-    for source in sources:
+    for source, judge in zip(sources, judges, strict=True):
         shown = [name for name in source.kernel_types() if not kernel_types or name in kernel_types]
         for kernel_type in progress_over(shown, "kernel types", label="report"):
             try:
-                table = row_table(source, kernel_type)
+                table = row_table(source, kernel_type, judge)
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
             file = f"{_ROWS}{len(types):04}"
-            _write_data(folder, file, columns_of(table))
+            data[file] = columns_of(table)
             tables.append(table.assign(kernel_type=kernel_type))
             timed = table["duration_us"].dropna()
             types.append(
@@ -115,24 +137,8 @@ def write_site(
                     "implementations": list(dict.fromkeys(table["implementation"])),
                 }
             )
-    comparisons: list[str] = []
-
-    def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
-        known = {kernel_type for each in databases for kernel_type in each.calls.kernel_types()}
-        chosen = [each for each in kernel_types if each in known]
-        if len(databases) < 2 or (kernel_types and not chosen):
-            return
-        comparison = compare_databases(databases, baseline=baseline, kernel_types=chosen)
-        comparisons.append(name)
-        problems.extend(comparison.problems)
-        _write_data(folder, name, comparison_page(comparison))
-
-    compare("implementations", list(database.implementations.values()))
-    if against:
-        with compared_states([against, str(database.path)]) as databases:
-            compare("databases", databases, databases[0].name)
     overview = {
-        "databases": overview_page(overviews),
+        "databases": overviews,
         "types": types,
         "pages": comparisons,
         "diagnosis": diagnosis_page(tables),
@@ -141,7 +147,11 @@ def write_site(
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),
     }
-    _write_data(folder, "overview", overview)
+    # Nothing is written before all is read: a failure leaves the folder as it was. The overview marks it as a site.
+    for path in (folder / "data").glob(f"{_ROWS}*.js"):
+        path.unlink()
+    for name, page in {"overview": overview, **data}.items():
+        _write_data(folder, name, page)
     for name, content in (*_assets(), *scripts):
         write_bytes(folder / name, content)
     rows_of = Counter[str]()
@@ -153,12 +163,10 @@ def write_site(
 
 
 def _expect_own(folder: Path) -> None:
-    """Removes the rows of an earlier site. Raises OpAtlasError if a folder has files, and is no site."""
+    """Checks that a folder is new, empty or a site. Raises OpAtlasError."""
     expect_folder(folder, "name another one", may_be_made=True)
     if folder.is_dir() and next(folder.iterdir(), None) and not (folder / "data" / "overview.js").is_file():
         raise OpAtlasError(f"{folder}: holds files that are no site of `opatlas report`: name a new or an empty folder")
-    for path in (folder / "data").glob(f"{_ROWS}*.js"):
-        path.unlink()
 
 
 def _expect(kernel_types: Sequence[str], sources: Sequence[OpenDatabase]) -> None:

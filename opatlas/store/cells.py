@@ -68,9 +68,13 @@ def duration_columns(kernel_type: str) -> Sequence[str]:
     return row_kind(kernel_type).duration_columns
 
 
-def stored_us(kernel_type: str, summary: Summary) -> float:
-    """Returns the duration of a row in microseconds: the mean of a kernel's samples, the median of a message's."""
-    return row_kind(kernel_type).duration_us(summary)
+def stored_us(record: Record) -> float:
+    """Returns the duration of a measured row in microseconds.
+
+    It is the mean of a kernel's samples without the outliers, and the median of a message's samples.
+    """
+    assert record.measurement is not None
+    return row_kind(record.kernel_type).duration_us(record.measurement.samples_us)
 
 
 def is_measured_column(kernel_type: str, column: str) -> bool:
@@ -154,7 +158,7 @@ def microseconds(value: float) -> str:
 
 def _kernel_durations(record: Record, summary: Summary) -> dict[str, str]:
     return {
-        AVERAGE: microseconds(stored_us(record.kernel_type, summary)),
+        AVERAGE: microseconds(stored_us(record)),
         MICROBENCH_MEDIAN: microseconds(summary.median_us),
     }
 
@@ -164,7 +168,7 @@ def _message_durations(record: Record, summary: Summary) -> dict[str, str]:
     gbps = bandwidth_gbps(message_bytes, summary.median_us)
     bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, summary.median_us)
     return {
-        DURATION: microseconds(stored_us(record.kernel_type, summary)),
+        DURATION: microseconds(stored_us(record)),
         # Six digits: the bandwidth of a small message is a small number.
         BANDWIDTH: f"{gbps:.6g}",
         BUS_BANDWIDTH: f"{bus_gbps:.6g}",

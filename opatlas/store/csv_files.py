@@ -117,7 +117,8 @@ def _arrow_table(
 ) -> pa.Table:
     """Reads a file with Arrow. Raises ArrowInvalid, OSError."""
     return pa.csv.read_csv(
-        path,
+        # Arrow encodes a path as UTF-8, whatever the locale's encoding of file names.
+        pa.OSFile(os.fsencode(path)),
         # With one thread a rejected row has its line number.
         read_options=pa.csv.ReadOptions(
             use_threads=False, block_size=block_bytes, column_names=header.names, skip_rows=header.lines

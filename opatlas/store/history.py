@@ -10,6 +10,7 @@ the run, so the row's duration and status belong to another case.
 from __future__ import annotations
 
 import gzip
+import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,11 +33,12 @@ from opatlas.store.manifest import INGEST_PREFIX
 from opatlas.typed_json import decode
 
 _SUFFIX = ".jsonl.gz"
+_REMEDY = "move it away, or restore it"
 REPLACED_SUFFIX = ".replaced"
 _EDITED_SUFFIX = ".edited"
-#: Larger contents are refused, so that a small file cannot fill the memory.
-_MOST_BYTES = 4 << 30
-_PIECE_BYTES = 1 << 20
+#: Larger contents are refused, so that a small file cannot fill the memory: 20 times the largest run that we know.
+_MOST_BYTES = 256 << 20
+_MOST_LINES = 1 << 20
 #: The compression level: half the time of level 6, and a tenth more space.
 _LEVEL = 4
 
@@ -99,7 +101,7 @@ def add(database: Database, header: JournalHeader, records: Sequence[Record]) ->
     for run_id, of_this in of_run.items():
         path = file_path(database, run_id)
         first = replace(header, run_id=run_id, version=journal.VERSION)
-        there = _lines(path) if path.exists() else [journal.line(asdict(first))]
+        there = list(_lines(path)) if path.exists() else [journal.line(asdict(first))]
         lines = dict.fromkeys([*there, *(journal.line(record.to_json()) for record in of_this)])
         if len(lines) > len(there):
             write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))
@@ -113,7 +115,7 @@ def read(database: Database, run_id: str) -> JournalContents:
         DamagedHistory: the file cannot be read.
     """
     path = file_path(database, run_id)
-    return journal.parse(b"".join(_lines(path)), path)
+    return journal.parse(_lines(path), path)
 
 
 def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
@@ -210,33 +212,37 @@ class _RecordFields:
 def _read_lines(path: Path) -> Iterator[_RecordFields]:
     """Yields the records of a history, reduced to `_RecordFields`. Raises OpAtlasError."""
     if path.exists():
-        for number, line in enumerate(_lines(path)[1:], start=2):
-            yield decode(line, _RecordFields, f"{path}:{number}")
+        seen = set[bytes]()
+        for number, line in enumerate(_lines(path), start=1):
+            if number > 1 and line not in seen:
+                seen.add(line)
+                yield decode(line, _RecordFields, f"{path}:{number}")
 
 
-def _lines(path: Path) -> list[bytes]:
-    """Reads the lines of a history, with line ends. Raises DamagedHistory."""
-    remedy = "move it away, or restore it"
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a history, with line ends. Raises DamagedHistory."""
+    left = _MOST_BYTES
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
-            # Read in pieces: a single read would allocate the limit at once.
-            pieces: list[bytes] = []
-            while (piece := file.read(_PIECE_BYTES)) and len(pieces) * _PIECE_BYTES <= _MOST_BYTES:
-                pieces.append(piece)
-            content = b"".join(pieces)
+            for number in itertools.count(1):
+                # No longer line than the limit is read.
+                line = file.readline(left + 1)
+                left -= len(line)
+                if left < 0 or number > _MOST_LINES:
+                    what = f"{_MOST_BYTES:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
+                    raise DamagedHistory(f"{path}: a history of more than {what}, which is too large: {_REMEDY}")
+                if number == 1:
+                    journal.parse([line], path)
+                elif not line:
+                    return
+                # Another program may have removed the last line end.
+                yield line if line.endswith(b"\n") else line + b"\n"
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedHistory(f"{path}: not a history of OpAtlas ({error}): {remedy}") from None
-    except OSError as error:
-        raise DamagedHistory(f"{path}: cannot be read ({error.strerror}): make it readable") from None
-    if len(content) > _MOST_BYTES:
-        raise DamagedHistory(f"{path}: a history of more than {_MOST_BYTES:,} bytes, which is too large: {remedy}")
-    # Another program may have removed the last line end.
-    lines = [each + b"\n" for each in content.splitlines()] or [b"\n"]
-    try:
-        journal.parse(lines[0], path)
+        raise DamagedHistory(f"{path}: not a history of OpAtlas ({error}): {_REMEDY}") from None
     except journal.NotAJournal as error:
         raise DamagedHistory(str(error)) from None
-    return lines
+    except OSError as error:
+        raise DamagedHistory(f"{path}: cannot be read ({error.strerror}): make it readable") from None
 
 
 def _file_stem(run_id: str) -> str:

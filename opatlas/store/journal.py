@@ -9,6 +9,8 @@ Each line is read on its own: a damaged line costs one record.
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import shlex
 import tempfile
@@ -36,6 +38,8 @@ VERSION = 3
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
 _LARGEST_BYTES = 1 << 30
+#: What may stand around the text of a line: after a power failure a line may be padded with zeros.
+_PADDING = b"\0\r\n\t "
 #: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
 _SYNC_PAUSE_S = 0.02
 
@@ -269,27 +273,28 @@ def read(path: Path) -> JournalContents:
         NotAJournal: the file has neither a header nor a record.
         OSError: the file cannot be read.
     """
-    return parse(read_safely(path, _LARGEST_BYTES), path)
+    return parse(io.BytesIO(read_safely(path, _LARGEST_BYTES)), path)
 
 
-def parse(content: bytes, path: Path) -> JournalContents:
-    """Parses the content of a journal as `read` does; `path` is for errors. Raises NotAJournal."""
-    # After a power failure a line may be padded with zeros.
-    lines = [text.strip(b"\0\r\t ") for text in content.split(b"\n")]
-    header, why_not = _header(lines[0])
+def parse(lines: Iterable[bytes], path: Path) -> JournalContents:
+    """Parses the lines of a journal, with their ends, as `read` does; `path` is for errors. Raises NotAJournal."""
+    lines = iter(lines)
+    first = next(lines, b"")
+    header, why_not = _header(first.strip(_PADDING))
     records: list[Record] = []
     unreadable = [(1, why_not)] if why_not else []
-    torn = content.endswith(b"\0")
-    seen = {b"", lines[0]} if header else {b""}
+    torn, each = False, first
+    seen = {b"", first.strip(_PADDING)} if header else {b""}
     with gc_paused():
-        for number, text in enumerate(lines, start=1):
+        for number, each in enumerate(itertools.chain([first], lines), start=1):
+            text = each.strip(_PADDING)
             if text in seen:
                 continue
             seen.add(text)
             try:
                 records.append(Record.decode(text, ""))
             except DecodeError as error:
-                if number == len(lines):
+                if not each.endswith(b"\n"):
                     torn = True
                 elif number > 1:
                     unreadable.append((number, f"not a record of this version ({error.problem})"))
@@ -298,7 +303,7 @@ def parse(content: bytes, path: Path) -> JournalContents:
     if header is None:
         unreadable[0] = (1, f"{why_not}: its records neither add nor prune rows")
         header = JournalHeader(records[0].run_id, UpdateMode.MISSING_ONLY.value, prune=False)
-    return JournalContents(header, tuple(records), tuple(unreadable), torn)
+    return JournalContents(header, tuple(records), tuple(unreadable), torn or each.endswith(b"\0"))
 
 
 def line(values: Mapping[str, Any]) -> bytes:

@@ -38,7 +38,7 @@ _DECIDING = (".py", ".yaml", ".json")
 #: Folders without code: `database/data` has databases.
 _NO_CODE = frozenset({"__pycache__", "data"})
 #: Packages whose version may affect a duration or its measurement.
-_PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis", "transformers")
+_PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis")
 
 
 @dataclass

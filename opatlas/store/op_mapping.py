@@ -115,7 +115,7 @@ def read_mapping(folder: Path) -> OpMapping | None:
 def read_text(path: Path) -> str:
     """Reads the text of a mapping. Raises OpAtlasError."""
     try:
-        return read_safely(path, _LARGEST_BYTES).decode()
+        return read_safely(path, _LARGEST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
 

@@ -48,6 +48,16 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
     return added
 
 
+def with_captured(kernel_type: str, frame: pd.DataFrame, captured: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of a table with the captured durations that another table has for them."""
+    columns = [name for name in captured.columns if is_profiling_column(name)]
+    by_signature = captured[columns].set_axis(signatures(kernel_type, captured))
+    found = by_signature[~by_signature.index.duplicated()].reindex(signatures(kernel_type, frame), fill_value="")
+    own = frame[[name for name in frame.columns if not is_profiling_column(name)]]
+    joined: pd.DataFrame = own.join(found.set_axis(own.index))
+    return joined
+
+
 def is_of_duration(kernel_type: str, column: str) -> bool:
     """Returns whether a column belongs to a duration, replayed or captured, and not to the identity of a row."""
     return (

@@ -39,7 +39,7 @@ class RowRun:
         run_id: "" if unknown.
         kept_in: the source: "history", "replaced" (a replaced row that no history has), or "csv" (only in the CSV).
         current: whether the CSV has this duration.
-        duration_us: the duration in the CSV: the mean of a kernel's samples, the median of a message's.
+        duration_us: the stored duration: the mean of a kernel's samples without outliers, the median of a message's.
         assumptions: values that the row does not state, and that were assumed.
         checked_elements, total_elements: output elements compared with the reference, and all; None if unknown.
         samples_us: each sample in microseconds, if the run has a history.
@@ -128,7 +128,7 @@ def _run_from_record(record: Record) -> RowRun:
     return replace(
         run,
         reason="; ".join(text for text in (ran_as, record.reason) if text),
-        duration_us=stored_us(record.kernel_type, summary),
+        duration_us=stored_us(record),
         median_us=summary.median_us,
         std_us=summary.std_us if summary.count > 1 else None,
         samples=summary.count,
@@ -159,10 +159,13 @@ def _run_from_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) ->
 
 
 def _is_same(run: RowRun, other: RowRun) -> bool:
-    """Returns whether two entries are the same duration; a CSV has four decimals."""
-    if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
+    """Returns whether two entries are the same duration; a CSV has four decimals.
+
+    An older OpAtlas stored the mean of all samples, outliers included, so medians are compared where there are any.
+    """
+    if run.median is None or other.median is None or run.run_id != other.run_id:
         return False
-    return abs(run.duration_us - other.duration_us) < 1e-4
+    return abs(run.median - other.median) < 1e-4
 
 
 def _with_manifest(run: RowRun, manifests: Mapping[str, Manifest]) -> RowRun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, count
 from pathlib import Path
@@ -70,7 +70,13 @@ class WriteBackResult:
 
 
 def write_back(
-    database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, keep_newer: bool = False
+    database: Database,
+    records: Iterable[Record],
+    mode: UpdateMode,
+    *,
+    prune: bool,
+    keep_newer: bool = False,
+    rehearse: bool = False,
 ) -> WriteBackResult:
     """Writes records to the CSVs of a database, file by file, each replaced in one step.
 
@@ -80,6 +86,7 @@ def write_back(
         mode: missing rows are appended (all) or reported (other modes).
         prune: whether rows that ran and have no valid duration are moved to `pruned/`.
         keep_newer: whether rows keep the results of later runs than the record's.
+        rehearse: whether to return the result only, and write nothing.
 
     Raises:
         OpAtlasError: the database cannot be locked. A file that cannot be read or written becomes a problem of the
@@ -90,10 +97,10 @@ def write_back(
     # Run ids tell the second of a start, manifests its fraction.
     starts = {run: each.started_at for run, each in read_manifests(database, []).items()} if keep_newer else {}
     order = RunOrder(starts) if keep_newer else None
-    with database.lock(), gc_paused():
+    with nullcontext() if rehearse else database.lock(), gc_paused():
         for kernel_type, of_type in records_by_type(records).items():
             try:
-                _merge_table(database, histories, kernel_type, of_type, mode, prune, order, result)
+                _merge_table(database, histories, kernel_type, of_type, mode, prune, order, result, rehearse)
             except Exception as error:
                 path = database.path / f"{kernel_type}.csv"
                 result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
@@ -109,6 +116,7 @@ def _merge_table(
     prune: bool,
     order: RunOrder | None,
     result: WriteBackResult,
+    rehearse: bool,
 ) -> None:
     table = database.read_or_empty(kernel_type)
     merged = TableUpdate(kernel_type, table.frame)
@@ -117,9 +125,13 @@ def _merge_table(
     outdated = {record.signature for record in changes.outdated}
     ran = [record for record in records.own.values() if record.signature not in outdated]
     pruned = merged.to_prune(ran) if prune else []
-    _keep_replaced(database, histories, table, changes.updated)
-    is_changed = bool(changes.updated or changes.marked or pruned)
-    gone = _write(database, table, merged.rows.frame(), pruned) if is_changed else []
+    gone: list[RowName] = []
+    if changes.updated or changes.marked or pruned:
+        frame = merged.rows.frame()
+        gone = [RowName(kernel_type, signature) for signature in signatures(kernel_type, frame.iloc[pruned])]
+        if not rehearse:
+            _keep_replaced(database, histories, table, changes.updated)
+            _write(database, table, frame, pruned)
     # Counted after the write: a file that cannot be written counts nothing.
     result.updated[kernel_type] += len(changes.updated) - len(changes.appended)
     result.added[kernel_type] += len(changes.appended)
@@ -150,14 +162,13 @@ def _keep_replaced(database: Database, histories: Histories, table: Table, updat
         save_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
 
 
-def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> list[RowName]:
-    """Saves pruned rows, then writes the table without them; returns their names."""
+def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> None:
+    """Saves pruned rows, then writes the table without them."""
     gone = frame.iloc[list(pruned)]
     if pruned:
         append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
         frame = frame.drop(index=gone.index)
     database.write(Table(table.kernel_type, table.path, frame))
-    return [RowName(table.kernel_type, signature) for signature in signatures(table.kernel_type, gone)]
 
 
 #: The number of unreadable lines of a journal that are reported.

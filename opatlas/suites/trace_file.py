@@ -66,7 +66,7 @@ def trace_files(path: Path) -> list[Path]:
 
 def _read_file(path: Path) -> Iterator[TracedCall]:
     try:
-        lines = read_safely(path, LARGEST_BYTES).decode("utf-8").splitlines()
+        lines = read_safely(path, LARGEST_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OpAtlasError(f"{path}: cannot be read ({error})") from None
     overload = ""

@@ -105,7 +105,7 @@ class Task:
         content = _read(self.path)
         if _digest(content, self.configuration) != self.digest:
             raise OpAtlasError(f"{self.path}: was changed meanwhile: run the command again")
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
 
 
 @dataclass(frozen=True)

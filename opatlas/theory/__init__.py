@@ -8,7 +8,7 @@ size_spread.py      sizes that are spread geometrically, with the edges of tiles
 sources.py          the sizes that models give to a pattern
 models.py           facts about a model
 model_calls.py      the calls of a step of a model
-architectures.py    architectures of transformers, read with torch
+config_json.py      the models that config.json files describe
 known_rows.py       the rows of a database as theory rows see them
 rows.py             theory rows
 refused_shapes.py   the shapes that DispatchFFNCombine accepts

@@ -13,6 +13,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from opatlas.errors import TableError
+from opatlas.model.optional_slots import SlotNumbers, optional_inputs, optional_outputs
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.model.signature import column_cells
@@ -130,14 +131,15 @@ def is_blocked(template: Template, word: Word) -> bool:
 
 def read_rows(table: Table) -> Iterator[KnownRow]:
     """Yields the rows of a table. Raises TableError with the line of a dimension that is not a whole number."""
-    frame = table.frame
+    frame, kernel_type = table.frame, table.kernel_type
+    slots = ((0, INPUT_SHAPES, optional_inputs(kernel_type)), (3, OUTPUT_SHAPES, optional_outputs(kernel_type)))
     names = (*BASE, PROFILING_AVERAGE)
     columns = [column_cells(frame, name) for name in names]
     for position, (op_state, core, *cells, duration) in enumerate(zip(*columns, strict=True)):
         words = []
-        for first, column in ((0, INPUT_SHAPES), (3, OUTPUT_SHAPES)):
+        for first, column, optional in slots:
             try:
-                words.append(_words(*cells[first : first + 3]))
+                words.append(_words(*cells[first : first + 3], optional))
             except ValueError:
                 raise TableError(
                     table.path,
@@ -164,11 +166,11 @@ def _matrix(template: Template, shape: Dims, name: str) -> Dims | None:
 
 
 @lru_cache(maxsize=65536)
-def _words(shapes: str, dtypes: str, formats: str) -> tuple[Word, ...]:
+def _words(shapes: str, dtypes: str, formats: str, optional: SlotNumbers) -> tuple[Word, ...]:
     """Raises ValueError."""
     return tuple(
         (tuple(_dimension(text) for text in shape.split(",")) if shape else (), dtype, name)
-        for shape, dtype, name in slot_words(shapes, dtypes, formats)
+        for shape, dtype, name in slot_words(shapes, dtypes, formats, optional)
     )
 
 

@@ -16,7 +16,7 @@ from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIE
 from opatlas.model.signature import signature
 from opatlas.model.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.models import Indexer, Latent, Linear, ModelFacts, RoutedExperts, TargetError
+from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts, TargetError
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
@@ -75,7 +75,7 @@ def model_calls(
     batch: int,
     context: int,
     phase: Phase,
-    dtype: str = "BF16",
+    dtype: str = "",
     nz_weights: bool = False,
     tier: int = 1,
 ) -> list[ModelCall]:
@@ -91,22 +91,36 @@ def model_calls(
         ep: the number of devices that share the experts: 1, or a multiple of `tp`.
         batch: sequences of a step of `tp` devices.
         context: tokens of each sequence, in decode with the token that is computed.
-        dtype: BF16 or FLOAT16; or INT8 or FLOAT8_E4M3FN for quantized products between activations in BF16.
+        dtype: BF16 or FLOAT16; or INT8 or FLOAT8_E4M3FN for quantized products between activations in BF16. Default:
+            that of the model's weights.
         nz_weights: whether weights are stored in FRACTAL_NZ, where the catalog has such calls. Only NPUs have them.
         tier: the topology tier of the collectives.
 
     Raises:
-        UsageError: the model cannot be divided so, or a number or the dtype is impossible.
+        UsageError: the model cannot be divided so, a number or the dtype is impossible, or no row has the dtype of
+            the weights.
     """
     _expect_possible(model, tp, ep, batch, context, phase)
-    known = known_dtype(dtype)
-    name = known.name if known is not None else dtype
-    if name not in (*_ACTIVATIONS, *_QUANTIZED):
-        raise UsageError(
-            f"{dtype!r} is no dtype of a model's step: give one of {', '.join((*_ACTIVATIONS, *_QUANTIZED))}"
-        )
-    step = _ModelStep(model, tp, ep, batch, context, phase == "prefill", name, nz_weights, tier)
+    step = _ModelStep(model, tp, ep, batch, context, phase == "prefill", step_dtype(model, dtype), nz_weights, tier)
     return list(step.calls())
+
+
+def step_dtype(model: ModelFacts, asked: str = "") -> str:
+    """Returns the dtype of a step: the one that is asked for, else that of the model's weights.
+
+    Raises:
+        UsageError: the dtype is none of a step, or none is asked for and no row has that of the weights.
+    """
+    dtypes = ", ".join((*_ACTIVATIONS, *_QUANTIZED))
+    if not (asked or model.dtype):
+        raise UsageError(
+            f"{model.name} has {model.stored}, which no row has: give the dtype to answer them as, by --dtype, "
+            f"dtype=NAME of --step, or dtype in Python: one of {dtypes}"
+        )
+    known = known_dtype(asked or model.dtype)
+    if known is None or known.name not in (*_ACTIVATIONS, *_QUANTIZED):
+        raise UsageError(f"{asked!r} is no dtype of a model's step: give one of {dtypes}")
+    return known.name
 
 
 def call_cells(
@@ -204,10 +218,11 @@ class _ModelStep:
             yield self.add_norm("attention_norm", layers - 1)
         yield from self.attention()
         yield from self.products("o_proj")
+        if model.delta is not None:
+            yield from self.delta_net(model.delta)
         yield from self.all_reduce("attention_all_reduce", layers)
         yield self.add_norm("ffn_norm", layers)
         yield from self.feed_forward()
-        yield from self.other_products()
         yield self.add_norm("final_norm", 0)
         yield from self.head()
 
@@ -216,9 +231,9 @@ class _ModelStep:
         if self.model.latent is not None:
             yield from self.latent_attention(self.model.latent)
             return
-        model, m, layers = self.model, self.tokens, self.model.layers
+        model, m, layers = self.model, self.tokens, self.model.attention_layers
         sizes = {"q": self.heads, "kv": model.kv_heads_on_device(self.tp), "d": model.head_dim}
-        yield from self.products("qkv", "q", "k", "v")
+        yield from self.products("qkv")
         if model.head_norms:
             for part, heads in (("query_norm", sizes["q"]), ("key_norm", sizes["kv"])):
                 yield self.call(part, "RmsNorm", "head_rms_norm", layers=layers, m=m, g=heads, d=model.head_dim)
@@ -230,9 +245,27 @@ class _ModelStep:
         pattern = "packed_attention" if self.prefill else "paged_attention"
         lengths = {"s": self.batch, "t": self.queries, "k": self.context}
         yield self.call("attention", "FusedInferAttentionScore", pattern, layers=layers, **lengths, **sizes)
+        if model.gated_attention:
+            features = self.heads * model.head_dim
+            yield self.unknown("attention_gate", "SigmoidMul", layers, [(m, features)] * 2, (m, features))
+
+    def delta_net(self, delta: DeltaNet) -> Iterator[ModelCall]:
+        """Yields the calls of layers with a gated delta net: its products, and what no row has."""
+        m, layers = self.tokens, delta.layers
+        features, heads = delta.features(self.tp), delta.value_heads // self.tp
+        values = heads * delta.value_dim
+        yield from self.products("in_proj_qkvz", "in_proj_ba")
+        window = self.batch, features, delta.kernel - 1
+        yield self.unknown(
+            "convolution", "CausalConvolution", layers, [(m, features), (features, delta.kernel), window], (m, features)
+        )
+        state = self.batch, heads, delta.key_dim, delta.value_dim
+        yield self.unknown("delta_rule", "GatedDeltaRule", layers, [(m, features), (m, 2 * heads), state], (m, values))
+        yield self.unknown("delta_norm", "GatedRmsNorm", layers, [(m, values)] * 2, (m, values))
+        yield from self.products("out_proj")
 
     def latent_attention(self, latent: Latent) -> Iterator[ModelCall]:
-        m, layers, indexer = self.tokens, self.model.layers, self.model.indexer
+        m, layers, indexer = self.tokens, self.model.attention_layers, self.model.indexer
         sizes = {"q": self.heads, "lora": latent.kv_lora, "nope": latent.nope, "rope": latent.rope, "v": latent.value}
         down = ("q_kv_a",) if self.linears("q_kv_a") else ("q_a", "kv_a")
         yield from self.products(*down)
@@ -280,22 +313,21 @@ class _ModelStep:
     def indexer(self, indexer: Indexer, lengths: Mapping[str, int]) -> Iterator[ModelCall]:
         yield from self.products("indexer_q", "indexer_k", "indexer_weights")
         sizes = {"q": indexer.heads, "d": indexer.head_dim, "top": indexer.top_k}
-        layers = self.model.layers
+        layers = indexer.layers
         yield self.call("indexer", "LightningIndexer", "lightning_indexer", layers=layers, **lengths, **sizes)
 
     def feed_forward(self) -> Iterator[ModelCall]:
-        dense = self.layers_of("down")
+        dense = self.model.layers_with("down")
         if dense:
             yield from self.gated("", self.model.intermediate // self.tp, dense)
             yield from self.all_reduce("ffn_all_reduce", dense)
         if self.model.experts is not None:
-            yield from self.experts(self.model.experts, self.layers_of("router") or self.model.layers)
+            yield from self.experts(self.model.experts, self.model.layers_with("router"))
 
     def gated(self, prefix: str, width: int, layers: int) -> Iterator[ModelCall]:
         """Yields the calls of a feed-forward network that all tokens pass."""
-        yield from self.products(f"{prefix}gate_up", f"{prefix}gate", f"{prefix}up")
-        if self.linears(f"{prefix}gate_up") or self.linears(f"{prefix}gate"):
-            yield self.call(f"{prefix}act", "SwiGlu", "swiglu", layers=layers, m=self.tokens, w=width)
+        yield from self.products(f"{prefix}gate_up")
+        yield self.call(f"{prefix}act", "SwiGlu", "swiglu", layers=layers, m=self.tokens, w=width)
         yield from self.products(f"{prefix}down")
 
     def experts(self, experts: RoutedExperts, layers: int) -> Iterator[ModelCall]:
@@ -329,6 +361,7 @@ class _ModelStep:
             yield self.collective("experts_all_gather", ALL_GATHER, self.tp, own * hidden, layers)
         if experts.shared:
             yield from self.gated("shared_", experts.shared // self.tp, layers)
+            yield from self.products("shared_expert_gate")
             if travels:
                 yield from self.all_reduce("shared_all_reduce", layers)
             yield self.call("experts_add", "Add", "binary", layers=layers, m=tokens, h=hidden)
@@ -349,21 +382,11 @@ class _ModelStep:
     def linears(self, role: str) -> list[Linear]:
         return [linear for linear in self.model.linears(self.tp) if linear.name == role]
 
-    def layers_of(self, role: str) -> int:
-        """Returns the number of layers with a weight of a role."""
-        return sum(linear.calls for linear in self.linears(role))
-
     def products(self, *roles: str, tokens: int = 0) -> Iterator[ModelCall]:
         """Yields the products with the model's weights of some roles."""
         for role in roles:
             for linear in self.linears(role):
                 yield from self.product(linear, tokens or self.tokens)
-
-    def other_products(self) -> Iterator[ModelCall]:
-        """Yields the products with weights of roles that are not known here."""
-        for linear in self.model.linears(self.tp):
-            if linear.name not in _ROLES:
-                yield from self.product(linear, self.tokens)
 
     def product(self, linear: Linear, tokens: int, in_layers: bool = True) -> Iterator[ModelCall]:
         layers, calls = (linear.calls, 1) if in_layers else (0, linear.calls)
@@ -406,6 +429,19 @@ class _ModelStep:
         others = tuple(name for name in twins if name != kernel_type)
         return ModelCall(part, kernel_type, row.cells(), calls, layers, others)
 
+    def unknown(
+        self, part: str, kernel_type: str, layers: int, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
+    ) -> ModelCall:
+        """Returns a call of which the catalog has no pattern. No row tells it, so that a step lists it as missing."""
+        shapes = [",".join(map(str, shape)) for shape in inputs]
+        cells = {
+            "Input Shapes": ";".join(shapes),
+            "Input Data Types": ";".join([self.activation] * len(shapes)),
+            "Output Shapes": ",".join(map(str, output)),
+            "Output Data Types": self.activation,
+        }
+        return ModelCall(part, kernel_type, cells, 1, layers)
+
     def form(self, forms: Sequence[Form], sizes: Mapping[str, int]) -> Form:
         """Returns the form with the step's dtypes, and with weights in FRACTAL_NZ if they are stored so."""
         if self.quantized:
@@ -427,16 +463,6 @@ class _ModelStep:
         needed = self.batch * -(-self.context // _PAGE)
         sizes = next(axis.grid for axis in _pattern(kernel_type, pattern).axes if axis.name == "blocks")
         return next((size for size in sizes if size >= needed), needed)
-
-
-#: The roles of weights that the parts above multiply with.
-_ROLES = frozenset(
-    {
-        *("qkv", "q", "k", "v", "o_proj", "q_a", "kv_a", "q_kv_a", "q_b", "kv_b", "router", "lm_head"),
-        *("indexer_q", "indexer_k", "indexer_weights"),
-        *(prefix + role for prefix in ("", "shared_") for role in ("gate_up", "gate", "up", "down")),
-    }
-)
 
 
 def _pattern(kernel_type: str, name: str) -> Pattern:

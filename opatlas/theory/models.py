@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Literal
@@ -52,7 +52,7 @@ class Weight:
         cut: the features that tensor parallelism divides.
         least: the smallest number of output features of a part on a device. A head that several devices share stays
             whole.
-        calls: how often a forward pass multiplies with a weight of these sizes: once in each layer that has one.
+        calls: how often a forward pass multiplies with such a weight: once in each layer that has one.
     """
 
     role: str
@@ -60,7 +60,7 @@ class Weight:
     k: int
     cut: Literal["outputs", "inputs", "nothing"]
     least: int = 1
-    calls: int = field(default=1, compare=False)
+    calls: int = 1
 
     def on_device(self, tp: int) -> Linear | None:
         """Returns the matrix that one of `tp` devices holds; None if `tp` does not divide the weight."""
@@ -95,11 +95,39 @@ class Latent:
 
 @dataclass(frozen=True)
 class Indexer:
-    """The heads with which sparse attention selects `top_k` keys for each query."""
+    """The heads with which sparse attention selects `top_k` keys for each query.
+
+    Attributes:
+        layers: the layers that select keys. The others take those of a layer before them.
+    """
 
     heads: int
     head_dim: int
     top_k: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta nets (linear attention), which some layers have in place of attention.
+
+    Attributes:
+        layers: the layers with one.
+        key_heads, value_heads: heads of queries and keys, and of values.
+        key_dim, value_dim: features of these heads.
+        kernel: tokens that the convolution before the delta rule sees.
+    """
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    def features(self, tp: int) -> int:
+        """Returns the features of queries, keys and values on one of `tp` devices."""
+        return (2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim) // tp
 
 
 @dataclass(frozen=True)
@@ -125,6 +153,7 @@ class ModelFacts:
 
     Attributes:
         name: the publisher's name of the model.
+        layers: the number of layers.
         hidden: features of the residual stream.
         intermediate: features of the dense feed-forward network; 0 if there is none.
         heads, kv_heads: attention heads of queries, and of keys and values.
@@ -132,10 +161,15 @@ class ModelFacts:
         vocab: rows of the embedding table and outputs of the LM head.
         weights: all matrices of linear layers, each kind once, without the matrices of routed experts.
         head_norms: whether queries and keys are normalized head by head.
-        latent, indexer, experts: None where the model has no such part.
+        latent, indexer, experts, delta: None where the model has no such part.
+        gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
+        dtype: the dtype of a step unless another one is asked for; "" where no row has that of the weights.
+        stored: how the published weights are stored, where not in `dtype` alone.
+        differs: what the calls leave out of the model, or have in another way.
     """
 
     name: str
+    layers: int
     hidden: int
     intermediate: int
     heads: int
@@ -147,20 +181,34 @@ class ModelFacts:
     latent: Latent | None = None
     indexer: Indexer | None = None
     experts: RoutedExperts | None = None
+    delta: DeltaNet | None = None
+    gated_attention: bool = False
+    dtype: str = "BF16"
+    stored: str = ""
+    differs: tuple[str, ...] = ()
 
     @property
-    def layers(self) -> int:
-        """The number of layers: each multiplies once with some weight."""
-        return max((weight.calls for weight in self.weights), default=1)
+    def attention_layers(self) -> int:
+        """The number of layers with attention."""
+        return self.layers - (self.delta.layers if self.delta is not None else 0)
 
     def layers_with(self, role: str) -> int:
-        """Returns the number of layers with a weight of a role; all layers where no weight has the role."""
-        return max((weight.calls for weight in self.weights if weight.role == role), default=self.layers)
+        """Returns the number of layers with a weight of a role."""
+        return sum(weight.calls for weight in self.weights if weight.role == role)
+
+    def differences(self, dtype: str) -> tuple[str, ...]:
+        """Returns how a step with this dtype differs from one of the published model."""
+        scales = " with a scale for each token" if dtype not in ("BF16", "FLOAT16") else ""
+        stored = (f"{self.stored} are answered as {dtype}{scales}",) if self.stored else ()
+        return (*stored, *self.differs)
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
         """Returns the sizes of tensor parallelism among `wanted` that divide the heads and all weights."""
         return tuple(
-            tp for tp in wanted if self.heads % tp == 0 and all(weight.on_device(tp) for weight in self.weights)
+            tp
+            for tp in wanted
+            if not any(heads % tp for heads in (self.heads, self.delta.key_heads if self.delta is not None else tp))
+            and all(weight.on_device(tp) for weight in self.weights)
         )
 
     def ep_sizes(self, wanted: Sequence[int] = EP_SIZES) -> tuple[int, ...]:

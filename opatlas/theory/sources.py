@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opatlas.text import suggest
+from opatlas.theory.config_json import load_config_file
 from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, TargetError, built_in_models, models_by_name
 from opatlas.theory.patterns import Axis, Pattern
 
@@ -217,7 +218,7 @@ def _linears(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
 
 
 #: Linear layers that engines do not quantize.
-NOT_QUANTIZED = frozenset({"lm_head", "router", "indexer_weights", "indexer_k"})
+NOT_QUANTIZED = frozenset({"lm_head", "router", "indexer_weights", "indexer_k", "shared_expert_gate", "in_proj_ba"})
 
 
 def _quantized(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
@@ -240,21 +241,21 @@ def _widths(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     yield _residual(model)
     yield from _gated(model, tp)
     if model.latent is not None and model.latent.q_lora:
-        yield ModelPart("q_lora", (model.latent.q_lora,), model.layers)
+        yield ModelPart("q_lora", (model.latent.q_lora,), model.attention_layers)
     if model.latent is not None:
-        yield ModelPart("kv_lora", (model.latent.kv_lora,), model.layers)
+        yield ModelPart("kv_lora", (model.latent.kv_lora,), model.attention_layers)
 
 
 def _norms(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     yield _residual(model)
     if model.latent is not None and model.latent.q_lora:
-        yield ModelPart("q_lora", (model.latent.q_lora,), model.layers)
+        yield ModelPart("q_lora", (model.latent.q_lora,), model.attention_layers)
 
 
 def _head_norms(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     if model.head_norms:
-        yield ModelPart("query heads", (model.heads // tp, model.head_dim), model.layers)
-        yield ModelPart("key heads", (model.kv_heads_on_device(tp), model.head_dim), model.layers)
+        yield ModelPart("query heads", (model.heads // tp, model.head_dim), model.attention_layers)
+        yield ModelPart("key heads", (model.kv_heads_on_device(tp), model.head_dim), model.attention_layers)
 
 
 def _gated(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
@@ -272,37 +273,37 @@ def _attention(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     """Yields query heads, key heads and features of a head; nothing for latent attention."""
     if model.latent is None:
         sizes = (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
-        yield ModelPart("attention", sizes, model.layers)
+        yield ModelPart("attention", sizes, model.attention_layers)
 
 
 def _latent(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     if model.latent is not None:
         latent = model.latent
         sizes = (model.heads // tp, latent.kv_lora, latent.nope, latent.rope, latent.value)
-        yield ModelPart("attention", sizes, model.layers)
+        yield ModelPart("attention", sizes, model.attention_layers)
 
 
 def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     if model.latent is not None:
-        yield ModelPart("cache", (model.latent.kv_lora, model.latent.rope), model.layers)
+        yield ModelPart("cache", (model.latent.kv_lora, model.latent.rope), model.attention_layers)
 
 
 def _angles(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     """Yields the features that a rotary embedding rotates."""
     rotated = model.latent.rope if model.latent is not None else model.head_dim
-    yield ModelPart("rotary embedding", (rotated,), model.layers)
+    yield ModelPart("rotary embedding", (rotated,), model.attention_layers)
 
 
 def _sparse(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
     if model.latent is not None and model.indexer is not None:
         sizes = (model.heads // tp, model.latent.kv_lora, model.latent.rope, model.indexer.top_k)
-        yield ModelPart("attention", sizes, model.layers)
+        yield ModelPart("attention", sizes, model.attention_layers)
 
 
 def _indexer(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
     if model.indexer is not None:
         sizes = (model.indexer.heads, model.indexer.head_dim, model.indexer.top_k)
-        yield ModelPart("indexer", sizes, model.layers)
+        yield ModelPart("indexer", sizes, model.indexer.layers)
 
 
 def _vocab(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
@@ -380,10 +381,10 @@ def resolve_model(name: str) -> ModelFacts:
     """Returns a model by its name.
 
     Args:
-        name: a built-in model's name or short name, a config.json or its folder, or an architecture of transformers.
+        name: a built-in model's name or short name, a config.json or its folder.
 
     Raises:
-        OpAtlasError: the name is none of these, or needs the transformers package, which is not installed.
+        OpAtlasError: the name is none of these, or the config.json is of no known kind of model.
     """
     known = models_by_name().get(name.lower())
     if known is not None:
@@ -392,20 +393,12 @@ def resolve_model(name: str) -> ModelFacts:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.is_file():
-        from opatlas.theory.architectures import load_config_file
-
         return load_config_file(path)
     if path.suffix == ".json":
         raise TargetError("model", name, "no such file: give the path of a model's config.json")
-    from opatlas.theory.architectures import architectures, load_architecture
-
-    if name.lower() in architectures():
-        return load_architecture(name.lower())
-    others = [*models_by_name(), *architectures()]
-    remedy = (
-        "give a model's config.json, or a name that docs/theory-rows.md lists"
-        if architectures()
-        else "give one of the built-in names, or install transformers, which knows more architectures and reads "
-        "config.json files: pip install 'opatlas[models]'"
+    names = ", ".join(dict.fromkeys(model.name for model in models_by_name().values()))
+    raise TargetError(
+        "model",
+        name,
+        f"no such model{suggest(name, models_by_name())}: give a model's config.json or its folder, or one of {names}",
     )
-    raise TargetError("model", name, f"no such model{suggest(name, others)}: {remedy}")

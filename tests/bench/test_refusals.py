@@ -73,7 +73,7 @@ def test_a_slot_too_many_is_not_overlooked(kernel_type):
 def test_results_of_an_npu_call_name_that(monkeypatch):
     """On a device that makes it in the place of opatlas.bench.implementations.torch's function."""
     monkeypatch.setattr(runner()._device, "kernel", lambda impl, npu: lambda *inputs, **keywords: inputs[0])
-    row = "4,8;8 | FLOAT;FLOAT -> 4,8 | DT_BF16"
+    row = "4,8;8 | FLOAT;FLOAT -> 4,8;4,1 | DT_BF16;FLOAT"
     assert "torch_npu.npu_rms_norm" in assert_refused("RmsNorm", row, OUTPUT_DTYPES)
 
 
@@ -105,6 +105,7 @@ def test_results_of_an_npu_call_name_that(monkeypatch):
         ("Cast", "4 | FLOAT -> 4 | COMPLEX64"),
         ("Sort", "4 | COMPLEX64 -> 4;4 | COMPLEX64;INT32"),
         ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 3,9,8 | FLOAT"),
+        ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 4,3,8 | FLOAT"),
     ],
 )
 def test_what_torch_lacks_is_unsupported(kernel_type, row):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_wrong, replay_row, time_instead
+from replaying import assert_mistake_is_caught, assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
+from opatlas.model.schema import Status
 
 seeds = st.integers(0, 999)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -90,3 +92,25 @@ def test_a_row_of_a_large_table_that_is_not_written_is_found(monkeypatch):
 
     time_instead(monkeypatch, all_but_one)
     assert_wrong("ScatterNdUpdate", ROWS["ScatterNdUpdate"][1])
+
+
+SCALAR_INDICES = [
+    "3,1,1,16;;1 | FLOAT16;INT64;INT64 | NCHW;NCHW;NCHW -> 1,1,16 | FLOAT16 | NCHW",
+    "3,5,7,2;; | FLOAT;INT32;INT64 -> 3,7,2 | FLOAT",
+    "6,5,4; | DT_BF16;INT64 -> 6,5 | DT_BF16",
+    "9;; | INT32;INT64;INT64 -> | INT32",
+    "64,5; | FLOAT;INT64 -> 5 | FLOAT",
+]
+
+
+@pytest.mark.parametrize("row", SCALAR_INDICES)
+def test_a_scalar_index_chooses_along_any_axis(row):
+    outcome = replay_row("GatherV2", row)
+    assert outcome.status is Status.MEASURED, outcome
+
+
+def test_a_wrong_position_of_a_scalar_index_is_found(monkeypatch):
+    def first(x, indices):
+        return x[(*[slice(None)] * (len(indices) - 1), 0)].clone() + 1
+
+    assert_mistake_is_caught(monkeypatch, "index", first, "GatherV2", SCALAR_INDICES[1])

@@ -89,7 +89,7 @@ def main() -> int:
 
 def read(folder: Path, kernel_type: str) -> tuple[StoredRows, list[RowFeatures]]:
     """Returns the rows of a kernel type with the most frequent kind of features."""
-    rows = StoredRows(folder, kernel_type, noisy=True)
+    rows = StoredRows(folder, kernel_type)
     cores = CORES.get(folder, 24)
     found = [row_features(kernel_type, cells, cores) for cells in rows.frame.to_dict("records")]
     return rows, [each for each in found if each is not None]
@@ -248,7 +248,7 @@ _CONTEXT, _DRAWS = 4096, 5
 
 def planned(folder: Path) -> bool:
     """Prints how far off steps of models are that are predicted from few of their rows; returns whether that is met."""
-    database = opatlas.open(folder, same_machine=True, noisy=True)
+    database = opatlas.open(folder, same_machine=True)
     rows = {name: database.answers.stored_rows(name, "torch").by_signature for name in database.kernel_types()}
     tokens = sorted({int(m) for m in database.frame("MatMulV2")["m"].tolist()})
     steps = [
@@ -297,7 +297,7 @@ def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str
         rows = database.answers.stored_rows(kernel_type, "torch")
         kept = [position for name, position in rows.by_signature.items() if (kernel_type, name) in chosen]
         rows.frame.iloc[sorted(kept)].to_csv(place / f"{kernel_type}.csv", index=False)
-    return opatlas.open(place, same_machine=True, noisy=True)
+    return opatlas.open(place, same_machine=True)
 
 
 def step_errors(
@@ -353,7 +353,7 @@ def speeds(folder: Path) -> None:
     exact, both, memory = (min(float(line[i]) for line in started) for i in range(3))
     print(f"\na process: first stored row {exact:.2f} s, then first prediction {both:.2f} s, {memory:.0f} MB")
     print("    target: 0.5 s and 150 MB")
-    database = opatlas.open(folder, noisy=True)
+    database = opatlas.open(folder)
     frame = Database(folder).read("MatMulV2").frame
     many = pd.concat([frame] * -(-_TIMED_ROWS // len(frame)), ignore_index=True)
     print(f"stored rows: {_rate(lambda: database.query_many('MatMulV2', many), len(many)):,.0f}/s (target 500,000/s)")

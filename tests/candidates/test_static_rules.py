@@ -193,3 +193,36 @@ def test_an_odd_escape_warns_nobody(recwarn: pytest.WarningsRecorder) -> None:
 
 def test_every_rule_has_a_name_of_its_own() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+ENDS = "import sys\nimport torch\nclass ModelNew(torch.nn.Module):\n    pass\n"
+GUARD = 'if __name__ == "__main__":\n    sys.exit(0)\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        (GUARD, ""),
+        ("if '__main__' == __name__:\n    sys.exit(0)\nelse:\n    torch.backends.cudnn.benchmark\n", ""),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from opatlas.engine import job\n", ""),
+        ("if False:\n    import os\n    os._exit(0)\n", ""),
+        (f"print(torch.add.__name__)\n{GUARD}", ""),
+        ("if 1 != 2:\n    pass\nelse:\n    sys.exit(0)\n", "hack: ends_process"),
+        ("if __name__ == '__main__':\n    pass\nelse:\n    sys.exit(0)\n", "hack: ends_process"),
+        ("if __name__ == '__main__' or True:\n    sys.exit(0)\n", "hack: ends_process"),
+        ("if __name__ != '__main__':\n    sys.exit(0)\n", "hack: ends_process"),
+        (f"__name__ = '__main__'\n{GUARD}", "hack: ends_process"),
+        (f"for __name__ in ['__main__']:\n    pass\n{GUARD}", "hack: ends_process"),
+        (f"import helper as __name__\n{GUARD}", "hack: ends_process"),
+        (f"from helper import *\n{GUARD}", "hack: ends_process"),
+        (f"globals()['__name__'] = '__main__'\n{GUARD}", "hack: ends_process"),
+        (f"import runpy\nrunpy.run_path(__file__, run_name='__main__')\n{GUARD}", "hack: ends_process"),
+        ("from helper import TYPE_CHECKING\nif TYPE_CHECKING:\n    sys.exit(0)\n", "hack: ends_process"),
+        (
+            "from typing import TYPE_CHECKING\nTYPE_CHECKING = 1\nif TYPE_CHECKING:\n    sys.exit(0)\n",
+            "hack: ends_process",
+        ),
+    ],
+)
+def test_rules_judge_the_code_that_an_import_runs(source: str, rule: str) -> None:
+    assert rule_of(ENDS + source) == rule

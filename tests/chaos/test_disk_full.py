@@ -308,7 +308,7 @@ def test_a_report_that_may_not_grow_fails_the_session(sessions: Sessions) -> Non
     for number in range(300):
         sessions.write(f"{'NoReplay' * 22}{number}", [row(1)])
     done = sessions.run(file_limit=LIMIT)
-    assert (done.code, done.ledger()) == (1, {"measured": 1})
+    assert (done.code, done.ledger()) == (1, {"measured": 1, "without a replay": 300})
     assert done.tells(f"{sessions.database}/reports/", TOO_LARGE)
     assert sessions.statuses("Moody") == {1: "measured"}
     assert half_made(sessions) == []

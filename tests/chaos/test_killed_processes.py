@@ -75,6 +75,39 @@ def test_a_worker_that_is_killed_in_a_row_costs_that_row(sessions: Sessions) -> 
     expect_measured_again(sessions, 1)
 
 
+#: What pytest-rerunfailures does where a worker died: it asks the scheduler for the options, and runs the row again.
+RERUN = """
+import json
+from pathlib import Path
+
+from xdist.scheduler import LoadScheduling
+
+
+def pytest_handlecrashitem(crashitem, report, sched):
+    plain = LoadScheduling(sched.config, sched.log)
+    lacking = [name for name in dir(plain) if not name.startswith("_") and not hasattr(sched, name)]
+    Path("lacking.json").write_text(json.dumps(lacking))
+    sched.mark_test_pending(crashitem)
+    report.outcome = "rerun"
+"""
+
+
+def test_a_plugin_may_run_the_row_of_a_killed_worker_again(sessions: Sessions) -> None:
+    (sessions.folder / "rerun_tests.py").write_text(RERUN)
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(3)])
+    running = sessions.start("-p", "rerun_tests", "-n", "2")
+    running.wait_for_body(Mood.WAIT_FOR_GO)
+    body = int((sessions.folder / f"body-{Mood.WAIT_FOR_GO}").read_text())
+    workers = in_role(running.process.pid, Role.WORKER)
+    kill(next(each for each in workers if body in {found.pid for found in in_role(each.pid, Role.DEVICE)}))
+    sessions.go()
+    done = running.wait()
+    assert "INTERNALERROR" not in done
+    assert json.loads((sessions.folder / "lacking.json").read_text()) == []
+    assert done.ledger() == {"measured": 4}
+    assert sessions.left_behind() == []
+
+
 def expect_measured_again(sessions: Sessions, rows: int) -> None:
     sessions.go()
     done = sessions.run_in_process("--update-mode=missing-only")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import CheckedDatabase
-from opatlas.model.quality import summarize
+from opatlas.model.quality import judge, summarize, typical_mean
 from opatlas.model.schema import (
     AVERAGE,
     MICROBENCH_MEDIAN,
@@ -20,6 +20,7 @@ from opatlas.model.schema import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     QUALITY,
+    QUALITY_REASON,
     RUN_ID,
     STAND_IN,
     STATUS,
@@ -62,9 +63,10 @@ def test_impossible_numbers_are_found(tmp_path: Path, change: dict[str, str], va
 
 @given(st.lists(st.floats(0.5, 1e6), min_size=1, max_size=30))
 def test_the_statistics_of_any_samples_are_possible(samples: list[float]) -> None:
-    summary = summarize(samples)
+    summary, verdict = summarize(samples), judge(samples)
     change = {
-        AVERAGE: microseconds(summary.mean_us),
+        AVERAGE: microseconds(typical_mean(samples)),
+        QUALITY_REASON: verdict.reason,
         MICROBENCH_MEDIAN: microseconds(summary.median_us),
         MICROBENCH_MIN: microseconds(summary.min_us),
         MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
@@ -72,6 +74,18 @@ def test_the_statistics_of_any_samples_are_possible(samples: list[float]) -> Non
     }
     with tempfile.TemporaryDirectory() as folder:
         assert not found_in(Path(folder), "impossible", change)
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({AVERAGE: "3192", MICROBENCH_MEDIAN: "263", MICROBENCH_STD: "8000"}, 1),
+        ({AVERAGE: "3192", MICROBENCH_MEDIAN: "", MICROBENCH_STD: "", MICROBENCH_SAMPLES: ""}, 1),
+        ({AVERAGE: "265", MICROBENCH_MEDIAN: "263", MICROBENCH_STD: "8"}, 0),
+    ],
+)
+def test_means_that_may_have_outliers_are_counted(tmp_path: Path, change: dict[str, str], count: int) -> None:
+    assert len(found_in(tmp_path, "means", change)) == count
 
 
 def test_a_row_that_stands_twice_is_found_with_the_line_of_the_first(tmp_path: Path) -> None:

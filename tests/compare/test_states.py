@@ -163,6 +163,29 @@ def test_a_folder_with_an_at_in_its_name(tmp_path: Path, capsys: pytest.CaptureF
     assert figures(capsys, one, two)["baseline"] == {"name": "a@main", "version": "", "path": str(one), "state": ""}
 
 
+@pytest.mark.parametrize("folder", [DEVICE[-1], "a@main"])
+@pytest.mark.parametrize("revision", ["HEAD@{0}", "main@{0}", "@"])
+def test_a_revision_with_an_at(
+    repository: Path, folder: str, revision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = repository.rename(repository.with_name(folder))
+    git(repository.parent, "add", ".")
+    git(repository.parent, "commit", "--quiet", "-m", "third")
+    found = figures(capsys, f"{path}@{revision}", path)
+    assert (found["baseline"]["path"], found["rivals"][0]["state"]) == (str(path), "")
+
+
+@pytest.mark.parametrize("revision", ["HEAD\nv1.0", "v" * 5000, "HEAD@{1000000}", "a@b@c"], ids=lambda text: text[:6])
+def test_an_unknown_revision_is_an_error_of_one_line(
+    repository: Path, revision: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["compare", f"{repository}@{revision}", str(repository)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{repository}@{revision[:4]}" in line
+    assert len(line) < 600 + 3 * len(str(repository))
+
+
 @pytest.mark.parametrize("state", ["", "@v1.0"])
 def test_a_state_named_twice_is_refused(repository: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", f"{repository}{state}", f"{repository}{state}"]) == 2

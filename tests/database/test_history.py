@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
 
+from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import LaunchedCase, Record
 from opatlas.store import history, journal
@@ -144,13 +146,35 @@ class TestRecords:
         recover(database, own_run="")
         assert history.read(database, "run-1").header.version == journal.VERSION
 
-    def test_an_endless_history_is_refused(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(history, "_MOST_BYTES", 1000)
-        path = history.file_path(database, "run-1")
+    @pytest.mark.parametrize("command", ["history DB Abs", "combine new DB", "regressions DB"])
+    @pytest.mark.parametrize("line", [b"{}\n", b"\n", b" " * 999], ids=["records", "lines", "one line"])
+    def test_a_small_file_does_not_fill_the_memory(
+        self,
+        database: Database,
+        line: bytes,
+        command: str,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(history, "_MOST_BYTES", 8 << 20)
+        monkeypatch.setattr(history, "_MOST_LINES", 10_000)
+        header = journal.line(asdict(JournalHeader("20260101T000000-aaaaaa", "all", prune=False)))
+        path = history.file_path(database, "20260101T000000-aaaaaa")
         path.parent.mkdir()
-        path.write_bytes(gzip.compress(bytes(10_000)))
-        with pytest.raises(OpAtlasError):
-            history.read(database, "run-1")
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            file.write(header)
+            for _ in range(64):
+                file.write(line * ((1 << 20) // len(line)))
+        tracemalloc.start()
+        try:
+            main([str(database.path) if word == "DB" else word for word in command.split()])
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 48 << 20
+        assert path.name in "".join(capsys.readouterr())
 
 
 class TestReplacedRows:

@@ -65,6 +65,18 @@ def test_what_does_not(tmp_path, same):
     assert case.cells["Input Data Types"] == "DT_BF16;DT_BF16"
 
 
+def test_an_absent_input_with_its_default_dtype_is_no_other_case(tmp_path):
+    """CANN 8.5 writes the dtype of the kernel's definition, older versions DT_UNDEFINED."""
+    shapes = {"type": "GroupedMatmul", "shapes": "64,32;8,32,16;;;;;;8", "out": "64,16"}
+    older = {"dtypes": "BF16;BF16;;;;;;INT64", "formats": "ND;ND;NULL;NULL;NULL;NULL;NULL;ND"}
+    newer = {"dtypes": "BF16;BF16;FLOAT;UINT64;FLOAT;FLOAT16;FLOAT16;INT64", "formats": ";".join(["ND"] * 8)}
+    (case,) = cases_of(tmp_path, [launch(**shapes, **newer, duration="10"), launch(**shapes, **older, duration="20")])
+    assert (case.durations.count, case.durations.mean_us) == (2, 15.0)
+    assert case.cells["Input Data Types"] == newer["dtypes"]
+    sums = [launch(type="Add", shapes="4;", dtypes=f"FLOAT;{word}") for word in ("FLOAT", "DT_UNDEFINED")]
+    assert len(cases_of(tmp_path, sums)) == 2
+
+
 def test_static_and_dynamic_launches_are_one_case_with_the_cells_of_the_first(tmp_path):
     (case,) = cases_of(tmp_path, [launch({"OP State": "static"}), launch({"OP State": "dynamic"})])
     assert case.cells["OP State"] == "static"

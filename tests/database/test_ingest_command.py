@@ -1,6 +1,7 @@
 """`opatlas ingest`, as a user runs it."""
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
+from checked import findings
 from printed import numbers_by_line, numbers_in
 
 from opatlas.capture.manifest import CaptureVersions, read_manifest
+from opatlas.checks.check import CheckedDatabase
 from opatlas.cli.main import main
 from opatlas.model import location as layout
 from opatlas.model import versions
@@ -314,3 +317,170 @@ def test_communication_that_no_bench_measures_is_told_apart(tmp_path, ingest):
     counts = out.partition("left out:\n")[2].partition("\n\n")[0]
     left_out = dict(reversed(line.split(maxsplit=1)) for line in counts.splitlines())
     assert sorted(left_out.values()) == ["2", "2"], "collectives of the bench, and others"
+
+
+WRAPPED = "18446744073709551.615"
+
+
+@pytest.mark.parametrize("us", [WRAPPED, "4294967295000", "3600000001", "1e300"])
+def test_a_launch_that_no_device_can_take_costs_only_itself(tmp_path, ingest, us):
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch(duration=each) for each in ("10", us, "12", "0")])
+    status, out, err = ingest(capture)
+    assert (status, err) == (0, "")
+    assert f"{capture}:3: " in out
+    assert f"{capture}:5: " in out
+    (row,) = table(tmp_path / "database/MatMulV3.csv")
+    assert (row[PROFILING_AVERAGE], row[PROFILING_SAMPLES]) == ("11", "2")
+
+
+def test_a_longest_launch_is_of_an_hour(tmp_path, ingest):
+    status, _, _ = ingest(write_capture(tmp_path / "kernel_details.csv", [launch(duration="3600000000")]))
+    assert status == 0
+    assert table(tmp_path / "database/MatMulV3.csv")[0][PROFILING_SAMPLES] == "1"
+
+
+def test_a_duration_of_a_wrapped_counter_in_a_database_is_found_and_answers_nothing(tmp_path, ingest, capsys):
+    ingest(write_capture(tmp_path / "a/kernel_details.csv", [launch(duration="10")]))
+    database = Database(tmp_path / "database")
+    edited = database.read("MatMulV3")
+    edited.frame[PROFILING_AVERAGE] = WRAPPED
+    database.write(edited)
+    assert [each.value for each in findings("impossible", CheckedDatabase(database.path))] == [
+        f"{PROFILING_AVERAGE} {WRAPPED}"
+    ]
+    capsys.readouterr()
+    shapes = edited.frame["Input Shapes"][0].strip('"').split(";")
+    assert main(["query", str(database.path), "MatMulV3", *shapes]) != 0
+    assert "e+" not in capsys.readouterr().out
+
+
+def test_kernels_without_shapes_are_named_with_their_share_of_the_device_time(tmp_path, ingest):
+    absent = {"Input Shapes": "N/A", "Input Data Types": "N/A", "Output Shapes": "N/A", "Output Data Types": "N/A"}
+    launches = [
+        launch(duration="10"),
+        launch(type="fused_mla", duration="60") | absent,
+        launch(type="fused_mla", duration="20") | absent,
+        launch(type="N/A", duration="10") | absent,
+        launch(type="fused_mla", duration=WRAPPED) | absent,
+        COLLECTIVE,
+    ]
+    found = tmp_path / "found.json"
+    capture = write_capture(tmp_path / "kernel_details.csv", launches)
+    status, out, _ = ingest(capture, "--database-path", str(tmp_path / "database"), "--json", str(found))
+    assert status == 0
+    assert "fused_mla 3 (80.0 %)" in out
+    assert "90.0 %" in out
+    captures = json.loads(found.read_text())["captures"]
+    assert captures["without_shapes"]["fused_mla"] == {"launches": 3, "duration_us": 80.0}
+    assert captures["ingested_us"] == 10.0
+
+
+@pytest.mark.parametrize("us", ["21.0", "abc", "0"])
+def test_a_line_with_a_duration_and_no_type_is_counted(tmp_path, ingest, us):
+    total = dict.fromkeys(launch(), "") | {"Duration(us)": us}
+    blank = dict.fromkeys(launch(), "")
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch(), total, blank])
+    found = tmp_path / "found.json"
+    ingest(capture, "--database-path", str(tmp_path / "database"), "--json", str(found))
+    captures = json.loads(found.read_text())["captures"]
+    assert (captures["rows"], captures["ingested"]) == (2, 1)
+    assert captures["left_out"] == {"kernel type not recorded": 1}
+    assert captures["without_shapes"] == {}
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "big5", "latin-1"])
+def test_bytes_that_are_not_utf_8_cost_only_cells_that_are_used(tmp_path, ingest, encoding):
+    name, kind = ("\u00e9tape", "\u00e9tape") if encoding == "latin-1" else ("\u7b97\u5b50", "\u7b97\u5b50")
+    text = capture_text([launch({"Name": name}), launch(), launch(type=kind)])
+    capture = tmp_path / "kernel_details.csv"
+    capture.write_bytes(text.encode(encoding))
+    status, _, err = ingest(capture)
+    assert status == 1
+    assert f"{capture}:4: " in err
+    assert "UTF-8" in err
+    assert ":2: " not in err
+    assert [row[PROFILING_SAMPLES] for row in table(tmp_path / "database/MatMulV3.csv")] == ["2"]
+
+
+def test_a_capture_with_a_byte_order_mark_is_read(tmp_path, ingest):
+    capture = tmp_path / "kernel_details.csv"
+    capture.write_bytes(b"\xef\xbb\xbf" + capture_text([launch()]).encode())
+    assert ingest(capture)[0] == 0
+    assert [path.name for path in (tmp_path / "database").glob("*.csv")] == ["MatMulV3.csv"]
+
+
+@pytest.mark.parametrize("name", ["Task Start Time", "Start Time(ns)", "task wait time", "Task Start Time(us)"])
+def test_times_of_launches_are_no_counters_in_any_unit(tmp_path, ingest, name):
+    columns = [name, *(column for column in KERNEL_DETAILS if column not in ("Context ID", "Start Time(us)"))]
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch({name: "123.5"})], columns)
+    assert ingest(capture)[0] == 0
+    (row,) = table(tmp_path / "database/MatMulV3.csv")
+    assert not [column for column in row if name.partition("(")[0].lower() in column.lower()]
+    assert row["Profiling Average aicore_time(us)"]
+
+
+def test_paths_in_any_script_work_in_a_locale_that_is_not_utf_8(tmp_path):
+    folder, database = tmp_path / "\u91c7\u96c6", tmp_path / "\u5e93"
+    write_capture(folder / "kernel_details.csv", [launch(duration="10")])
+    write_capture(tmp_path / "more/kernel_details.csv", [launch(duration="20")])
+    variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(*words):
+        command = [sys.executable, "-m", "opatlas.cli.main", *map(os.fsencode, words)]
+        return subprocess.run(command, env=variables, capture_output=True, check=False)
+
+    for capture in (folder, tmp_path / "more"):
+        done = run("ingest", "--profiling-path", capture, "--database-path", database)
+        assert done.returncode == 0, done.stderr
+    done = run("query", database, "MatMulV3", "16,32", "64,32")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table(database / "MatMulV3.csv")[0][PROFILING_SAMPLES] == "2"
+
+
+NOT_ANALYSED = ("FRAMEWORK/torch.op_mark", "PROF_000001_X/device_1/data/x.data")
+
+
+@pytest.mark.parametrize(
+    ("files", "unread"),
+    [
+        ([f"rank1_ascend_pt/{name}" for name in NOT_ANALYSED], "rank1_ascend_pt"),
+        (["node/rank1_ascend_pt/FRAMEWORK/torch.op_mark"], "node/rank1_ascend_pt"),
+        (["rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db"], "rank1_ascend_pt"),
+        (["renamed/PROF_000001_X/device_1/data/x.data", "renamed/FRAMEWORK/torch.op_mark"], "renamed"),
+    ],
+)
+def test_a_rank_that_was_not_analysed_is_named_beside_one_that_was(tmp_path, ingest, files, unread):
+    capture = tmp_path / "capture"
+    write_capture(capture / "rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/kernel_details.csv", [launch()])
+    # An analysed result keeps its raw data.
+    for name in (*files, *(f"rank0_ascend_pt/{name}" for name in NOT_ANALYSED)):
+        (capture / name).parent.mkdir(parents=True, exist_ok=True)
+        (capture / name).write_text("x")
+    status, out, err = ingest(capture)
+    assert status == 1
+    assert "1 ingested" in out
+    (line,) = err.splitlines()
+    assert f"{capture / unread}: " in line
+    assert "analyse(" in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", "ascend_pytorch_profiler.db", "msprof_2.db"],
+)
+def test_a_folder_with_only_a_database_of_a_profiler_is_told_the_remedy(tmp_path, ingest, name):
+    path = tmp_path / "capture" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("SQLite format 3")
+    status, _, err = ingest(tmp_path / "capture")
+    assert status == 2
+    assert name.partition("/")[0] in err
+    assert "export_type='text'" in err
+
+
+def test_a_database_is_no_capture(tmp_path, ingest):
+    ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
+    status, _, err = ingest(tmp_path / "database", "--database-path", str(tmp_path / "other"))
+    assert status == 2
+    assert "opatlas combine" in err
+    assert not (tmp_path / "other").exists()

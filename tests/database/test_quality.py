@@ -15,6 +15,8 @@ from opatlas.model.quality import (
     Quality,
     judge,
     relative_noise,
+    typical_mean,
+    without_outliers,
 )
 
 DURATIONS = st.lists(st.floats(0.01, 1e9), min_size=1, max_size=60)
@@ -75,6 +77,38 @@ def test_an_outlier_of_quiet_samples_is_named() -> None:
     verdict = judge(samples)
     assert (verdict.quality, verdict.outliers) == (Quality.QUIET, 1)
     assert "120" in verdict.reason
+
+
+#: Of a noisy machine, where other programs took more than a quarter of the samples for a time slice or two.
+PREEMPTED = [*around(263, 0.15, 34), 2285.0, *around(7000, 0.15, 18), *around(16000, 0.001, 3)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "outliers", "mean"),
+    [
+        (PREEMPTED, 22, 263.0),
+        ([*around(100, 0.01, 12), *around(900, 0.01, 8)], 8, 100.0),
+        ([10.0] * 9 + [5000.0], 1, 10.0),
+        ([100.0] * 9 + [10.0], 1, 100.0),
+        (around(100, 0.25, 60), 0, 100.0),
+        ([*around(100, 0.001, 12), *around(108, 0.001, 8)], 0, 103.2),
+        ([10.0, 10.0, 40.0], 0, 20.0),
+    ],
+)
+def test_the_stored_mean_has_no_outliers(samples: list[float], outliers: int, mean: float) -> None:
+    drawn = random.Random(2).sample(samples, len(samples))
+    verdict = judge(drawn)
+    assert verdict.outliers == outliers
+    assert (f"{outliers} of {len(samples)}" in verdict.reason) == bool(outliers)
+    assert typical_mean(drawn) == pytest.approx(mean, rel=0.05)
+
+
+@given(DURATIONS)
+def test_at_least_half_of_the_samples_are_no_outliers(samples: list[float]) -> None:
+    kept = without_outliers(samples)
+    assert 2 * len(kept) >= len(samples)
+    assert min(kept) <= typical_mean(samples) * (1 + 1e-12)
+    assert typical_mean(samples) <= max(kept) * (1 + 1e-12)
 
 
 def test_what_the_device_said_counts_for_more_than_the_samples() -> None:

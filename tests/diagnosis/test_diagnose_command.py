@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from captures import cells
 from chat_server import ChatServer, Fault, chat_server
+from checked import write_manifest
 from doc_commands import ROOT
 
 from opatlas.cli.main import main
@@ -21,6 +22,7 @@ from opatlas.errors import UsageError
 from opatlas.implementations.directory import read_directory
 from opatlas.text import parse_real
 from tests.diagnosis.planted import PIPES, capture, kernel, shared
+from tests.query.tables import RUN, product_rows, write_table
 
 _SWIGLU = cells("4096,3072", "4096,1536")
 _KERNELS = [
@@ -188,13 +190,106 @@ def test_a_capture_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_captures_of_a_folder_are_one(tmp_path: Path) -> None:
-    for name, counters in (("rank_0", PIPES), ("rank_1", ("aic_l0a_read_bw(GB/s)",)), ("rank_2", ("aiv_vec_ratio",))):
-        capture(tmp_path / name, _KERNELS if name != "rank_2" else [], counters)
+    for name in ("rank_0", "rank_1", "rank_2"):
+        capture(tmp_path / name, _KERNELS if name != "rank_2" else [])
     found = diagnose(tmp_path)
-    assert next((each.launches, found.place(each.line)) for each in found.ranking) == (2, "rank_0/kernel_details.csv:2")
+    assert next((each.launches, found.place(each.line)) for each in found.ranking) == (4, "rank_0/kernel_details.csv:2")
     assert sum(each.launches for each in found.ranking) == 2 * 4
-    assert found.metric_groups == ["PipeUtilization", "MemoryL0"]
-    assert "aic_l0a_read_bw(GB/s)" not in found.counters(0)
+    assert not found.table.joined
+
+
+@pytest.mark.parametrize(
+    ("second", "launches"),
+    [
+        # All launches again, in another order and with other durations.
+        ([_KERNELS[3], *_KERNELS[:3], _KERNELS[4]], 4),
+        # A capture that was stopped earlier.
+        (_KERNELS[:2], 4),
+        # One launch more, which the first capture lacks.
+        ([*_KERNELS, kernel(5.0, "New")], 5),
+        ([], 4),
+    ],
+    ids=["same", "shorter", "longer", "empty"],
+)
+def test_captures_of_one_run_with_other_counters_are_joined(
+    second: list[dict[str, str]], launches: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture(tmp_path / "a", _KERNELS)
+    slower = [{**each, "Duration(us)": f"{float(each['Duration(us)']) * 1.1:.1f}"} for each in second]
+    l0 = {"aic_l0a_read_bw(GB/s)": "7"}
+    capture(tmp_path / "b", [{**each, **l0} for each in slower], tuple(l0))
+    capture(
+        tmp_path / "c",
+        [{**each, "aiv_ub_read_bw_vector(GB/s)": "9"} for each in slower],
+        ("aiv_ub_read_bw_vector(GB/s)",),
+    )
+    assert main(["diagnose", str(tmp_path), "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert sum(each["launches"] for each in content["ranking"]) == launches
+    assert content["kernel_us"] == pytest.approx(90 + 30 + 40 + 9 + (launches - 4) * 5.5)
+    first = content["ranking"][0]
+    assert (first["kernel_type"], first["launches"], first["duration_us"]) == ("SwiGlu", 2, 120)
+    assert first["counters"]["aiv_mte2_ratio"] == 0.93
+    if second:
+        assert content["metric_groups"] == ["PipeUtilization", "MemoryL0", "MemoryUB"]
+        assert (first["counters"]["aic_l0a_read_bw(GB/s)"], first["counters"]["aiv_ub_read_bw_vector(GB/s)"]) == (7, 9)
+        assert "a/kernel_details.csv" in content["joined"]
+
+
+_MANY = [kernel(20.0, "Small", **cells("7,8", "7,8"))] * 9 + [kernel(100.0, "Large", **cells("5,8", "5,8"))]
+
+
+@pytest.mark.parametrize(("kernels", "device"), [(_KERNELS, "Ascend910B3"), (_MANY, "Ascend910Z9")])
+def test_a_database_of_a_capture_is_ranked_as_the_capture(
+    kernels: list[dict[str, str]], device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = capture(tmp_path, kernels)
+    folder = tmp_path / "rows"
+    assert main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", device]) == 0
+    capsys.readouterr()
+    found = []
+    peaks = ["--peaks", device] if known_peaks(device).are_known else []
+    for place in ([str(path), *peaks], [str(folder)]):
+        assert main(["diagnose", *place, "--json", "-"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    of_capture, of_database = found
+    assert (of_capture["kernel_us"], of_capture["launches"]) == (of_database["kernel_us"], of_database["launches"])
+    for one, other in zip(of_capture["ranking"], of_database["ranking"], strict=True):
+        assert (one["kernel_type"], one["launches"]) == (other["kernel_type"], other["launches"])
+        assert [one[name] for name in ("duration_us", "share", "lost_us")] == pytest.approx(
+            [other[name] for name in ("duration_us", "share", "lost_us")]
+        )
+    assert all(each["captured"] for each in of_database["ranking"])
+    assert {each["device"] for each in of_database["ranking"]} == {device}
+    assert main(["diagnose", str(folder)]) == 0
+    assert "launches" in capsys.readouterr().out
+
+
+def test_durations_of_another_device_are_told_apart_and_not_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rows"
+    path = capture(tmp_path, [kernel(50.0, "MatMulV3", **cells("16,32;64,32", "16,64"))] * 3)
+    assert (
+        main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", "Ascend910B3"]) == 0
+    )
+    write_table(folder, "MatMulV2", product_rows([(16, 64, 32)], [7_000.0]).assign(Implementation="torch 2.13.0"))
+    write_manifest(folder, RUN, name="AMD_EPYC")
+    capsys.readouterr()
+    assert main(["diagnose", str(folder), "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    (only,) = content["ranking"]
+    assert (content["device"], content["kernel_us"]) == ("Ascend910B3", 150)
+    assert (only["kernel_type"], only["launches"], only["captured"], only["device"], only["by"]) == (
+        *("MatMulV3", 3, True),
+        *("Ascend910B3", ""),
+    )
+    assert "AMD_EPYC" in content["left_out"]
+    # The database of the replays alone is one of their device.
+    (folder / "MatMulV3.csv").unlink()
+    assert main(["diagnose", str(folder), "--json", "-"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["ranking"]
+    assert (only["captured"], only["device"], only["by"]) == (False, "AMD_EPYC", "torch 2.13.0")
 
 
 def test_lines_without_a_duration_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ _SQUARE = {"Input Shapes": '"4096,4096;4096,4096"', "Output Shapes": '"4096,4096
 
 @pytest.mark.parametrize(
     ("of_peak", "verdict"),
-    [(1.01, "above the roof"), (0.99, "at the roof"), (0.81, "at the roof"), (0.79, "latency bound")],
+    [(1.01, "above the roof"), (0.99, "at the roof"), (0.81, "at the roof"), (0.79, "below the roof")],
 )
 def test_the_roofline_of_a_product(of_peak: float, verdict: str, tmp_path: Path) -> None:
     launch = kernel(_PEAK_US / of_peak, "MatMulV3", **_SQUARE)
@@ -119,7 +119,7 @@ def test_rules_of_a_database_of_a_gpu(tmp_path: Path) -> None:
     halves = [(4096, 4096, 4096), (8192, 2048, 4096), (2048, 8192, 4096), (8192, 4096, 2048), (4096, 8192, 2048)]
     rows = product_rows([*halves, (4096, 2048, 8192)], [150.0, 300.0, 300.0, 300.0, 100.0, 300.0])
     rows["MicroBench Device Kernels"] = ["2", "1", "2", "2", "1", "2"]
-    rows["Kernel Names"] = ["memset + nvjet", "nvjet", "splitK + reduce", "memset + nvjet", "nvjet", "memset + nvjet"]
+    rows["Kernel Names"] = ["memset + nvjet", "nvjet", "cast + nvjet", "memset + nvjet", "nvjet", "memset + nvjet"]
     rows["Span Median(us)"] = ["150", "300", "300", "361", "100", "359"]
     write_table(folder, "MatMulV2", rows)
     rows["Quality"] = "throttled"
@@ -127,15 +127,76 @@ def test_rules_of_a_database_of_a_gpu(tmp_path: Path) -> None:
     found = diagnose(folder)
     roof = [
         KernelVerdict.AT_ROOF,
-        *[KernelVerdict.LATENCY_BOUND] * 3,
+        *[KernelVerdict.BELOW_ROOF] * 2,
+        KernelVerdict.HOST_BOUND,
         KernelVerdict.ABOVE_ROOF,
-        KernelVerdict.LATENCY_BOUND,
+        KernelVerdict.BELOW_ROOF,
     ]
     assert [found.findings(line)[-1].rule.verdict for line in (0, 1, 2, 4, 5)] == [*roof[:3], *roof[4:]]
     firsts = found.verdicts.first.tolist()
     assert firsts == [roof[0], roof[1], "several kernels", roof[3], roof[4], roof[5], "clock"]
     assert found.verdicts.holds[KernelVerdict.HOST_BOUND].tolist() == [False] * 3 + [True] + [False] * 3
     assert found.ranking[0].lost_us == pytest.approx(300 - 2 * 4096**3 / 989.5e6)
+
+
+#: A small product, a longer one, one of 12.6 ms, and one at the roof (138.9 us of 150 us).
+_OF_GPU = [(8, 512, 512), (8, 512, 1024), (65536, 4096, 8192), (4096, 4096, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("us", "verdicts"),
+    [
+        ([1.2, 2.4, 12_600.0, 150.0], ["latency bound", "latency bound", "below the roof", "at the roof"]),
+        ([1.2, 2.5, 12_600.0, 150.0], ["latency bound", "below the roof", "below the roof", "at the roof"]),
+        # No row is short enough to tell what a launch costs.
+        ([11.0, 12.0, 12_600.0, 150.0], ["below the roof"] * 3 + ["at the roof"]),
+    ],
+)
+def test_only_rows_near_the_shortest_one_are_bound_by_latency(
+    us: list[float], verdicts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    write_table(folder, "MatMulV2", product_rows(_OF_GPU, us))
+    assert main(["diagnose", str(folder), "--json", "-"]) == 0
+    ranking = json.loads(capsys.readouterr().out)["ranking"]
+    assert {each["duration_us"]: each["verdict"] for each in ranking} == dict(zip(us, verdicts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [
+        ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT + cublasLt::splitKreduce_kernel", "below the roof"),
+        ("cutlass::Kernel + cutlass::reduction::kernel::ReduceSplitK", "below the roof"),
+        ("pytorch_flash::flash_fwd_splitkv_kernel + pytorch_flash::flash_fwd_splitkv_combine_kernel", "below the roof"),
+        ("flashinfer::BatchDecode + flashinfer::PersistentVariableLengthMergeStatesKernel", "below the roof"),
+        ("at::native::elementwise_kernel + nvjet_sm90_tst_64x8", "several kernels"),
+    ],
+)
+def test_a_librarys_own_parts_of_a_kernel_are_not_to_be_fused(names: str, verdict: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    rows = product_rows([(64, 4608, 7168)], [22.0])
+    rows["MicroBench Device Kernels"], rows["Kernel Names"] = "2", names
+    write_table(folder, "MatMulV2", rows)
+    assert diagnose(folder).ranking[0].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("device", "gbps", "bfloat16"),
+    [
+        ("Ascend910B1", 1600, 363.7),
+        ("Ascend910B2", 1600, 353.9),
+        ("ascend910b3", 1600, 294.9),
+        ("Ascend910B4", 800, 245.8),
+        ("Ascend910_9392", 1600, 353.9),
+        ("Ascend910_9362", 1600, 245.8),
+        ("Ascend910C", 1600, 353.9),
+        ("Ascend310P3", 204.8, None),
+        ("Ascend910Z9", None, None),
+    ],
+)
+def test_peaks_of_the_chips_that_captures_name(device: str, gbps: float | None, bfloat16: float | None) -> None:
+    peak = known_peaks(device).peak
+    assert (peak.bandwidth_gbps, peak.tera_ops.get("BF16")) == (gbps, bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,6 @@ def _subclass() -> torch.Tensor:
         _subclass(),
         [torch.ones(1), _subclass()],
         {"a": (_subclass(),)},
-        torch._neg_view(torch.ones(2)),
         torch._efficientzerotensor((2,)),
     ],
 )
@@ -172,6 +171,8 @@ def test_results_are_plain_tensors(returned: Any) -> None:
         (torch.bfloat16, 1.1, False),
         (torch.float8_e4m3fn, 1.0, True),
         (torch.complex64, 1.01, False),
+        (torch.complex64, 1 + 1e-5, True),
+        (torch.complex128, 1 + 1e-5, False),
         (torch.int64, 1, True),
         (torch.int64, 2, False),
     ],
@@ -377,6 +378,31 @@ def test_a_candidate_may_change_what_the_model_changes(model_changes: bool) -> N
         trial.verify(model, _compare)
     assert caught.value.sub_class == "changed-input"
     assert "input 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("is_timed_only", [False, True])
+def test_the_values_of_a_view_are_timed(is_timed_only: bool) -> None:
+    """torch computes a negative view when it is read, so that one in the timed calls alone would gain."""
+    inputs = InputSets(lambda seed: [torch.randn(50)], (1, 2, 3))
+    trial = CandidateTrial(lambda x: torch._neg_view(x) if is_view else -x, inputs, CPU)
+    is_view = not is_timed_only
+    trial.first_call()
+    trial.examine()
+    is_view = True
+
+    def timed() -> None:
+        for _ in range(3):
+            trial.prepare()
+            trial.launch()
+            assert is_timed_only or not any(each.is_neg() for each in trial.tensors())
+        trial.verify(lambda arguments, weights: (-arguments[0],), _compare)
+
+    if not is_timed_only:
+        timed()
+        return
+    with pytest.raises(CandidateRejected) as caught:
+        timed()
+    assert caught.value.sub_class == "lazy-result"
 
 
 def test_calls_with_dropout_are_repeatable() -> None:

@@ -72,6 +72,27 @@ def test_a_passing_fault_is_waited_out(server: ChatServer, faults: list[Fault], 
     assert answer.seconds == sum(slept)
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("x = '\ud800'", "x = '\ufffd'"),
+        ("\udc00\ud83d\ude00\ud83d", "\ufffd\U0001f600\ufffd"),
+        (r"'\ud800'", r"'\ud800'"),
+        ("\\\ud800", "\\\ufffd"),
+    ],
+)
+def test_half_a_character_costs_no_more_than_itself(server: ChatServer, written: str, text: str) -> None:
+    server.answer = lambda body: written
+    assert Waits().endpoint(server.url).ask(REQUEST).text == text
+
+
+@pytest.mark.parametrize("count", [-1, -(10**12)])
+def test_a_negative_number_of_tokens_lowers_no_cost(server: ChatServer, count: int) -> None:
+    server.usage = {"prompt_tokens": count, "completion_tokens": 34}
+    answer = Waits().endpoint(server.url).ask(REQUEST)
+    assert (answer.tokens_in, answer.tokens_out) == (None, 34)
+
+
 def test_a_server_that_stays_silent_is_given_up(server: ChatServer) -> None:
     server.faults = [Fault.SILENT] * 2
     waits = Waits()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
+import warm_python
 from moods import Mood
-from sessions import Sessions, row
+from sessions import ROOT, Sessions, row
 
 CAPTURED = {"Profiling Average Duration(us)": "5.0"}
 NO_DURATIONS = {"Average Duration(us)": "", "Profiling Average Duration(us)": ""}
@@ -19,11 +23,11 @@ def measured(sessions: Sessions, kernel_type: str = "Toy") -> set[int]:
 
 def test_unreplayed_goes_on_where_a_session_on_a_captured_database_was_stopped(sessions: Sessions) -> None:
     sessions.write("Moody", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (101, Mood.RAISE, 102, 103)])
-    stopped = sessions.run_in_process("-x")
+    stopped = sessions.run_in_process("-x", "--mixed")
     assert stopped.ledger() == {"measured": 1, "failed": 1, "not run": 2}
     assert "--update-mode=unreplayed" in stopped
     first_run = {r["Run ID"] for r in sessions.read("Moody")} - {""}
-    resumed = sessions.run_in_process("--update-mode=unreplayed")
+    resumed = sessions.run_in_process("--update-mode=unreplayed", "--mixed")
     assert resumed.ledger() == {"measured": 2, "xfailed": 1}
     assert resumed.numbers("(--update-mode=unreplayed)") == [1]
     runs = {r["Input Shapes"]: r["Run ID"] for r in sessions.read("Moody")}
@@ -36,11 +40,11 @@ def test_unreplayed_goes_on_where_a_session_on_a_captured_database_was_stopped(s
 def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sessions) -> None:
     sessions.write("Toy", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (1, 2, 3)])
     sessions.write("OtherToy", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (1, 2)])
-    done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only")
+    done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only", "--mixed")
     assert done.code == 0
     assert done.numbers("(--update-mode=missing-only)") == [2, 0, 2]
     assert "--update-mode=unreplayed" in done
-    again = sessions.run_in_process("-k", "OtherToy", "--update-mode=unreplayed")
+    again = sessions.run_in_process("-k", "OtherToy", "--update-mode=unreplayed", "--mixed")
     assert again.ledger() == {"measured": 2}
     assert measured(sessions) == set()
 
@@ -81,15 +85,64 @@ def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
     assert "0 stale" in sessions.run_in_process("--update-mode=stale", "--co")
 
 
-@pytest.mark.parametrize("options", [(), ("-k", "MatMul")])
-def test_rows_without_a_replay_fail_a_session_that_has_no_others(sessions: Sessions, options: tuple[str, ...]) -> None:
+#: What each update mode does with a replayed row, after which there is nothing left to do.
+MODES = ["unreplayed", "missing-only", "stale"]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=load")], ids=["alone", "workers"])
+def test_rows_without_a_replay_are_skipped_cases_in_every_update_mode(
+    sessions: Sessions, workers: tuple[str, ...]
+) -> None:
+    captured = {"Profiling Average Duration(us)": "30.0", "Profiling Samples": "1"}
+    sessions.write("Toy", [row(1)])
+    sessions.write("muls_add_kernel", [{**row(1), **captured}, {**row(2), **captured, "Profiling Samples": ""}])
+    sessions.write("main_kernel", [row(3)])
+    left = {name: sessions.read(name) for name in ("muls_add_kernel", "main_kernel")}
+    first = sessions.run()
+    assert (first.code, first.ledger()) == (0, {"measured": 1, "without a replay": 3})
+    for mode in MODES if not workers else MODES[:1]:
+        done = sessions.run(f"--update-mode={mode}", "--strict", "--junitxml=junit.xml", *workers)
+        assert (done.code, done.outcomes()) == (0, {"skipped": 3}), done.output
+        assert done.ledger() == {"without a replay": 3}
+        assert done.tells("nothing to do", "1 row")
+        suite = ElementTree.parse(sessions.folder / "junit.xml").find("testsuite")
+        assert suite is not None
+        assert (suite.get("tests"), suite.get("skipped"), suite.get("failures")) == ("3", "3", "0")
+        for case in suite.iter("testcase"):
+            (skipped,) = case.findall("skipped")
+            assert skipped.get("type") == "pytest.skip"
+            assert str(case.get("classname")) in str(skipped.get("message"))
+    assert {name: sessions.read(name) for name in left} == left
+
+
+@pytest.mark.parametrize(
+    ("options", "outcomes"),
+    [
+        (("-k", "MatMul"), {"skipped": 1, "deselected": 3}),
+        (("--ops=MatMulV9",), {"skipped": 1}),
+        (("--where=dtype == FLOAT",), {"passed": 2, "skipped": 2}),
+        (("test_toys.py",), {"passed": 2}),
+    ],
+)
+def test_rows_without_a_replay_are_selected_as_others_are(
+    sessions: Sessions, options: tuple[str, ...], outcomes: dict[str, int]
+) -> None:
+    sessions.write("Toy", [row(1), row(2)])
     sessions.write("MatMulV9", [row(1)])
+    sessions.write("NoReplay", [row(1)])
     done = sessions.run_in_process(*options)
-    assert done.code == pytest.ExitCode.TESTS_FAILED
-    (suggested,) = re.findall(r"MatMulV9 1 \(did you mean ([\w, ]+)\?\)", " ".join(done.output.split()))
-    assert {"MatMulV2", "MatMulV3"} & set(suggested.split(", "))
-    assert "docs/adding-a-kernel.md" in done
-    assert "a name of one, for -k" not in done
+    assert (done.code, done.outcomes()) == (0, outcomes)
+    listed = sessions.run_in_process("--co", "-q", *options)
+    names = [line for line in listed.output.splitlines() if line.startswith("without_replay::")]
+    assert len(names) == outcomes.get("skipped", 0)
+    if "MatMulV9" in done:
+        (suggested,) = re.findall(r"MatMulV9 1 \(did you mean ([\w, ]+)\?\)", " ".join(done.output.split()))
+        assert {"MatMulV2", "MatMulV3"} & set(suggested.split(", "))
+        assert "docs/adding-a-kernel.md" in done
+
+
+def test_an_example_is_named_where_k_selects_no_row(sessions: Sessions) -> None:
+    sessions.write("MatMulV9", [row(1)])
     sessions.write("Toy", [row(1)])
     example = sessions.run_in_process("-k", "nothing_of_this_name")
     assert example.code == pytest.ExitCode.NO_TESTS_COLLECTED
@@ -128,6 +181,17 @@ def estimate(output: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def test_a_list_of_an_empty_database_tells_of_the_starter(sessions: Sessions) -> None:
-    assert "starter" in sessions.run_in_process("--co")
-    assert not list(sessions.database.glob("*.csv"))
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [(("-k", "MatMulV2"), 10), (("--ops=RmsNorm,Add", "--shard=1/2"), 1), (("--suite=opinfo",), 0)],
+)
+def test_a_list_of_an_empty_database_is_that_of_its_starter(
+    tmp_path: Path, options: tuple[str, ...], least: int
+) -> None:
+    words = [sys.executable, "-m", "pytest", "bench/", "--co", "-q", f"--database-path={tmp_path}", *options]
+    done = warm_python.run([*words, "-p", "no:cacheprovider"], cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    listed = [line for line in done.stdout.splitlines() if line.startswith("bench/")]
+    assert len(listed) >= least
+    assert "there is no database yet" in done.stdout
+    assert list(tmp_path.iterdir()) == []

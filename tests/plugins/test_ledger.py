@@ -64,7 +64,7 @@ def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, op
         ),
         (
             [{**row(101), **PROFILED}],
-            ("--update-mode=unreplayed",),
+            ("--update-mode=unreplayed", "--mixed"),
             "1 row not run: the same command goes on with them",
         ),
         ([row(101), row(102)], ("--update-mode=missing-only",), "2 rows not run: the same command goes on with them"),
@@ -83,7 +83,7 @@ def test_what_was_left_unresolved_and_is_not_run_now_is_told(sessions: Sessions)
     moods = [{**row(n), **PROFILED, "Status": status} for n, status in ((12, "crashed"), (13, "timeout"), (1, ""))]
     sessions.write("Moody", moods)
     sessions.write("Toy", [row(1)])
-    done = sessions.run_in_process("--update-mode=missing-only")
+    done = sessions.run_in_process("--update-mode=missing-only", "--mixed")
     assert (done.code, done.ledger()) == (0, {"measured": 1})
     assert ": 1 crashed, 1 timeout" in done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -12,8 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
-from sessions import Finished, Sessions, row
+from sessions import Finished, Sessions, row, write_table
 
+from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.model.location import UNNAMED_NPU
 
 AVERAGE = "Average Duration(us)"
@@ -214,15 +216,134 @@ def test_fewer_samples_and_another_machine_are_told(measured: Sessions) -> None:
     assert sum("another-machine" in note for note in notes) == 1
 
 
-def test_a_capture_that_is_replayed_elsewhere_is_told_and_kept(sessions: Sessions) -> None:
-    sessions.write("Toy", [{**row(4), "Profiling Average Duration(us)": "7.5"}])
-    for _ in range(2):
-        done = sessions.run_in_process()
-        assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+# A database of captures of another device
+
+
+CAPTURED = "Profiling Average Duration(us)"
+
+
+def beside(sessions: Sessions, kernel_type: str = "Toy") -> dict[int, dict[str, str]]:
+    """The rows in the database beside one of captures, by size."""
+    with open(sessions.beside_captures / f"{kernel_type}.csv", newline="") as file:
+        return {int(r["Input Shapes"].partition(";")[0]): r for r in csv.DictReader(file)}
+
+
+@pytest.fixture
+def captured(sessions: Sessions) -> Sessions:
+    """A database with a captured row, and one that was also replayed here by an older OpAtlas."""
+    sessions.write("Toy", [{**row(n), CAPTURED: "7.5", AVERAGE: us} for n, us in ((4, ""), (5, "9.0"))])
+    return sessions
+
+
+def test_the_rows_of_captures_are_measured_in_a_database_beside_them(captured: Sessions) -> None:
+    before = contents(captured.database)
+    for number in (4, 5):
+        done = captured.run_in_process(f"--junitxml={captured.folder / 'report.xml'}")
+        assert (done.code, len(beside(captured))) == (0, number - 2), done.output
+        assert done.ledger() == {"measured": number - 2}
+        assert done.tells(captured.beside_captures, "database")
         assert UNNAMED_NPU in done
-        (stored,) = sessions.read("Toy")
-        assert stored["Profiling Average Duration(us)"] == "7.5"
-        assert stored[AVERAGE]
+        assert contents(captured.database) == before
+        for cells in beside(captured).values():
+            assert not {name for name, cell in cells.items() if name.startswith("Profiling") and cell}
+            assert float(cells[AVERAGE]) > 0
+            assert cells[AVERAGE] != "9.0"
+        (gaps, *_) = sorted((captured.beside_captures / "reports").glob("duration_gap_*.csv"), reverse=True)
+        with open(gaps, newline="") as file:
+            assert {gap[CAPTURED] for gap in csv.DictReader(file)} == {"7.5000"}
+        # A later ingest.
+        captured.write("Toy", [*captured.read("Toy"), {**row(number + 2), CAPTURED: "7.5", AVERAGE: ""}])
+        before = contents(captured.database)
+    again = captured.run_in_process("--update-mode=unreplayed")
+    assert (again.code, again.ledger()) == (0, {"measured": 1}), again.output
+    stopped = captured.run_in_process("--update-mode=missing-only")
+    assert stopped.code == 0
+    assert stopped.numbers("(--update-mode=missing-only)") == [4]
+
+
+@pytest.mark.parametrize("options", [("--co",), ("--read-only",)])
+def test_a_session_that_writes_nothing_makes_no_database_beside_captures(
+    captured: Sessions, options: tuple[str, ...]
+) -> None:
+    before = contents(captured.folder, without="output")
+    done = captured.run_in_process(*options, "-q")
+    assert done.code == 0, done.output
+    assert "database-replays" in done
+    assert not list(captured.folder.glob("*-replays"))
+    assert contents(captured.database) == {
+        name.removeprefix("database/"): digest for name, digest in before.items() if name.startswith("database/")
+    }
+
+
+def test_workers_shards_and_implementations_share_the_database_beside_captures(captured: Sessions) -> None:
+    before = contents(captured.database)
+    kernel = captured.folder / "mine" / "Toy.py"
+    kernel.parent.mkdir()
+    kernel.write_text("def kernel(x, y):\n    return x + y\n")
+    done = captured.run("-n2", f"--implementation=torch,{kernel.parent}")
+    assert (done.code, done.ledger()) == (0, {"measured": 4}), done.output
+    (mine,) = captured.beside_captures.glob("implementations/mine-*/Toy.csv")
+    assert "Profiling" not in mine.read_text()
+    parts = [captured.run_in_process(f"--shard={part}/2") for part in (1, 2)]
+    assert sum(part.ledger()["measured"] for part in parts if " collected = " in part) == 2
+    assert contents(captured.database) == before
+
+
+def test_a_row_that_was_pruned_beside_captures_stays_away(sessions: Sessions) -> None:
+    sessions.write("Moody", [{**row(n), CAPTURED: "7.5"} for n in (101, Mood.RAISE)])
+    done = sessions.run_in_process("--prune-empty-duration-rows")
+    assert done.ledger() == {"measured": 1, "failed": 1}
+    assert sessions.run_in_process().ledger() == {"measured": 1}
+    assert len(sessions.read("Moody")) == 2
+
+
+def test_captures_in_the_layout_have_the_database_of_the_device_there(sessions: Sessions) -> None:
+    root = sessions.folder / "data"
+    sessions.database = root / "ATLAS_800_A2_376T_64G" / "vllm_ascend" / "vllm0.18.0_torch2.9.0_cann8.5"
+    sessions.database.mkdir(parents=True)
+    sessions.write("Toy", [{**row(4), CAPTURED: "7.5"}])
+    before = contents(sessions.database)
+    assert sessions.run_in_process().ledger() == {"measured": 1}
+    (own,) = root.glob("*/torch/torch*_cpu")
+    # Rows of the device's own are not those of the captures.
+    write_table(own / "OtherToy.csv", [row(9)])
+    done = sessions.run_in_process()
+    assert done.ledger() == {"measured": 1}
+    assert done.tells("ATLAS_800_A2_376T_64G", own)
+    assert contents(sessions.database) == before
+
+
+def test_mixed_replays_stay_with_the_captures(captured: Sessions) -> None:
+    done = captured.run_in_process("--mixed", "-k", "Toy-4")
+    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+    assert UNNAMED_NPU in done
+    assert [bool(r[AVERAGE]) for r in captured.read("Toy")] == [True, True]
+    assert not list(captured.folder.glob("*-replays"))
+
+
+NPU = "Ascend910B3"
+
+
+@pytest.mark.parametrize(
+    ("captured_on", "measured_on", "is_same"),
+    [
+        (("", ""), (NPU, "npu"), True),
+        ((UNNAMED_NPU, ""), (NPU, "npu"), True),
+        ((UNNAMED_NPU, "npu"), ("", "npu"), True),
+        (("ATLAS_800_A2_376T_64G", "npu"), (NPU, "npu"), True),
+        ((NPU, "npu"), ("ATLAS_800_A2_376T_64G", "npu"), True),
+        ((NPU, "npu"), (NPU, ""), True),
+        ((NPU, "npu"), ("Ascend910B4", "npu"), False),
+        (("ATLAS_800_A2_376T_64G", "npu"), ("ATLAS_800_A3_560T_128G_DIE", "npu"), False),
+        ((UNNAMED_NPU, ""), ("NVIDIA_H200", ""), False),
+        ((UNNAMED_NPU, "npu"), ("AMD_EPYC", "cpu"), False),
+        ((NPU, ""), ("", "cuda"), False),
+        (("AMD_EPYC", "cpu"), ("Intel_Xeon_Processor", "cpu"), False),
+    ],
+)
+def test_which_devices_are_the_same(captured_on: tuple[str, str], measured_on: tuple[str, str], is_same: bool) -> None:
+    one, other = MeasurementOrigin(*captured_on), MeasurementOrigin(*measured_on)
+    assert one.has_same_device(other) == other.has_same_device(one) == is_same
 
 
 # --read-only

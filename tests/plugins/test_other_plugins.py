@@ -160,3 +160,61 @@ def test_rows_are_benchmarks(sessions: Sessions) -> None:
     (sessions.folder / "test_more.py").write_text("def test_other():\n    assert True\n")
     done = sessions.run_in_process("--benchmark-only")
     assert done.outcomes() == {"passed": 1, "skipped": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (("--benchmark-skip",), False),
+        (("--benchmark-disable",), False),
+        (("--benchmark-disable", "--benchmark-enable"), True),
+    ],
+)
+def test_rows_do_not_run_where_benchmarks_do_not(sessions: Sessions, options: tuple[str, ...], runs: bool) -> None:
+    sessions.write("Toy", [row(1)])
+    sessions.write("NoReplay", [row(1)])
+    (sessions.folder / "test_more.py").write_text("def test_other():\n    assert True\n")
+    done = sessions.run_in_process(*options)
+    assert done.code == 0
+    assert done.outcomes() == ({"passed": 2, "skipped": 1} if runs else {"passed": 1, "deselected": 2})
+    assert sessions.statuses("Toy") == {1: "measured" if runs else ""}
+    assert runs or done.tells("benchmarks", options[0])
+
+
+#: What plugins such as pytest-repeat do: each test several times, by parameters of their own.
+REPEAT = """
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--count", type=int, default=1)
+    parser.addoption("--forked", action="store_true")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc):
+    if (count := metafunc.config.option.count) > 1:
+        metafunc.fixturenames.append("step")
+        metafunc.parametrize("step", range(count), indirect=True, ids=lambda i: f"{i + 1}-{count}")
+
+
+@pytest.fixture
+def step(request):
+    return request.param
+"""
+
+
+@pytest.mark.parametrize("option", ["--count=2", "--forked"])
+@pytest.mark.parametrize("workers", [(), ("-n1", "test_toys.py")], ids=["alone", "worker"])
+def test_a_plugin_that_makes_several_tests_of_a_row_is_refused(
+    sessions: Sessions, option: str, workers: tuple[str, ...]
+) -> None:
+    (sessions.folder / "repeat_tests.py").write_text(REPEAT)
+    sessions.write("Toy", [row(1), row(2)])
+    without = [word for name in ("repeat", "pytest_forked") for word in ("-p", f"no:{name}")]
+    done = sessions.run(*without, "-p", "repeat_tests", option, *workers)
+    assert done.code not in (0, 1), done.output
+    assert "leave it out" in " ".join(done.output.split())
+    assert option.partition("=")[0] in done
+    assert "DO NOT ADD UP" not in done
+    assert set(sessions.statuses("Toy").values()) == {""}

@@ -46,7 +46,7 @@ SETTINGS = Settings(
 def test_what_was_done_first_is_told_first_and_one_is_no_plural(golden: Callable[[str, str], None]) -> None:
     """The wording, in golden/plan.txt."""
     table = TablePlan("Mul", Path("/data/Mul.csv"), 3, {"Input Shapes": ["1", "2", "3"]})
-    table.cases, table.left_out, table.other_shards = {0: "Mul-1"}, ["Mul-2"], [2]
+    table.cases, table.left_out, table.other_shards = {0: "Mul-1"}, {1: "Mul-2"}, [2]
     everything: Any = SimpleNamespace(known_replays=dict)
     config: Any = SimpleNamespace(
         option=SimpleNamespace(keyword=""), args=[], invocation_params=SimpleNamespace(dir=ROOT)
@@ -59,7 +59,7 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural(golden: Callable
             PreparedDatabase(taken_over="session run-1"),
         ],
     )
-    lines = plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything))
+    lines = plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything), {})
     golden("plan.txt", "\n".join(lines) + "\n")
 
 

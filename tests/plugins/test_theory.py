@@ -109,6 +109,18 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_differs_from_a_model_is_told_before_rows_are_added(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    more = {"num_hidden_layers": 4, "vocab_size": 1024, "sliding_window": 64}
+    stored = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes, **more, **stored}))
+    done = run(tmp_path / "db", "-k", "AddRmsNorm", f"--target-models={tmp_path}", "--rows=0", "--read-only")
+    assert done.returncode == 0, done.stdout
+    told = done.stdout[: done.stdout.index("to add")]
+    assert "INT4" in told
+    assert "4 of 4 layers see 64 tokens" in told
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

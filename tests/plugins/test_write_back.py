@@ -17,7 +17,7 @@ def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: S
     sessions.write(
         "Toy", [{"My Column": "left", **row(n), "Profiling Average Duration(us)": "1.50"} for n in (3, 1, 2)]
     )
-    done = sessions.run()
+    done = sessions.run("--mixed")
     assert done.code == 0
     assert done.outcomes() == {"passed": 3}
     rows = sessions.read("Toy")
@@ -53,7 +53,7 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
     rows[2]["Average Duration(us)"] = "nan"
     rows[3]["Average Duration(us)"] = "-1"
     sessions.write("Toy", rows)
-    first = sessions.run_in_process("--update-mode=missing-only")
+    first = sessions.run_in_process("--update-mode=missing-only", "--mixed")
     assert first.outcomes() == {"passed": 3}
     (invalid,) = (line for line in first.output.splitlines() if "'nan'" in line)
     assert "'Average Duration(us)'" in invalid
@@ -61,7 +61,7 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
     after = sessions.read("Toy")
     assert [r["Average Duration(us)"] for r in after][:2] == ["5.0", ""]
     assert all(float(r["Average Duration(us)"]) > 0 for r in after[2:])
-    second = sessions.run_in_process("--update-mode=missing-only")
+    second = sessions.run_in_process("--update-mode=missing-only", "--mixed")
     assert second.code == 0
     assert second.numbers("(--update-mode=missing-only)") == [5, 4, 1]
 
@@ -120,7 +120,7 @@ def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) 
         ],
     )
     sessions.write("OtherToy", [row(1)])
-    done = sessions.run_in_process("--prune-empty-duration-rows", "-k", "Moody")
+    done = sessions.run_in_process("--prune-empty-duration-rows", "-k", "Moody", "--mixed")
     assert "1 pruned" in done
     assert sessions.statuses("Moody") == {Mood.RAISE: "failed", 1: "measured"}
     pruned = (sessions.database / "pruned" / "Moody.csv").read_text().splitlines()
@@ -240,11 +240,11 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
     sessions.write("NoReplay", [row(1), row(2)])
     done = sessions.run_in_process()
     assert "NoReplay 2" in done
-    (report,) = (sessions.database / "reports").glob("replay_report_*.md")
+    (report,) = (sessions.beside_captures / "reports").glob("replay_report_*.md")
     text = report.read_text()
     assert "| NoReplay | 2 |" in text
     assert "an unnamed NPU" in text
-    (gaps,) = (sessions.database / "reports").glob("duration_gap_*.csv")
+    (gaps,) = (sessions.beside_captures / "reports").glob("duration_gap_*.csv")
     assert len(gaps.read_text().splitlines()) == 3
     assert gaps.stem.removeprefix("duration_gap") == report.stem.removeprefix("replay_report")
 

@@ -12,7 +12,7 @@ import pytest
 import opatlas
 from opatlas.cli.main import main
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT
-from opatlas.theory.model_calls import Phase, model_calls
+from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.sources import resolve_model
 from tests.query.tables import product_rows, write_table
 
@@ -72,6 +72,20 @@ def test_errors_of_one_kernel_type_add_up(tmp_path: Path) -> None:
     assert {part.kernel_type for part in products} == {"MatMulV2"}
     highs = sum(part.interval_us[1] * part.calls for part in products if part.interval_us)
     assert found.interval_us[1] == pytest.approx(highs)
+
+
+def test_the_missing_share_is_of_calls_and_of_their_bytes(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    moved = {part.part: part.bytes_per_call for part in found.parts}
+    assert moved["down"] > 10 * moved["embedding"] > 0
+    assert moved["attention"] > moved["down"] > 10 * moved["cache"] > 0
+    assert found.missing_calls_share == pytest.approx(
+        sum(part.calls for part in found.missing) / sum(part.calls for part in found.parts)
+    )
+    whole = cost("NVIDIA_H200")
+    assert (whole.missing, whole.missing_calls_share, whole.missing_bytes_share) == ([], 0, 0)
+    assert whole.tokens_per_s == pytest.approx(64e6 / whole.us)
+    assert found.tokens_per_s is None
 
 
 def test_what_no_row_tells_is_missing_and_named(tmp_path: Path) -> None:
@@ -165,11 +179,173 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     assert found["us"] == pytest.approx(sum(part["us"] or 0 for part in found["parts"]))
     assert "attention" in found["missing"]
     assert [found[name] for name in ("tp", "batch", "context", "phase", "dtype")] == [2, 64, 4096, "decode", "BF16"]
-    assert found["tokens_per_s"] == pytest.approx(64e6 / found["us"])
+    assert found["tokens_per_s"] is None
+    assert "tokens/s" not in table
+    assert 0 < found["missing_bytes_share"] < 1
+    for share in (found["missing_calls_share"], found["missing_bytes_share"]):
+        assert f"{share * 100:.1f} %" in table.splitlines()[1]
+    assert found["interval_of"] == "kernels"
     for part in found["parts"]:
         assert part["part"][:10] in table
+
+
+def windowed(folder: Path) -> str:
+    """A config.json of experts in MXFP4, with sliding windows and attention sinks."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    experts = {"intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    stored = {"quantization_config": {"quant_method": "mxfp4"}}
+    folder.mkdir()
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt_oss", "num_hidden_layers": 4, **sizes, **experts, **stored}))
+    return str(path)
+
+
+def test_what_differs_from_the_model_is_in_the_first_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, model = str(database(tmp_path / "db")), windowed(tmp_path / "windowed")
+    asked = ["model", model, place, "--batch", "4", "--context", "512"]
+    assert main(asked) == 2
+    error = capsys.readouterr().err
+    assert "MXFP4 experts" in error
+    assert "--dtype" in error
+    assert main([*asked, "--dtype", "BF16"]) == 0
+    first = " ".join(capsys.readouterr().out.split())
+    for words in ("MXFP4 experts are answered as BF16", "2 of 4 layers see 64 tokens", "sinks", "biases"):
+        assert words in first[: first.index("decode of")]
+    assert main([*asked, "--dtype", "bf16", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = opatlas.model_cost(place, model, batch=4, context=512, dtype="BF16")
+    assert (told["dtype"], tuple(told["differs"])) == ("BF16", found.differs)
+    assert (found.layers, cost(place).differs) == (4, ())
+    assert main(["plan", place, "--dry-run", "--next", "1", "--json", "-", "--step", f"{model},dtype=BF16"]) == 0
+    assert json.loads(capsys.readouterr().out)["differs"] == {"windowed": list(found.differs)}
+    assert main(["plan", place, "--dry-run", "--step", model]) == 2
+
+
+def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    content = {"model_type": "qwen3_5", "num_hidden_layers": 8, "intermediate_size": 512, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = opatlas.model_cost(place, str(tmp_path), batch=4, context=512)
+    missing = {part.part: part.calls for part in found.missing}
+    assert {part: missing[part] for part in ("convolution", "delta_rule", "attention_gate")} == {
+        "convolution": 6,
+        "delta_rule": 6,
+        "attention_gate": 2,
+    }
+    assert found.layers == 8
+    rows = opatlas.open(place).next_rows(1000, models=[str(tmp_path)], batch=[4], context=[512]).rows
+    assert rows
+    assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
 
 
 def test_a_name_that_is_no_model_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "NVIDIA_H200", MODEL, "--batch", "1", "--context", "1"]) == 2
     assert capsys.readouterr().err.startswith("error: NVIDIA_H200:")
+
+
+def stacked(folder: Path, *, named: str = "") -> Path:
+    """Attention with a slow row at each power of two in the default, and faster rows of mine at other sizes."""
+    lengths = {"torch": [256 << i for i in range(9)], "mine": [i * 700 for i in range(1, 12)]}
+    for name, tokens in lengths.items():
+        rows = []
+        for length in tokens:
+            (call,) = (each for each in attention(length) if each.part == "attention")
+            us = (20 if name == "torch" else 10) * (1 + length**2 / 1e6)
+            rows.append({**call.cells, "Average Duration(us)": f"{us:.3f}", "Status": "measured", "Quality": "quiet"})
+        place = folder if name == "torch" else folder / "implementations" / "mine-1.0"
+        write_table(place, "FusedInferAttentionScore", pd.DataFrame(rows))
+    if named:
+        (folder / "stack.txt").write_text(named)
+    return folder
+
+
+def attention(length: int) -> list[ModelCall]:
+    return model_calls(resolve_model(MODEL), tp=2, batch=1, context=length, phase="prefill")
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "answers", "stack"),
+    [
+        ("", (), "torch", ["torch", "mine 1.0"]),
+        ("mine,torch\n", (), "mine 1.0", ["mine 1.0", "torch"]),
+        ("gone\nmine, torch", (), "mine 1.0", ["mine 1.0", "torch"]),
+        ("mine,torch", ("torch",), "torch", ["torch"]),
+        ("", ("mine", "torch"), "mine 1.0", ["mine 1.0", "torch"]),
+    ],
+)
+def test_one_stack_answers_for_neighbouring_sizes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    named: str,
+    asked: tuple[str, ...],
+    answers: str,
+    stack: list[str],
+) -> None:
+    place = stacked(tmp_path / "db", named=named)
+    shipped = opatlas.open(place)
+    last = 0.0
+    for length in (512, 700, 1024, 1500, 2048, 3000, 4096, 6000):
+        found = shipped.model(MODEL, tp=2, batch=1, context=length, phase="prefill", implementation=asked)
+        (part,) = (part for part in found.parts if part.part == "attention")
+        assert part.implementation == answers
+        assert part.us_per_call is not None
+        assert part.us_per_call > last
+        last = part.us_per_call
+        assert list(found.stack) == stack
+    command = ["model", MODEL, str(place), "--tp", "2", "--batch", "1", "--phase", "prefill", "--context", "2048"]
+    command += ["--implementation", ",".join(asked)] if asked else []
+    capsys.readouterr()
+    assert main([*command, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["stack"] == stack
+    assert main(command) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert all(name in first for name in stack)
+
+
+def test_fastest_mixes_by_the_rule_of_query(tmp_path: Path) -> None:
+    place = stacked(tmp_path / "db")
+    database = opatlas.open(place)
+    for length in (1024, 1400, 2048):
+        found = database.model(MODEL, tp=2, batch=1, context=length, phase="prefill", implementation="fastest")
+        (part,) = (part for part in found.parts if part.part == "attention")
+        (call,) = (each for each in attention(length) if each.part == "attention")
+        answer = database.query_row(part.kernel_type, call.cells)
+        assert (part.implementation, part.us_per_call) == (answer.implementation, answer.duration_us)
+        assert list(found.stack) == ["fastest"]
+
+
+@pytest.mark.parametrize(("asked", "status"), [("gone", 1), ("mine,gone", 1)])
+def test_a_stack_of_implementations_that_are_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str, status: int
+) -> None:
+    place = stacked(tmp_path / "db")
+    command = ["model", MODEL, str(place), "--batch", "1", "--context", "64"]
+    assert main([*command, "--implementation", asked]) == status
+    assert "gone" in capsys.readouterr().err
+    (place / "stack.txt").write_text("gone\n")
+    assert main(command) == 1
+    assert "stack.txt" in capsys.readouterr().err
+
+
+def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    half = product_rows(list(sizes().values()), [1.0] * len(sizes())).assign(**{"Input Data Types": "FLOAT16;FLOAT16"})
+    write_table(place / "implementations" / "mine-1.0", "MatMulV2", half)
+    found = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, implementation=("mine", "torch"))
+    parts = [part for part in found.parts if part.part in ROLES]
+    assert {(part.implementation, part.us_per_call, part.other_dtypes) for part in parts} == {("torch", US, False)}
+
+
+def test_the_attention_of_what_ships_is_of_one_implementation() -> None:
+    shipped = opatlas.open("NVIDIA_H200")
+    last = 0.0
+    for length in (4096, 6000, 8192, 12000, 16384, 24000):
+        found = shipped.model(MODEL, tp=2, batch=1, context=length, phase="prefill")
+        (part,) = (part for part in found.parts if part.part == "attention")
+        assert part.implementation.startswith("flashinfer")
+        assert part.us_per_call is not None
+        assert part.us_per_call > last
+        last = part.us_per_call
+        if length == 8192:
+            assert last == pytest.approx(818, rel=0.05)

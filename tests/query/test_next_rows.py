@@ -82,6 +82,31 @@ def test_a_row_that_another_implementation_measured_is_not_planned(tmp_path: Pat
     assert before.signature not in {row.signature for row in planned(torch).rows if row.kernel_type == "SwiGlu"}
 
 
+@pytest.mark.parametrize("stack", ["mine,torch", "torch,mine"])
+def test_the_row_is_planned_that_would_have_answered(
+    folder: Path, stack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = products(planned(folder))
+    measured = pd.DataFrame([dict(row.cells) for row in before]).fillna("")
+    own = {"Average Duration(us)": "9.0", "Status": "measured", "Quality": "quiet"}
+    # Torch has measured all rows of the step, mine has others.
+    table = Database(folder).read("MatMulV2").frame
+    write_table(folder / "implementations" / "mine-1.0", "MatMulV2", table)
+    write_table(folder, "MatMulV2", pd.concat([table, measured.assign(**own)]).fillna(""))
+    (folder / "stack.txt").write_text(stack)
+    after = planned(folder)
+    # Its rows wait in the CSV for mine, and torch needs none.
+    assert after.waiting == (len(before) if stack.startswith("mine") else 0)
+    (folder / "MatMulV2.csv").unlink()
+    write_table(folder, "MatMulV2", table)
+    found = products(planned(folder))
+    assert {row.implementation for row in found} == {stack.split(",")[0]}
+    step = f"{MODEL},batch=16,context=1024,phase=decode"
+    assert main(["plan", str(folder), "--next", "1000", "--step", step]) == 0
+    told = capsys.readouterr().out
+    assert ("--implementation torch,mine" in told) == stack.startswith("mine")
+
+
 def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,20 @@ def test_a_captured_duration_is_that_of_the_npu_also_where_no_device_is_named(
     assert (written["implementation"], written["instrument"]) == ("torch_npu", "capture")
 
 
+@pytest.mark.parametrize("asked", ["BF16;BF16;FLOAT;INT8", "BF16;BF16;;", "BF16;BF16"])
+@pytest.mark.parametrize("stored", ["DT_BF16;DT_BF16;FLOAT;INT8", "DT_BF16;DT_BF16;DT_UNDEFINED;DT_UNDEFINED"])
+def test_an_absent_input_is_found_with_its_default_dtype_and_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stored: str, asked: str
+) -> None:
+    rows = product_rows([(16, 512, 1024)], [7.0]).assign(
+        **{"Input Shapes": "16,1024;512,1024;;", "Input Data Types": stored, "Input Formats": "ND;ND;ND;ND"}
+    )
+    write_table(tmp_path, "MatMulV3", rows)
+    assert main(["query", str(tmp_path), "MatMulV3", "16,1024", "512,1024", "--dtypes", asked, "--json", "-"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["how"], written["duration_us"]) == ("measured", 7.0)
+
+
 @pytest.mark.parametrize(
     ("options", "status"),
     [

@@ -22,7 +22,7 @@ SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").e
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: "-".join(path.parts[-3:]))
 def test_every_row_that_ships_answers_with_itself(folder: Path) -> None:
-    database = opatlas.open(folder, compositions=True, noisy=True)
+    database = opatlas.open(folder, compositions=True)
     asked, own = 0, next(iter(database.implementations))
     for kernel_type in database.kernel_types():
         frame = Database(folder).read_or_empty(kernel_type).frame
@@ -96,21 +96,99 @@ def test_the_interval_is_narrower_for_the_machine_that_measured_the_row(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("cells", "wanted"),
+    "cells",
     [
-        ({"Quality": "composition"}, {"compositions": True}),
-        ({"Stand-In": "several operators"}, {"compositions": True}),
-        ({"Quality": "bimodal"}, {"noisy": True}),
-        ({"Quality": "", "MicroBench Std Duration(us)": "6"}, {"noisy": True}),
+        {"Quality": "composition"},
+        {"Stand-In": "several operators"},
+        {"Status": "failed"},
+        {"Status": "invalid"},
     ],
 )
-def test_a_composition_and_a_noisy_row_answer_only_if_asked_for(
-    tmp_path: Path, cells: dict[str, str], wanted: dict[str, bool]
-) -> None:
-    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]).assign(**cells))
-    with pytest.raises(opatlas.NoAnswer):
-        opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
-    assert opatlas.open(tmp_path, **wanted).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+@pytest.mark.parametrize("others", [0, 1, 12])
+def test_what_does_not_answer_is_told(tmp_path: Path, cells: dict[str, str], others: int) -> None:
+    sizes = [(16, 512, 1024), *((32 * (1 + i), 512, 1024) for i in range(others))]
+    rows = product_rows(sizes, us=[12.5, *(20.0 + i for i in range(others))])
+    for name, cell in cells.items():
+        rows[name] = [cell, *rows.get(name, pd.Series([""] * len(rows)))[1:]]
+    write_table(tmp_path, "MatMulV2", rows)
+    if others:
+        told = opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+        assert told.how is not opatlas.How.MEASURED
+        is_composed = "Status" not in cells
+        assert [(each.duration_us, each.how, each.composed) for each in told.rivals] == [
+            (12.5, "measured", is_composed)
+        ]
+        assert "stored" in told.note
+    else:
+        with pytest.raises(opatlas.NoAnswer):
+            opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+    if "Status" not in cells:
+        assert opatlas.open(tmp_path, compositions=True).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+
+
+@pytest.mark.parametrize(
+    ("cells", "half_width"),
+    [
+        ({"Quality": "bimodal"}, 0.01 * 1.645),
+        ({"Quality": "noisy", "MicroBench Std Duration(us)": "5"}, 0.4 * 1.645),
+        ({"Quality": "drifting", "MicroBench Std Duration(us)": "2.5"}, 0.2 * 1.645),
+        ({"Quality": "throttled"}, 0.01 * 1.645),
+        ({"Quality": "", "MicroBench Std Duration(us)": "6"}, 0.48 * 1.645),
+        ({"Status": "noisy"}, 0.01 * 1.645 / 5),
+        ({"Status": "timeout"}, 0.01 * 1.645 / 5),
+    ],
+)
+def test_a_row_that_is_stored_answers_with_its_spread(tmp_path: Path, cells: dict[str, str], half_width: float) -> None:
+    sizes = [(m, 512, 1024) for m in (16, *range(32, 448, 32))]
+    rows = product_rows(sizes, us=[12.5, *(20.0 + i for i in range(13))])
+    for name, cell in cells.items():
+        rows.loc[0, name] = cell
+    write_table(tmp_path, "MatMulV2", rows)
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "16,1024;512,1024")
+    assert (answer.how, answer.duration_us, answer.quality) == ("measured", 12.5, cells.get("Quality", "quiet"))
+    width = math.hypot(half_width, 0.053)
+    assert answer.interval_us == pytest.approx((12.5 * max(1 - width, 0.01), 12.5 * (1 + width)))
+    assert cells.get("Status", "") in answer.note
+    assert bool(answer.note) == ("Status" in cells)
+    many = database.query_many("MatMulV2", rows)
+    assert many["Low(us)"][0] == pytest.approx(answer.interval_us[0])
+    assert (many["How"][0], many["High(us)"][0]) == ("measured", pytest.approx(answer.interval_us[1]))
+    # It tells nothing of others.
+    others = database.query("MatMulV2", "24,1024;512,1024").rows
+    assert answer.rows[0].case_id not in {row.case_id for row in others}
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.15, 3.0])
+def test_a_noisy_message_answers(tmp_path: Path, noise: float) -> None:
+    sizes = [1024 << i for i in range(16)]
+    us = [5.0 + size / 1e5 for size in sizes]
+    messages = pd.DataFrame(
+        {
+            "message_bytes": [str(size) for size in sizes],
+            "num_devices": "2",
+            "dtype": "DT_BF16",
+            "topology_tier": "1",
+            "Duration(us)": [f"{each:.4f}" for each in us],
+            "MicroBench Std Duration(us)": [f"{each * (noise if i < 8 else 0.01):.4f}" for i, each in enumerate(us)],
+            "MicroBench Samples": "25",
+            "Status": "measured",
+        }
+    )
+    write_table(tmp_path, "hcom_allReduce_", messages)
+    database = opatlas.open(tmp_path)
+    for size, duration_us in zip(sizes, us, strict=True):
+        answer = database.collective("all_reduce", bytes=size, devices=2)
+        assert (answer.how, answer.duration_us) == ("measured", pytest.approx(duration_us, abs=1e-4))
+    between = database.collective("all_reduce", bytes=5000, devices=2)
+    assert between.how == ("extrapolated" if noise == 3.0 else "interpolated")
+
+
+def test_a_table_of_noisy_rows_tells_of_others(tmp_path: Path) -> None:
+    sizes = [(m, 512, 1024) for m in range(32, 448, 32)]
+    rows = product_rows(sizes, us=[20.0 + i for i in range(13)]).assign(Quality="noisy")
+    write_table(tmp_path, "MatMulV2", rows)
+    assert opatlas.open(tmp_path).query("MatMulV2", "48,1024;512,1024").how == "interpolated"
 
 
 @pytest.mark.parametrize(
@@ -278,3 +356,46 @@ def test_a_captured_duration_has_no_instrument_of_a_replay(tmp_path: Path) -> No
     replayed, of_capture = (database.matmul(m=m, n=512, k=1024) for m in (16, 32))
     assert (replayed.cache, replayed.instrument) == ("cold", "cupti")
     assert (of_capture.duration_us, of_capture.cache, of_capture.instrument) == (9.5, "", "capture")
+
+
+@pytest.mark.parametrize(
+    ("row_us", "rival_us", "ends_below"),
+    [(100.0, 20.0, True), (24.0, 20.0, False), (20.0, 24.0, False)],
+)
+def test_a_prediction_goes_before_a_measured_row_only_with_its_whole_interval(
+    tmp_path: Path, row_us: float, rival_us: float, ends_below: bool
+) -> None:
+    # The interval of this smooth table is far narrower than the difference of 100 and 20, and wider than that of 24.
+    write_table(tmp_path, "MatMulV2", product_rows([(192, 512, 1024)], us=[row_us]))
+    tokens = (16, 32, 64, 128, 256, 512, 1024, 2048)
+    smooth = [rival_us * (0.5 + 0.5 * m / 192) * (1 + 0.06 * (-1) ** i) for i, m in enumerate(tokens)]
+    sizes = [(m, n, 1024) for n in (512, 1024) for m in tokens]
+    mine = tmp_path / "implementations" / "mine-1.0"
+    write_table(mine, "MatMulV2", product_rows(sizes, us=[*smooth, *(2 * us for us in smooth)]))
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "192,1024;512,1024")
+    row = database.query("MatMulV2", "192,1024;512,1024", implementation=next(iter(database.implementations)))
+    rival = database.query("MatMulV2", "192,1024;512,1024", implementation="mine")
+    assert (row.how, rival.how) == ("measured", "interpolated")
+    assert (rival.interval_us[1] < row_us) is ends_below
+    first, second = (rival, row) if ends_below else (row, rival)
+    assert (answer.implementation, answer.duration_us) == (first.implementation, first.duration_us)
+    assert [(each.implementation, each.how) for each in answer.rivals] == [(second.implementation, second.how)]
+    (many,) = database.query_many("MatMulV2", product_rows([(192, 512, 1024)], us=[0])).to_dict("records")
+    assert (many["Implementation"], many["How"]) == (first.implementation, first.how)
+    assert many["Duration(us)"] == pytest.approx(first.duration_us)
+    assert (many["Quality"], many["Run ID"]) == (("", "") if ends_below else ("quiet", RUN))
+
+
+@pytest.mark.parametrize("others", [{"Input Data Types": "FLOAT16;FLOAT16"}, {"few": "rows"}])
+def test_a_guess_and_rows_of_other_dtypes_go_before_no_measured_row(tmp_path: Path, others: dict[str, str]) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(192, 512, 1024)], us=[1000.0]))
+    sizes = [(m, n, 1024) for n in (512, 1024) for m in (16, 32, 64, 128, 256, 512, 1024, 2048)]
+    sizes = sizes[:3] if "few" in others else sizes
+    rows = product_rows(sizes, us=[2.0 + m / 100 for m, _, _ in sizes])
+    write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", rows.assign(**others))
+    database = opatlas.open(tmp_path)
+    cells = product_rows([(192, 512, 1024)], us=[0])
+    row = {str(name): str(cell) for name, cell in cells.iloc[0].items()}
+    assert database.query_row("MatMulV2", row).how == "measured"
+    assert database.query_many("MatMulV2", cells)["How"].tolist() == ["measured"]

@@ -7,15 +7,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from captures import cells
+from checked import write_manifest
 
 import opatlas
 from opatlas.cli.main import main
 from opatlas.query.database import OpenDatabase
+from opatlas.site import rows
 from opatlas.site.columns import number_column, word_column
-from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
+from opatlas.site.diagnosis import row_judges
+from opatlas.site.rows import columns_of, moves_each_byte_once
 from opatlas.site.writer import write_site
-from tests.query.tables import product_rows, write_table
+from tests.diagnosis.planted import capture, kernel
+from tests.query.tables import RUN, product_rows, write_table
 from tests.report_site.small_databases import COMPOSED, FAILED, HOSTILE, SIZES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -32,7 +38,11 @@ def content(site: Path, name: str) -> Any:
 
 
 def opened(place: Path) -> OpenDatabase:
-    return opatlas.open(place, compositions=True, noisy=True)
+    return opatlas.open(place, compositions=True)
+
+
+def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
+    return rows.row_table(database, kernel_type, row_judges(database))
 
 
 def test_rows_without_a_duration_have_sizes_and_reasons(database: Path) -> None:
@@ -152,25 +162,76 @@ def test_without_bokeh_nothing_is_written(
 def test_rows_have_verdicts_and_their_time_lost(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     # 2 x 4096^3 operations are 138.9 us at 989.5 T/s.
-    rows = product_rows([(4096, 4096, 4096), (8192, 2048, 4096), (2048, 8192, 4096)], [150.0, 300.0, 1.0])
-    rows.loc[2, "Status"] = "failed"
-    write_table(folder, "MatMulV2", rows)
+    products = product_rows([(4096, 4096, 4096), (8192, 2048, 4096), (2048, 8192, 4096)], [150.0, 300.0, 1.0])
+    products.loc[2, "Status"] = "failed"
+    write_table(folder, "MatMulV2", products)
     write_table(folder, "Sort", product_rows([(1, 2, 3)], [900.0]))
     assert main(["report", str(folder), "--output", str(tmp_path / "site")]) == 0
     page = content(tmp_path / "site", "overview")["diagnosis"]
-    assert [(each["verdict"], each["rows"]) for each in page["verdicts"]] == [("at the roof", 1), ("latency bound", 1)]
-    assert page["known"] == page["table"]["rows"] == 2
+    assert [(each["verdict"], each["rows"]) for each in page["verdicts"]] == [("at the roof", 1), ("below the roof", 1)]
+    assert (page["known"], page["table"]["rows"]) == (2, 3)
     columns = page["table"]["columns"]
-    assert columns["lost_us"]["numbers"] == pytest.approx([161.1, 11.1], abs=0.05)
-    assert columns["roofline"]["numbers"] == pytest.approx([46.3, 92.6], abs=0.05)
+    # The row whose work is not known is ranked by its time.
+    assert columns["duration_us"]["numbers"] == [900, 300, 150]
+    assert columns["lost_us"]["numbers"] == [None, pytest.approx(161.1, abs=0.05), pytest.approx(11.1, abs=0.05)]
+    assert columns["roofline"]["numbers"] == [None, pytest.approx(46.3, abs=0.05), pytest.approx(92.6, abs=0.05)]
     table = row_table(opened(folder), "MatMulV2")
-    assert table["verdict"].fillna("").tolist() == ["at the roof", "latency bound", ""]
+    assert table["verdict"].fillna("").tolist() == ["at the roof", "below the roof", ""]
 
 
-def test_without_peaks_there_is_no_diagnosis(tmp_path: Path) -> None:
-    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3)], [1.0]))
+def test_without_peaks_rows_are_ranked_by_their_time(tmp_path: Path) -> None:
+    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3), (4, 5, 6)], [1.0, 2.0]))
     write_site(tmp_path / "db", tmp_path / "site")
-    assert content(tmp_path / "site", "overview")["diagnosis"] is None
+    page = content(tmp_path / "site", "overview")["diagnosis"]
+    assert (page["known"], page["table"]["columns"]["duration_us"]["numbers"]) == (0, [2, 1])
+
+
+@pytest.mark.parametrize("device", ["Ascend910B3", "Ascend910Z9", ""])
+def test_a_site_says_whose_each_duration_is(device: str, tmp_path: Path) -> None:
+    """Of a captured database with a replay of another device: the ranking is that of `diagnose`."""
+    folder = tmp_path / "rows"
+    often = kernel(20.0, "Small", **cells("7,8", "7,8"))
+    path = capture(tmp_path, [*[often] * 9, kernel(100.0, "Large", **cells("5,8", "5,8"))])
+    named = ["--device", device] if device else []
+    assert main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), *named]) == 0
+    replayed = product_rows([(16, 64, 32)], [7_000.0]).assign(Implementation="torch 2.13.0")
+    write_table(folder, "MatMulV2", replayed)
+    write_manifest(folder, RUN, name="AMD_EPYC")
+    assert main(["report", str(folder), "--output", str(tmp_path / "site")]) == 0
+    overview = content(tmp_path / "site", "overview")
+    named_device = device or "an unnamed NPU"
+    (database,) = overview["databases"]
+    assert database["device"] == named_device
+    assert sorted(database["durations"]) == [
+        ["captured", named_device, "", 2],
+        ["replayed", "AMD_EPYC", "torch 2.13.0", 1],
+    ]
+    ranking = overview["diagnosis"]["table"]["columns"]
+    assert ranking["kernel_type"]["words"] == ["Small", "Large"]
+    assert (ranking["launches"]["numbers"], ranking["time_us"]["numbers"]) == ([9, 1], [180, 100])
+    tables = {each["name"]: content(tmp_path / "site", each["file"])["columns"] for each in overview["types"]}
+    origins = {
+        name: tuple(table[column]["words"][0] for column in ("origin", "device")) for name, table in tables.items()
+    }
+    captured = ("captured", named_device)
+    assert origins == {"Small": captured, "Large": captured, "MatMulV2": ("replayed", "AMD_EPYC")}
+    assert tables["Small"]["implementation"]["words"] == ["captured"]
+
+
+@pytest.mark.parametrize("earlier", [True, False], ids=["a site", "nothing"])
+def test_a_report_that_fails_leaves_the_folder_as_it_was(earlier: bool, database: Path, tmp_path: Path) -> None:
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    command = ["report", str(database), "--output", str(site)]
+    if earlier:
+        assert main(command) == 1  # For the CSV whose name is refused.
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    for failing in (["--against", str(empty)], ["--superkernel", str(empty)]):
+        assert main([*command, *failing]) in (1, 2)
+        assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+        assert site.exists() is earlier
+    assert main(command) == 1
+    assert (site / "index.html").is_file()
 
 
 def test_the_rows_of_a_site_are_counted_by_implementation(database: Path, tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ class Trace:
 @cache
 def traced(architecture: str) -> Trace:
     """What a prefill of a model calls. Skips if transformers is missing, or too old for the model."""
-    transformers = pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    import torch._dynamo  # As in opatlas/theory/architectures.py.
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    import torch._dynamo  # It fails to be imported while the meta device is the default (torch 2.6).
     from torch.utils._python_dispatch import TorchDispatchMode
 
     model_facts, numbers = CONFIGS[architecture]

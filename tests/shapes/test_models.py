@@ -19,13 +19,87 @@ from opatlas.shapes.models import (
     QWEN3_32B,
 )
 
-import opatlas.theory.architectures
+from opatlas.cli.main import main
+from opatlas.errors import UsageError
+from opatlas.theory.config_json import MODEL_KINDS
+from opatlas.theory.model_calls import ModelCall, model_calls, step_dtype
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
 
+#: Sizes that every config.json states.
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "intermediate_size": 512,
+}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 4}
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 16,
+    "moe_intermediate_size": 64,
+    "num_experts_per_tok": 4,
+    "moe_layer_freq": 1,
+}
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 16,
+    "experts_per_token": 4,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+}
+FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+#: What published files have that decides no call.
+HARMLESS: dict[str, Any] = {
+    "ep_size": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "bos_token_id": 1,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "attention_dropout": 0.0,
+    "rope_scaling": None,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+    "auto_map": {"AutoConfig": "configuration_x.XConfig"},
+    "_attn_implementation": "kernels-community/flash-attn",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "pretraining_tp": 1,
+    "use_cache": True,
+}
 #: The numbers of each config.json that differ from what transformers takes without one.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
-    "deepseek_v3": (DEEPSEEK_V3, {"num_hidden_layers": 5}),
+    "deepseek_v3": (
+        DEEPSEEK_V3,
+        {
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "vocab_size": 129280,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 5,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "num_key_value_heads": 128,
+        },
+    ),
     "qwen3": (
         QWEN3_32B,
         {
@@ -35,6 +109,7 @@ CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "num_hidden_layers": 2,
+            "vocab_size": 151936,
         },
     ),
     "llama": (
@@ -59,9 +134,28 @@ CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
+            "vocab_size": 151936,
         },
     ),
-    "glm_moe_dsa": (GLM_5_1, {}),
+    "glm_moe_dsa": (
+        GLM_5_1,
+        {
+            "hidden_size": 6144,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 2048,
+            "vocab_size": 154880,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 78,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "q_lora_rank": 2048,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+            "num_key_value_heads": 64,
+        },
+    ),
 }
 
 
@@ -71,10 +165,14 @@ def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
     return path
 
 
+def read(folder: Path, architecture: str, **numbers: Any) -> ModelFacts:
+    return resolve_model(str(config_file(folder, architecture, **numbers)))
+
+
 def built(architecture: str) -> Any:
     """The model on the meta device. It has no weights, and every shape."""
-    transformers = pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    import torch._dynamo  # As in opatlas/theory/architectures.py.
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    import torch._dynamo  # It fails to be imported while the meta device is the default (torch 2.6).
 
     config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1])
     with torch.device("meta"):
@@ -136,15 +234,17 @@ def test_weights_are_those_of_the_sharded_modules(architecture: str, tp: int) ->
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_what_modules_and_configuration_say_is_what_is_built_in(architecture: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+def test_a_file_of_a_built_in_model_describes_it(architecture: str, tmp_path: Path) -> None:
     facts, numbers = CONFIGS[architecture]
-    read = resolve_model(str(config_file(tmp_path, architecture, **numbers)))
-    assert set(read.weights) == set(facts.weights)
+    found = read(tmp_path, architecture, **{**numbers, **HARMLESS})
+    assert {(weight.role, weight.parts, weight.k) for weight in found.weights} == {
+        (weight.role, weight.parts, weight.k) for weight in facts.weights
+    }
     for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "head_norms"):
-        assert getattr(read, name) == getattr(facts, name), name
-    assert (read.latent, read.indexer, read.experts) == (facts.latent, facts.indexer, facts.experts)
-    assert read.tp_sizes() == facts.tp_sizes() == TP_SIZES
+        assert getattr(found, name) == getattr(facts, name), name
+    assert (found.latent, found.indexer, found.experts) == (facts.latent, facts.indexer, facts.experts)
+    assert found.tp_sizes() == facts.tp_sizes() == TP_SIZES
+    assert found.differs == ()
 
 
 def calls_of(model: ModelFacts) -> dict[str, int]:
@@ -152,18 +252,246 @@ def calls_of(model: ModelFacts) -> dict[str, int]:
 
 
 def test_a_step_calls_a_weight_once_in_each_layer_that_has_it(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    read = resolve_model(str(config_file(tmp_path, "glm_moe_dsa")))
-    assert calls_of(read) == calls_of(GLM_5_1)
-    read = resolve_model(str(config_file(tmp_path, "deepseek_v3", num_hidden_layers=5)))
-    assert read.layers == 5
-    calls = calls_of(read)
+    assert calls_of(read(tmp_path, "glm_moe_dsa", **CONFIGS["glm_moe_dsa"][1])) == calls_of(GLM_5_1)
+    found = read(tmp_path, "deepseek_v3", **CONFIGS["deepseek_v3"][1])
+    assert found.layers == 5
+    calls = calls_of(found)
     wanted = {"q_b": 5, "q_kv_a": 5, "down": 3, "gate_up": 3, "shared_down": 2, "router": 2, "lm_head": 1}
     assert {role: calls[role] for role in wanted} == wanted
 
 
-def test_both_glm_5_are_alike() -> None:
-    assert GLM_5_1.weights == GLM_5_2.weights
+INDEXED = {**SIZES, **LATENT, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 64}
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        pytest.param({}, 8, id="all"),
+        pytest.param({"index_topk_freq": 4, "index_skip_topk_offset": 3}, 4, id="freq"),
+        pytest.param({"index_topk_pattern": "FSSSFSSS"}, 2, id="pattern"),
+        pytest.param({"indexer_types": ["full", *["shared"] * 7]}, 1, id="types"),
+    ],
+)
+def test_layers_that_take_the_keys_of_another_have_no_indexer(
+    keys: dict[str, Any], layers: int, tmp_path: Path
+) -> None:
+    calls = by_part(read(tmp_path, "glm_moe_dsa", **INDEXED, **keys))
+    assert calls["indexer"].calls_per_step == calls["indexer_q"].calls_per_step == layers
+    assert calls["attention"].calls_per_step == 8
+
+
+def test_glm_5_2_selects_keys_in_21_layers() -> None:
+    assert [by_part(model)["indexer"].calls_per_step for model in (GLM_5_1, GLM_5_2)] == [78, 21]
+
+
+def by_part(model: ModelFacts, **numbers: Any) -> dict[str, ModelCall]:
+    return {call.part: call for call in model_calls(model, batch=4, context=256, phase="decode", **numbers)}
+
+
+#: A file, and the parts of a step with the number of their calls.
+CALLED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "kimi": ("kimi_k2", {**LATENT, "first_k_dense_replace": 1, **HARMLESS}, {"q_b": 8, "down": 1, "router": 7}),
+    "no compressed queries": ("deepseek_v2", {**LATENT, "q_lora_rank": None}, {"q": 8, "kv_a": 8, "router": 8}),
+    "some sparse": (
+        "qwen3_moe",
+        {**EXPERTS, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+        {"router": 3, "down": 5, "experts_down": 3},
+    ),
+    "stated sparse": ("glm_moe_dsa", {**INDEXED, "mlp_layer_types": ["dense"] * 6 + ["sparse"] * 2}, {"router": 2}),
+    "delta nets": (
+        "qwen3_5_text",
+        {"layer_types": ["linear_attention"] * 6 + ["full_attention"] * 2},
+        {"qkv": 2, "attention": 2, "rope": 2, "in_proj_qkvz": 6, "convolution": 6, "delta_rule": 6, "gate_up": 8},
+    ),
+    "delta nets by default": (
+        "qwen3_next",
+        {**EXPERTS, "shared_expert_intermediate_size": 64},
+        {"o_proj": 2, "cache": 2, "out_proj": 6, "delta_norm": 6, "attention_gate": 2, "shared_expert_gate": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize(("model_type", "keys", "calls"), CALLED.values(), ids=CALLED)
+def test_each_layer_calls_what_it_has(
+    model_type: str, keys: dict[str, Any], calls: dict[str, int], tmp_path: Path
+) -> None:
+    found = read(tmp_path, model_type, **SIZES, **{key: keys[key] for key in keys if key not in SIZES})
+    parts = by_part(found)
+    assert {part: parts[part].calls_per_step for part in calls} == calls
+    assert found.layers == parts["ffn_norm"].layers == 8
+
+
+def test_equal_weights_of_two_kinds_of_layers_are_both_called(tmp_path: Path) -> None:
+    """Here the products after attention and after the delta rule are equally large."""
+    sizes = {"linear_num_value_heads": 2, "linear_value_head_dim": 128, "linear_num_key_heads": 2}
+    found = read(
+        tmp_path, "qwen3_next", **SIZES, **EXPERTS, **sizes, layer_types=["full_attention", "linear_attention"] * 4
+    )
+    calls = [
+        call for call in model_calls(found, batch=4, context=256, phase="decode") if call.kernel_type == "MatMulV2"
+    ]
+    equal = [call for call in calls if call.part in ("o_proj", "out_proj")]
+    assert len({call.signature() for call in equal}) == 1
+    assert sum(call.calls_per_step for call in equal) == found.layers
+
+
+def test_delta_nets_are_divided_among_devices(tmp_path: Path) -> None:
+    found = read(tmp_path, "qwen3_5_text", **SIZES)
+    features = 2 * 16 * 128 + 2 * 32 * 128
+    assert {tp: linear.n for tp in (1, 2) for linear in found.linears(tp) if linear.name == "in_proj_qkvz"} == {
+        1: features,
+        2: features // 2,
+    }
+    assert found.tp_sizes((16, 32)) == ()
+
+
+#: A file, and words of what a step of it leaves out or has in another way.
+TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "windows, sinks, biases": ("gpt_oss", GPT_OSS, ("4 of 8 layers see 128 tokens", "sinks", "biases")),
+    "all in a window": ("mistral", {"sliding_window": 512}, ("8 of 8 layers see 512 tokens",)),
+    "the window of the class": ("mistral", {}, ("8 of 8 layers see 4096 tokens",)),
+    "no window": ("mistral", {"sliding_window": None}, ()),
+    "late windows": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 6},
+        ("2 of 8 layers see 64 tokens",),
+    ),
+    "unused window": ("qwen2", {"sliding_window": 64, "max_window_layers": 6}, ("biases",)),
+    "stated windows": (
+        "llama",
+        {"layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 5, "sliding_window": 32},
+        ("3 of 8 layers see 32 tokens",),
+    ),
+    "gemma": ("gemma3_text", {"sliding_window": 512}, ("7 of 8 layers see 512", "norms after", "gelu_pytorch_tanh")),
+    "rotation": (
+        "minimax_m2",
+        {**EXPERTS, "rotary_dim": 16, "qk_norm_type": "per_layer", "num_mtp_modules": 3, "attn_type_list": [1] * 8},
+        ("16 of 32 features", "norms over all heads", "no multi-token prediction"),
+    ),
+    "rotation by a factor": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, ("8 of 32 features",)),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, ("biases of attention", "biases of feed-forward")),
+    "cache": (
+        "llama",
+        {"quantization_config": {**FP8, "kv_cache_scheme": {"num_bits": 8}}},
+        ("a quantized cache is answered as BF16",),
+    ),
+}
+
+
+@pytest.mark.parametrize(("model_type", "keys", "words"), TOLD.values(), ids=TOLD)
+def test_what_a_step_leaves_out_is_told(
+    model_type: str, keys: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = read(tmp_path, model_type, **SIZES, **keys)
+    assert len(found.differs) >= len(words) > 0 or found.differs == ()
+    for word in words:
+        assert any(word in each for each in found.differs), (word, found.differs)
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    group = {"weights": weights, "input_activations": {"num_bits": 8, "type": weights["type"]}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+#: How a file says that weights are stored, the dtype of its step, and a word on them.
+STORED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "nothing": ({}, "BF16", ""),
+    "float16": ({"torch_dtype": "float16"}, "FLOAT16", ""),
+    "float32": ({"dtype": "float32"}, "", "float32"),
+    "fp8": ({"quantization_config": FP8}, "FLOAT8_E4M3FN", "128x128"),
+    "fp8 of another kind": ({"quantization_config": {**FP8, "fmt": "e5m2"}}, "", "FP8"),
+    "mxfp4": ({"quantization_config": {"quant_method": "mxfp4"}}, "", "MXFP4 experts"),
+    "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "", "INT4"),
+    "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "", "INT8"),
+    "modelopt": ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "", "NVFP4"),
+    "modelopt fp8": (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
+        "FLOAT8_E4M3FN",
+        "FP8",
+    ),
+    "compressed int8": ({"quantization_config": compressed(num_bits=8, type="int")}, "INT8", "INT8"),
+    "compressed int4": ({"quantization_config": compressed(num_bits=4, type="int", group_size=32)}, "", "groups of 32"),
+    "older key": ({"compression_config": compressed(num_bits=8, type="float")}, "FLOAT8_E4M3FN", "FP8"),
+    "unknown": ({"quantization_config": {"quant_method": "hqq"}}, "", "hqq"),
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("keys", "dtype", "word"), STORED.values(), ids=STORED)
+def test_a_step_has_the_dtype_of_the_weights(
+    keys: dict[str, Any], dtype: str, word: str, nested: bool, tmp_path: Path
+) -> None:
+    text = {"model_type": "llama", **SIZES}
+    found = (
+        read(tmp_path, "llava", text_config=text, **keys)
+        if nested
+        else read(tmp_path, architecture="llama", **SIZES, **keys)
+    )
+    assert found.dtype == dtype
+    assert word in found.stored
+    assert bool(found.differences("BF16")) == bool(found.stored) == bool(word)
+    assert step_dtype(found, "bf16") == "BF16"
+    if not dtype:
+        with pytest.raises(UsageError, match="--dtype"):
+            step_dtype(found)
+
+
+def test_modelopt_tells_of_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["o_proj"]}})
+    )
+    found = read(tmp_path, "llama", **SIZES)
+    assert (found.dtype, "not in all layers" in found.stored) == ("FLOAT8_E4M3FN", True)
+    assert any("cache" in each for each in found.differs)
+
+
+#: Files of models whose calls are not known, and what the error names.
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "model type": ("nemotron_h", {}, "nemotron_h"),
+    "similar model type": ("qwen3_mo", {}, "qwen3_moe"),
+    "layer type": ("llama", {"layer_types": ["chunked_attention"] * 8}, "chunked_attention"),
+    "Mamba layers": ("qwen3_next", {**EXPERTS, "layer_types": ["mamba"] * 8}, "mamba"),
+    "too few layer types": ("qwen3", {"layer_types": ["full_attention"] * 7}, "layer_types"),
+    "indexer": ("deepseek_v3", {**LATENT, "index_topk": 64}, "index_topk"),
+    "compression": ("deepseek_v3", {**LATENT, "compress_ratios": [4, 128]}, "compress_ratios"),
+    "hyper-connections": ("deepseek_v3", {**LATENT, "hc_mult": 4}, "hc_mult"),
+    "grouped outputs": ("llama", {"o_groups": 8}, "o_groups"),
+    "experts in a dense model": ("llama", {"num_local_experts": 8, "num_experts_per_tok": 2}, "num_"),
+    "latent experts": ("qwen3_moe", {**EXPERTS, "moe_latent_size": 64}, "moe_latent_size"),
+    "an unknown size": ("qwen3", {"attention_chunk_size": 8192}, "attention_chunk_size"),
+    "delta nets of another family": ("llama", {"linear_num_value_heads": 32}, "linear_num_value_heads"),
+    "frequency of experts": ("deepseek_v3", {**LATENT, "moe_layer_freq": 2}, "moe_layer_freq"),
+    "no number of experts": ("mixtral", {}, "num_experts"),
+    "no key heads": ("qwen2", {"num_key_value_heads": None}, "num_key_value_heads"),
+    "no layers": ("llama", {"num_hidden_layers": None}, "num_hidden_layers"),
+    "two numbers of experts": ("qwen3_moe", {**EXPERTS, "num_local_experts": 8}, "num_local_experts"),
+    "no gate": ("llama", {"hidden_act": "relu2"}, "relu2"),
+    "no window size": ("llama", {"layer_types": ["sliding_attention"] * 8}, "sliding_window"),
+    "other attention": ("minimax_m2", {**EXPERTS, "attn_type_list": [0] * 8}, "attn_type_list"),
+    "many layers": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    "no size": ("llama", {"hidden_size": "wide"}, "hidden_size"),
+    "a size below one": ("llama", {"vocab_size": 0}, "vocab_size"),
+    "a list that is none": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": 3}, "mlp_only_layers"),
+    "no factor": ("llama", {"partial_rotary_factor": float("nan")}, "partial_rotary_factor"),
+    "no quantization": ("llama", {"quantization_config": "fp8"}, "quantization_config"),
+}
+
+
+@pytest.mark.parametrize(("model_type", "keys", "word"), REFUSED.values(), ids=REFUSED)
+def test_a_model_of_unknown_calls_is_refused(model_type: str, keys: dict[str, Any], word: str, tmp_path: Path) -> None:
+    with pytest.raises(TargetError) as error:
+        read(tmp_path, model_type, **{**SIZES, **keys})
+    assert error.value.argument == "model"
+    assert word in error.value.problem
+
+
+def test_the_error_of_an_unknown_model_type_lists_the_known_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(config_file(tmp_path, "mamba2", **SIZES))
+    assert main(["model", path, "NVIDIA_H200", "--batch", "1", "--context", "1"]) == 2
+    error = capsys.readouterr().err
+    assert {"mamba2", *MODEL_KINDS} <= set(error.replace(",", " ").replace("'", " ").split())
 
 
 def pairs(model: ModelFacts, tp: int) -> dict[str, tuple[int, int]]:
@@ -198,22 +526,6 @@ def test_sizes_that_do_not_divide_a_model_are_left_out() -> None:
     assert DEEPSEEK_V3.ep_sizes((1, 3, 16)) == (1, 16)
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "phi3", "gpt_oss", "qwen3_moe", "gpt2"])
-def test_any_architecture_of_transformers(architecture: str) -> None:
-    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    model = resolve_model(architecture)
-    of_layers = {weight.role: weight for weight in model.weights}
-    assert of_layers["lm_head"].k == model.hidden
-    assert len(of_layers) > 3
-    assert model.tp_sizes((1,)) == (1,)
-    if architecture in ("mixtral", "gpt_oss", "qwen3_moe"):
-        assert model.experts is not None
-        assert of_layers["router"].parts == (model.experts.count,)
-    if architecture == "phi3":
-        assert of_layers["gate_up"].parts == (model.intermediate,) * 2
-        assert sum(of_layers["qkv"].parts) == (model.heads + 2 * model.kv_heads) * model.head_dim
-
-
 @pytest.mark.parametrize(
     ("name", "model"), [*BY_NAME.items(), *((model.name, model) for model in (*BUILT_IN, QWEN3_0_6B))]
 )
@@ -237,21 +549,6 @@ def test_an_unknown_model_is_refused_with_similar_names(name: str, similar: str)
     assert (error.value.argument, error.value.value) == ("model", name)
 
 
-def test_without_transformers_built_in_models_serve_and_others_say_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(opatlas.theory.architectures, "find_spec", lambda name: None)
-    opatlas.theory.architectures.architectures.cache_clear()
-    try:
-        assert resolve_model("dsv3") is DEEPSEEK_V3
-        with pytest.raises(TargetError, match=r"opatlas\[models\]"):
-            resolve_model("mixtral")
-        with pytest.raises(TargetError, match=r"opatlas\[models\]"):
-            resolve_model(str(config_file(tmp_path, "llama")))
-    finally:
-        opatlas.theory.architectures.architectures.cache_clear()
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -267,45 +564,9 @@ def test_without_transformers_built_in_models_serve_and_others_say_what_to_insta
     ids=range(8),
 )
 def test_files_that_describe_no_model_are_refused(tmp_path: Path, text: str) -> None:
-    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TargetError):
         resolve_model(str(tmp_path))
-
-
-#: What published files have, at any depth; transformers needs packages for it that theory does not, or downloads it.
-NOT_OF_SHAPES: dict[str, Any] = {
-    "attn_implementation": "flash_attention_2",
-    "_attn_implementation": "kernels-community/flash-attn",
-    "_experts_implementation": "kernels-community/megablocks",
-    "experts_implementation": "no_such_thing",
-    "auto_map": {"AutoConfig": "configuration_x.XConfig"},
-    "quantization_config": {"quant_method": "fp8"},
-    "dtype": "no_such_dtype",
-    "_name_or_path": "somebody/else",
-}
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_how_a_model_is_computed_has_no_bearing_on_its_shapes(
-    nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64}
-
-    def built(further: dict[str, Any]) -> ModelFacts:
-        text = {"model_type": "gemma3_text", **sizes, **further}
-        content = {"model_type": "gemma3", "text_config": text, **further} if nested else text
-        (tmp_path / "config.json").write_text(json.dumps(content))
-        return resolve_model(str(tmp_path))
-
-    def connect(*arguments: object) -> None:
-        raise AssertionError(f"the network was asked for: {arguments}")
-
-    monkeypatch.setattr("socket.socket.connect", connect)
-    monkeypatch.setattr("socket.getaddrinfo", connect)
-    assert built(NOT_OF_SHAPES).weights == built({}).weights
-    assert resolve_model(str(tmp_path)).hidden == 256
 
 
 def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:

@@ -170,6 +170,12 @@ class Sessions:
         with open(self.database / f"{kernel_type}.csv", newline="") as file:
             return list(csv.DictReader(file))
 
+    @property
+    def beside_captures(self) -> Path:
+        """Where the rows of a database of captures were measured on another device."""
+        (found,) = self.folder.glob(f"{self.database.name}-replays/*/*/*")
+        return found
+
     def statuses(self, kernel_type: str) -> dict[int, str]:
         """Status by the size of the row."""
         return {int(r["Input Shapes"].partition(";")[0]): r.get("Status", "") for r in self.read(kernel_type)}

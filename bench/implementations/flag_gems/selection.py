@@ -77,6 +77,7 @@ def largest(x: torch.Tensor, dim: int, keepdim: bool) -> Any:
 
 @implements("GatherV2", "GatherV2AiCore")
 def embedding(table: torch.Tensor, indices: torch.Tensor) -> Any:
+    expect(isinstance(indices, torch.Tensor), "an axis that is chosen by a scalar", "rows of a table")
     return flag_gems.embedding(table, indices)
 
 

@@ -136,7 +136,7 @@ class InputSets:
             weights_of: the set whose weights are returned; None: that of the variant.
         """
         chosen = self._sets[variant.base]
-        leaves = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in chosen.leaves]
+        leaves = [_copied(value) for value in chosen.leaves]
         for place, leaf in enumerate(leaves):
             if variant.seed is not None and place in chosen.variable:
                 vary(leaf, variant.seed + place, self._share)
@@ -245,7 +245,9 @@ def vary(tensor: torch.Tensor, seed: int, share: float = 1.0) -> None:
 
 
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _with_margins(value: Any) -> Any:
@@ -253,7 +255,7 @@ def _with_margins(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if not _is_dense(value) or not value.numel():
-        return value.clone()
+        return _copied(value)
     span = _span(value)
     margin = MARGIN_BYTES // value.element_size()
     buffer = torch.empty(span + 2 * margin, dtype=value.dtype, device=value.device)
@@ -262,7 +264,7 @@ def _with_margins(value: Any) -> Any:
     copy = torch.empty(0, dtype=value.dtype, device=value.device)
     copy.set_(buffer.untyped_storage(), margin, value.shape, value.stride())
     _memory(copy).copy_(_memory(value))
-    return copy
+    return copy.requires_grad_(value.requires_grad)
 
 
 def _fill(buffer: torch.Tensor) -> None:

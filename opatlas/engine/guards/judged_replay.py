@@ -47,7 +47,7 @@ from opatlas.model.location import public_version
 from opatlas.model.record import Execution
 from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
-from opatlas.text import cut_middle, without_build_command
+from opatlas.text import MOST_CHARACTERS, cut_middle, without_build_command
 
 #: Number of sets of inputs.
 SETS = 3
@@ -272,7 +272,7 @@ class JudgedReplay(ABC):
         source = self._job.source
         if source is None or not samples.kernel_names:
             return None
-        text = Path(source.path).read_text(encoding="utf-8", errors="replace")
+        text = Path(source.path).read_text(encoding="utf-8-sig", errors="replace")
         helpers = [Path(each).read_text(encoding="utf-8", errors="replace") for each in source.helpers]
         own = own_kernel_names(CandidateSource.parse(text, source.path), helpers)
         return own_share(samples.kernel_names, samples.kernels_us, own)
@@ -289,6 +289,12 @@ class JudgedReplay(ABC):
             status = Status.DEVICE_ERROR
         detail = user_traceback(error) if error is not None else ""
         text = without_build_command(judgement.text)
+        if self._job.source is None:
+            # Nobody's candidate was judged: the task itself is at fault.
+            return RowOutcome(status, f"the task's own Model fails: {judgement.name}: {text}", detail)
+        if judgement.notes:
+            # They explain the verdict: a long text must not push them out of the cell.
+            text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))
         return RowOutcome(status, f"{judgement.name}: {text}", detail, judgement=judgement)
 
     def _failure(self, error: BaseException) -> CandidateFailure:

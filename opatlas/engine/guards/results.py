@@ -12,13 +12,15 @@ from opatlas.engine.result_check import RELATIVE_TOLERANCE
 
 #: Elements that are compared at once: the comparison needs some bytes for each.
 _PART = 1 << 24
+#: The types of tensors that hold their values.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 #: Results of a candidate in order: tensors, and whatever else it returned.
 FlatResults = tuple[Any, ...]
 
 
 def plain_results(returned: Any) -> FlatResults:
-    """Returns the values in what a candidate returned; nested lists, tuples and mappings are flattened.
+    """Returns the values in what was returned; nested lists, tuples and mappings are flattened, views resolved.
 
     Raises:
         CandidateRejected: a tensor is no plain one, or has no values in memory.
@@ -29,12 +31,31 @@ def plain_results(returned: Any) -> FlatResults:
         return tuple(result for value in returned for result in plain_results(value))
     if isinstance(returned, torch.Tensor):
         _expect_plain(returned)
+        returned = resolved(returned)
     return (returned,)
+
+
+def has_views(returned: Any) -> bool:
+    """Returns whether what was returned holds a conjugate or negative view: torch computes one when it is read."""
+    if type(returned) in _PLAIN:
+        return bool(returned.is_conj() or returned.is_neg())
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    return isinstance(returned, (list, tuple)) and any(map(has_views, returned))
+
+
+def resolved(returned: Any) -> Any:
+    """Returns what was returned with the values of conjugate and negative views computed."""
+    if type(returned) in _PLAIN:
+        return returned.resolve_conj().resolve_neg()
+    if isinstance(returned, Mapping):
+        return {name: resolved(value) for name, value in returned.items()}
+    return [resolved(value) for value in returned] if isinstance(returned, (list, tuple)) else returned
 
 
 def _expect_plain(value: torch.Tensor) -> None:
     kind = type(value)
-    if kind not in (torch.Tensor, torch.nn.Parameter):
+    if kind not in _PLAIN:
         raise CandidateRejected(
             ErrorClass.HACK,
             "lazy-result",
@@ -46,12 +67,15 @@ def _expect_plain(value: torch.Tensor) -> None:
         address = value.untyped_storage().data_ptr()
     except RuntimeError:
         address = 0
-    # A negative or conjugate view is computed when it is read.
-    is_lazy = value._is_zerotensor() or value.is_neg() or value.is_conj()
-    if is_lazy or (value.numel() and not address):
-        raise CandidateRejected(
-            ErrorClass.HACK, "lazy-result", "a result has no values of its own in memory: compute it in the call"
-        )
+    if value._is_zerotensor() or (value.numel() and not address):
+        raise lazy_result()
+
+
+def lazy_result() -> CandidateRejected:
+    """Returns the rejection of a candidate whose result is not computed in the call."""
+    return CandidateRejected(
+        ErrorClass.HACK, "lazy-result", "a result has no values of its own in memory: compute it in the call"
+    )
 
 
 def same_results(results: FlatResults, known: FlatResults) -> torch.Tensor:
@@ -83,9 +107,7 @@ def _is_close(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     relative = 2 * RELATIVE_TOLERANCE.get(result.dtype, 0.0)
     for start in range(0, result.numel(), _PART):
         one, other = result[start : start + _PART], expected[start : start + _PART]
-        if result.dtype.is_complex:
-            one, other, relative = torch.view_as_real(one), torch.view_as_real(other), 2e-4
-        if not one.is_floating_point():
+        if not (one.is_floating_point() or one.is_complex()):
             same = same & (one == other).all()
             continue
         one, other = one.to(_wide(one.dtype)), other.to(_wide(one.dtype))
@@ -98,6 +120,8 @@ def _is_close(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128 if dtype is torch.complex128 else torch.complex64
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 

@@ -17,7 +17,16 @@ import torch
 from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.engine.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
 from opatlas.engine.guards.input_sets import InputSets, Variant
-from opatlas.engine.guards.results import FlatResults, have_equal_bits, kept, plain_results, same_results
+from opatlas.engine.guards.results import (
+    FlatResults,
+    has_views,
+    have_equal_bits,
+    kept,
+    lazy_result,
+    plain_results,
+    resolved,
+    same_results,
+)
 from opatlas.engine.guards.threads import ThreadWatch
 from opatlas.model.errors import ReplayError
 
@@ -96,6 +105,8 @@ class CandidateTrial:
         self._known: dict[Variant, FlatResults] = {}
         self._arguments: Sequence[Any] = inputs.arguments
         self._latest: Any = None
+        #: Whether the calls compute the conjugate and negative views that the candidate returns.
+        self._resolves = False
         #: Whether each timed call on known inputs gave the known results.
         self._samples: list[torch.Tensor] = []
         self._fresh: list[_Kept] = []
@@ -151,7 +162,8 @@ class CandidateTrial:
     def launch(self) -> None:
         """Calls the candidate. This method is timed."""
         self.calls += 1
-        self._latest = self._candidate(*self._arguments)
+        returned = self._candidate(*self._arguments)
+        self._latest = resolved(returned) if self._resolves else returned
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors of the arguments and of the latest results."""
@@ -180,7 +192,7 @@ class CandidateTrial:
         """
         last = None
         if self._is_pending and self._latest is not None:
-            last = _Kept(self._inputs.variant, self._latest_results())
+            last = _Kept(self._inputs.variant, self._timed_results())
         self._record()
         self._latest = None
         self._synchronize()
@@ -206,6 +218,7 @@ class CandidateTrial:
         self._set(variant)
         self.launch()
         self._synchronize()
+        self._resolves = self._resolves or has_views(self._latest)
         return self._latest_results()
 
     def _set(self, variant: Variant) -> None:
@@ -218,6 +231,12 @@ class CandidateTrial:
     def _latest_results(self) -> FlatResults:
         latest = self._latest
         return plain_results(latest if self._results_of is None else self._results_of(latest))
+
+    def _timed_results(self) -> FlatResults:
+        """Raises CandidateRejected for a view that no earlier call returned: nobody has timed its values."""
+        if has_views(self._latest):
+            raise lazy_result()
+        return self._latest_results()
 
     def _call_poisoned(self, variant: Variant) -> None:
         """Calls the candidate while its allocations hold NaN. Raises CandidateRejected if the results are others."""
@@ -250,7 +269,7 @@ class CandidateTrial:
             return
         self._is_pending = False
         variant = self._inputs.variant
-        results = self._latest_results()
+        results = self._timed_results()
         if variant in self._known:
             self._samples.append(same_results(results, self._known[variant]))
         else:

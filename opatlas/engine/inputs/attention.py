@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from opatlas.engine.inputs.sequences import (
     assign_pages,
-    has_input,
     runtime_number,
     runtime_numbers,
     split_evenly,
@@ -367,8 +366,8 @@ class _AttentionReader:
         return inferred
 
     def shape(self, slot: int) -> Shape | None:
-        """Returns the shape of a slot; None for an absent slot. In attention an empty slot with a dtype is absent."""
-        return self.row.input_slots[slot].shape if has_input(self.row, slot) else None
+        """Returns the shape of a slot; None for an absent slot."""
+        return self.row.input_slots[slot].shape if self.row.has(slot) else None
 
     def needed(self, slot: int) -> Shape:
         shape = self.shape(slot)

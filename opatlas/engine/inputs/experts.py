@@ -21,6 +21,7 @@ from opatlas.engine.expert_parallel import (
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import CellError
 from opatlas.model.errors import InvalidRow, MissingPrecondition
+from opatlas.model.optional_slots import ALL_SLOTS
 from opatlas.model.schema import (
     EP_SIZE,
     INPUT_DTYPES,
@@ -100,7 +101,7 @@ def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
 
 def needed_bytes(cells: Mapping[str, str]) -> int:
     """Returns the bytes of HCCL's buffer that a row needs; 0 for a row that its replay refuses."""
-    words = slot_words(cells.get(INPUT_SHAPES, ""), cells.get(INPUT_DTYPES, ""), "")
+    words = slot_words(cells.get(INPUT_SHAPES, ""), cells.get(INPUT_DTYPES, ""), "", ALL_SLOTS)
     slots = LayerSlots(len(words))
     if not slots.fits:
         return 0
@@ -181,13 +182,13 @@ class Exchange:
 
 def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a dispatch row needs. Raises InvalidRow, MissingPrecondition."""
-    found = dispatched(*_slots(cells), cells)
+    found = dispatched(*_slots("MoeDistributeDispatch", cells), cells)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
 def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a combine row needs. Raises InvalidRow, MissingPrecondition."""
-    found = _select_exchange(combined(_slots(cells)[0], cells), ep_size(cells), options.ep_size)
+    found = _select_exchange(combined(_slots("MoeDistributeCombine", cells)[0], cells), ep_size(cells), options.ep_size)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
@@ -273,9 +274,9 @@ def _experts(counts: int, ranks: int) -> Iterator[int]:
         yield counts // ranks
 
 
-def _slots(cells: Mapping[str, str]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+def _slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[Sequence[Slot], Sequence[Slot]]:
     try:
-        return row_slots(cells)
+        return row_slots(kernel_type, cells)
     except CellError as error:
         raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 

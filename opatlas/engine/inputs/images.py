@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.model.slots import Slot
 
@@ -72,10 +73,17 @@ def input_slot(row: ReplayRow, slot: int) -> ColumnSlot:
 
 
 def output_slot(row: ReplayRow, like: int) -> ColumnSlot:
-    """Returns output slot 0 and its column. Raises InvalidRow for another dtype than that of input slot `like`."""
+    """Returns output slot 0 and its column. Raises an error for another dtype than that of input slot `like`.
+
+    Raises:
+        InvalidRow: the dtype is wrong.
+        Unsupported: a cast between real numbers, as graph mode fuses it into the kernel.
+    """
     row.output_shape()
     dtype = row.input_dtype(like)
     if row.output_dtype() != dtype:
+        if len(row.output_slots) == 1 and dtype.is_floating_point and row.output_dtype().is_floating_point:
+            raise Unsupported(f"{row.kernel_type} of {dtype} is replayed without a Cast to {row.output_dtype()}")
         raise row.refuse(
             OUTPUT_DTYPES, f"output 0 of {row.kernel_type} is {dtype} for these inputs", "correct one of the dtypes"
         )

@@ -12,6 +12,7 @@ import torch
 from opatlas.engine.inputs import shape_rules
 from opatlas.errors import CellError
 from opatlas.model.errors import InvalidRow, Unsupported
+from opatlas.model.optional_slots import SlotNumbers, optional_inputs, optional_outputs
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_SHAPES,
@@ -43,12 +44,12 @@ class RowSlots:
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
         """Returns the input slots in order, including absent slots. Raises InvalidRow."""
-        return self._slots(INPUT_SLOTS)
+        return self._slots(INPUT_SLOTS, optional_inputs(self.kernel_type))
 
     @cached_property
     def output_slots(self) -> tuple[Slot, ...]:
         """Returns the output slots in order. Raises InvalidRow."""
-        return self._slots(OUTPUT_SLOTS)
+        return self._slots(OUTPUT_SLOTS, optional_outputs(self.kernel_type))
 
     def has(self, slot: int) -> bool:
         """Returns whether the row has a tensor in an input slot."""
@@ -133,12 +134,16 @@ class RowSlots:
         if self.input_slot(slot).dtype != name:
             raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
 
-    def expect_output_like(self, slot: int) -> None:
-        """Refuses a row whose output differs in shape or dtype from an input slot."""
+    def expect_output_shape_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape from an input slot."""
         if self.output_shape() != self.shape(slot):
             raise self.refuse(
                 OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
             )
+
+    def expect_output_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape or dtype from an input slot."""
+        self.expect_output_shape_like(slot)
         if self.output_dtype() != self.input_dtype(slot):
             raise self.refuse(
                 OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
@@ -180,13 +185,13 @@ class RowSlots:
                     total += math.prod(slot.shape) * self._dtype(slot, column).bytes
         return total
 
-    def _slots(self, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    def _slots(self, columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
             if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
                 # The signature of a Slice contains the first slot only.
                 shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
-            return parse_slots(shapes, dtypes, formats, columns)
+            return parse_slots(shapes, dtypes, formats, columns, optional)
         except CellError as error:
             raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 

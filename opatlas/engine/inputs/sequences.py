@@ -52,17 +52,12 @@ def runtime_numbers(row: ReplayRow, name: str) -> list[int] | None:
     return _numbers(row, RUNTIME_PREFIX + name)
 
 
-def has_input(row: ReplayRow, slot: int) -> bool:
-    """Returns whether the row has a tensor with axes in a slot. In attention an empty slot with a dtype is absent."""
-    return slot < len(row.input_slots) and bool(row.input_slots[slot].shape)
-
-
 def expect_slots(row: ReplayRow, needed: Sequence[int], optional: Sequence[int] = ()) -> None:
     """Refuses a row that lacks one of the `needed` input slots, or has a slot that is neither needed nor `optional`."""
     for slot in range(max(len(row.input_slots), max(needed) + 1)):
-        if slot in needed and not has_input(row, slot):
+        if slot in needed and not row.has(slot):
             raise row.refuse(INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
-        if slot not in needed and slot not in optional and has_input(row, slot):
+        if slot not in needed and slot not in optional and row.has(slot):
             raise row.refuse(INPUT_SHAPES, f"slot {slot} is used, which is not replayed", "correct it, if it is wrong")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opatlas.engine.tasks.modules import input_lists
 from opatlas.tasks.task import Task
@@ -44,11 +45,15 @@ def make_inputs(module: ModuleType, task: Task, number: int, seed: int, device: 
 
 
 def as_tensors(value: Any, device: torch.device) -> Any:
-    """Returns tensors and arrays of numpy as tensors on a device, also in lists, without their history."""
+    """Returns tensors and arrays of numpy as tensors on a device, also in lists, without their history.
+
+    A tensor that requires gradients still does.
+    """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
-        return value.detach().to(device)
+        plain = value.detach().to(device).resolve_conj().resolve_neg()
+        return plain.requires_grad_(value.requires_grad)
     return mapped(value, lambda each: as_tensors(each, device))
 
 
@@ -60,15 +65,18 @@ def as_arrays(value: Any) -> Any:
 
 
 def in_float64(value: Any) -> Any:
-    """Returns tensors of real numbers in float64, also in lists; others unchanged."""
+    """Returns tensors of real numbers in float64 and of complex ones in complex128, also in lists; others unchanged."""
     if isinstance(value, torch.Tensor):
-        return value.double() if value.is_floating_point() else value
+        wide = torch.complex128 if value.is_complex() else torch.float64 if value.is_floating_point() else value.dtype
+        return value.detach().to(wide).requires_grad_(value.requires_grad)
     return mapped(value, in_float64)
 
 
 def cloned(value: Any) -> Any:
     """Returns clones of tensors, also in lists."""
-    return value.clone() if isinstance(value, torch.Tensor) else mapped(value, cloned)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return mapped(value, cloned)
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -78,6 +86,19 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return [function(each) for each in value]
     return value
+
+
+def needs_gradients(inputs: Any) -> bool:
+    """Returns whether a tensor in inputs requires gradients: such a task calls autograd."""
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tree_leaves(inputs))
+
+
+def drop_gradients(*tensors: Any) -> None:
+    """Drops what an earlier call has accumulated in `grad`."""
+    for tensor in tree_leaves(tensors):
+        # The property of another class could be code of a candidate.
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_leaf:
+            tensor.grad = None
 
 
 def needed_bytes(inputs: Sequence[Any]) -> int:

@@ -78,7 +78,7 @@ def _configured(task: Task, *kinds: str) -> dict[str, Any]:
     """Returns the first single configuration of robust-kbench of each kind, joined; {} without a file."""
     if task.configuration is None:
         return {}
-    values = json.loads(task.configuration.read_text(encoding="utf-8"))
+    values = json.loads(task.configuration.read_text(encoding="utf-8-sig"))
     found: dict[str, Any] = {}
     for kind in kinds:
         for configuration in values.get(f"single_{kind}_configs", [])[:1]:

@@ -12,7 +12,7 @@ from opatlas.engine.guards.judged_replay import ReferenceFailed
 from opatlas.engine.guards.results import FlatResults, plain_results
 from opatlas.engine.guards.trial import CALL_SEED
 from opatlas.engine.guards.verdict import compare_results
-from opatlas.engine.tasks.inputs import as_arrays, as_tensors, cloned, in_float64, set_seeds
+from opatlas.engine.tasks.inputs import as_arrays, as_tensors, cloned, drop_gradients, in_float64, set_seeds
 from opatlas.engine.tasks.modules import init_inputs, model_class
 from opatlas.tasks.task import Task, TaskKind
 from opatlas.text import exception_line
@@ -25,12 +25,14 @@ class Reference:
         native: the results for the first inputs in the task's own dtypes.
         own_error: the largest error of `native`, as a share of the tolerance.
         checks_dtypes: whether a candidate must have the dtypes of `native`.
+        has_gradients: whether calls run with gradients.
     """
 
     def __init__(self, module: ModuleType, task: Task, seed: int, device: torch.device, notes: list[str]) -> None:
         self.native: FlatResults = ()
         self.own_error = 0.0
         self.checks_dtypes = task.kind is not TaskKind.NUMPY
+        self.has_gradients = False
         self._module, self._task, self._seed, self._device, self._notes = module, task, seed, device, notes
         self._model: Any = None
         self._has_float64 = True
@@ -106,7 +108,12 @@ class Reference:
     def _double(self) -> Any:
         if self._model is None:
             model = self.make()
-            self._model = model.double() if isinstance(model, torch.nn.Module) else model
+            if isinstance(model, torch.nn.Module):
+                model.double()
+                # `double` leaves complex numbers as they are.
+                for tensor in (*model.parameters(), *model.buffers()):
+                    tensor.data = in_float64(tensor.data)
+            self._model = model
         return self._model
 
     def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
@@ -116,4 +123,6 @@ class Reference:
             return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))
         if weights:
             model.load_state_dict(weights, strict=False)
-        return plain_results(model(*arguments))
+        drop_gradients(list(model.parameters()))
+        with torch.set_grad_enabled(self.has_gradients):
+            return plain_results(model(*arguments))

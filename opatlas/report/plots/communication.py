@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opatlas.combine.row_devices import database_device
 from opatlas.errors import TableError
 from opatlas.model.communication import (
     TIERS,
@@ -26,7 +27,6 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import row_cells
 from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_figure, use_byte_axis
-from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database
 from opatlas.text import pluralize

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from opatlas.capture.cases import read_ingests
+from opatlas.combine.row_devices import RowDevices, are_one_device
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.model.named_databases import expect_database
@@ -30,7 +30,6 @@ from opatlas.model.slots import Slot, parse_slots
 from opatlas.progress import progress_over
 from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
-from opatlas.store.manifest import read_manifests
 from opatlas.text import pluralize
 
 #: Patterns for databases below a folder: version, software, device.
@@ -44,7 +43,7 @@ class TimedRow:
     Attributes:
         microbench_us, profiling_us: the averages of the replay and of the capture; None if missing.
         conditions: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
-        device: the device of the replay, by the manifest of the run; "" if unknown.
+        device: the device of the replay; "" if unknown.
         noisy: whether the samples of the replay are noisy, by quality or relative standard deviation.
         is_composition: whether the replay timed several operators of torch in place of the kernel, so that
             `microbench_us` is no estimate of the kernel's own duration (columns Quality and Stand-In).
@@ -101,22 +100,19 @@ def read_timed_rows(folder: Path | str, kernel_types: Collection[str] = ()) -> T
         raise OpAtlasError(f"{folder} has no rows of {', '.join(missing)}: name files that are there, without .csv")
     rows: list[TimedRow] = []
     problems: list[str] = []
-    # Sessions and combine report manifests that cannot be read.
-    devices = {
-        run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in read_manifests(database, []).items()
-    }
+    devices = RowDevices(folder)
     with gc_paused():
         for kernel_type in progress_over(sorted(kernel_types) or there, "kernel types", label="read"):
             try:
                 rows += _read_rows(database, kernel_type, devices, problems)
             except OpAtlasError as error:
                 problems.append(str(error))
-    return TimedRows(folder, database_device(folder), rows, problems, _captured_on(database))
+    return TimedRows(folder, devices.device, rows, problems, devices.captured_on)
 
 
 def on_device(row: TimedRow, device: str) -> TimedRow | None:
     """Returns a row without the duration of a replay on another device; None if it has no other duration."""
-    if row.microbench_us is None or not row.device or row.device == device:
+    if row.microbench_us is None or are_one_device(row.device, device):
         return row
     return _without_replay(row)
 
@@ -159,34 +155,13 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
     raise OpAtlasError(f"{folder}: no database, none of its CSVs has kernels or collectives: {problems[0]}")
 
 
-def database_device(folder: Path) -> str:
-    """Returns the device in the path `data/{device}/{stack}/{version}`, or else in the manifests; "" if unknown."""
-    parts = folder.resolve().parts
-    if parts[-4:-3] == ("data",):
-        return parts[-3]
-    # Sessions and combine report manifests that cannot be read.
-    manifests = read_manifests(Database(folder), problems=[])
-    names = {name for manifest in manifests.values() for name in manifest.device_names}
-    names = names or set(_captured_on(Database(folder)))
-    return names.pop() if len(names) == 1 else ""
-
-
-def _captured_on(database: Database) -> Collection[str]:
-    try:
-        return {ingest.manifest.device for ingest in read_ingests(database) if ingest.manifest.device}
-    except OpAtlasError:
-        return set()
-
-
 def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
     """Returns whether samples are noisy: by quality, or by standard deviation in rows of an older OpAtlas."""
     std, average = valid_duration(std_us), valid_duration(average_us)
     return is_noisy(Quality.from_cell(quality), std / average if std and average else None)
 
 
-def _read_rows(
-    database: Database, kernel_type: str, devices: Mapping[str, str], problems: list[str]
-) -> Iterator[TimedRow]:
+def _read_rows(database: Database, kernel_type: str, devices: RowDevices, problems: list[str]) -> Iterator[TimedRow]:
     """Yields the timed rows of a kernel type. Raises OpAtlasError."""
     table = database.read(kernel_type)
     frame, unread, example = table.frame, 0, ""
@@ -211,7 +186,7 @@ def _read_rows(
             unread, example = unread + 1, example or str(error)
             continue
         conditions = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
-        device, noisy = (devices.get(run_id, ""), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
+        device, noisy = (devices.replayed(run_id), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
         yield TimedRow(
             kernel_type,
             inputs,

@@ -62,14 +62,14 @@
       this.packed = packed.columns;
     }
 
-    has(name) { return name in this.packed; }
+    has(name) { return Object.hasOwn(this.packed, name); }
 
     isNumber(name) { return this.has(name) && "numbers" in this.packed[name]; }
 
     /** Returns a cell: a number or null, or a text. */
     get(name, row) {
+      if (!this.has(name)) return "";
       const column = this.packed[name];
-      if (!column) return "";
       if (column.numbers) return column.numbers[row];
       return column.words ? column.words[row] : column.of[column.codes[row]];
     }

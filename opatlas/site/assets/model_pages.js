@@ -51,7 +51,8 @@
       });
       const place = h("div");
       setTimeout(() => opatlas.bars(place, bars, `${t("duration")} (µs)`, `${cost.model}: ${t("by kernel type")}`), 0);
-      return h("section", {}, h("h2", {}, cost.question), facts([
+      const differs = cost.differs.length ? h("p", {}, `${cost.model}, ${t("with differences")}: ${cost.differs.join("; ")}`) : "";
+      return h("section", {}, h("h2", {}, cost.question), differs, facts([
         ["sum", `${number(cost.us)} µs${missing ? " " + t("without what is missing") : ""}`],
         ["90 % interval", `${cost.interval_us.map(number).join(" – ")} µs`],
         ["tokens/s", number(Math.round(cost.tokens_per_s))],

@@ -14,14 +14,17 @@
     { name: "bus_gbps", title: "bus bandwidth", unit: "GB/s" }, { name: "samples", title: "samples" },
     { name: "status", title: "status" }, { name: "quality", title: "quality" },
     { name: "verdict", title: "verdict" }, { name: "roofline", title: "roofline share", unit: "%" },
-    { name: "lost_us", title: "time lost", unit: "µs" }, { name: "implementation", title: "implementation" },
+    { name: "lost_us", title: "time lost", unit: "µs" }, { name: "launches", title: "launches" }, { name: "implementation", title: "implementation" },
+    { name: "origin", title: "source" }, { name: "device", title: "device" },
   ];
   const DETAILS = { reason: "reason", composed: "composition of operators", run_id: "run", cache: "cache", instrument: "instrument",
-    median_us: "median duration", std_us: "standard deviation", machines: "machines", machine_spread: "spread of the machines" };
+    median_us: "median duration", std_us: "standard deviation", machines: "machines", machine_spread: "spread of the machines",
+    time_us: "time of all launches" };
   const FILTERS = [
     { name: "dtype", title: "dtype" }, { name: "format", title: "format" }, { name: "status", title: "status" },
     { name: "quality", title: "quality" }, { name: "verdict", title: "verdict" },
-    { name: "composed", title: "composition of operators" }, { name: "implementation", title: "implementation" }, { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
+    { name: "composed", title: "composition of operators" }, { name: "implementation", title: "implementation" },
+    { name: "origin", title: "source" }, { name: "device", title: "device" }, { name: "cache", title: "cache" }, { name: "instrument", title: "instrument" },
   ];
   /* Other columns of numbers are sizes. */
   const NO_SIZES = new Set([...ROW_COLUMNS.map((each) => each.name), ...Object.keys(DETAILS)]);
@@ -72,8 +75,8 @@
   // The overview.
 
   function sums(database, what) {
-    const counts = {};
-    for (const type of database.kernel_types) for (const [word, count] of Object.entries(type[what])) counts[word] = (counts[word] || 0) + count;
+    const counts = new Map();
+    for (const type of database.kernel_types) for (const [word, count] of Object.entries(type[what])) counts.set(word, (counts.get(word) || 0) + count);
     return counts;
   }
 
@@ -104,13 +107,14 @@
   }
 
   const factsOf = (each) => facts([
-    ["database", each.path], ["device", Object.entries(each.devices).map(([name, runs]) => `${name} (${t("runs")}: ${number(runs)})`).join("; ") || each.device],
-    ["runs", number(each.runs)],
+    ["database", each.path], ["device", each.device],
+    ["durations", each.durations.map(([origin, device, by, rows]) => `${number(rows)} ${t(origin)}: ${[device || t("unknown"), by].filter(Boolean).join(", ")}`).join("; ")],
+    ["runs", [number(each.runs), Object.entries(each.devices).map(([name, runs]) => `${name} (${number(runs)})`).join("; ")].filter(Boolean).join(": ")],
     ["newest run", each.last_run_at ? new Date(each.last_run_at * 1000).toISOString().slice(0, 10) : ""],
     ["quality", counted(sums(each, "quality"))], ["status", counted(sums(each, "status"))], ["cache", counted(sums(each, "cache"))],
     ["instrument", counted(sums(each, "instrument"))], ["shipped", each.shipped],
     ["peaks", each.gbps ? `${number(each.gbps)} GB/s; ${Object.entries(each.tera_ops).map(([name, rate]) => `${name} ${number(rate)}`).join(", ")} (10¹²/s)` : t("not known")],
-    ["rows by number of machines", Object.entries(sums(each, "machines")).map(([machines, rows]) => `${machines}: ${number(rows)}`).join(", ")],
+    ["rows by number of machines", [...sums(each, "machines")].map(([machines, rows]) => `${machines}: ${number(rows)}`).join(", ")],
   ]);
 
   const coverage = ({ rows, timed }) => {
@@ -179,6 +183,7 @@
     return [
       h("h1", {}, name),
       h("p", { class: "faint" }, `${t("rows")}: ${number(type.rows)}; ${t("with a duration")}: ${number(type.timed)}; ${counted(type.status)}`),
+      h("p", { class: "faint" }, ["origin", "device"].map((each) => counted(new Map(columns.counts(each)))).filter(Boolean).join("; ")),
       detail, plots, section("table", table.element),
     ];
   }
@@ -225,20 +230,22 @@
   function diagnosisPage(overview, state) {
     const { diagnosis } = overview;
     if (!diagnosis) return [h("h1", {}, t("there is no such page"))];
-    const sum = diagnosis.verdicts.reduce((us, each) => us + each.duration_us, 0);
     const titles = ["verdict", "rows", "share of the time", "what to do first"].map((title, i) => ({ title, number: i === 1 || i === 2 }));
-    const lines = diagnosis.verdicts.map((each) => [t(each.verdict), number(each.rows), `${(each.duration_us / sum * 100).toFixed(1)} %`, t(each.what)]);
+    const lines = diagnosis.verdicts.map((each) => [t(each.verdict), number(each.rows), `${(each.duration_us / diagnosis.time_us * 100).toFixed(1)} %`, t(each.what)]);
     const columns = new opatlas.Columns(diagnosis.table), link = (row) => rowLink(columns.get("kernel_type", row), columns.get("id", row), columns.get("implementation", row));
     const shown = [{ name: "id", title: "row", long: true, link }, { name: "kernel_type", title: "kernel type" }, { name: "verdict", title: "verdict" },
-      { name: "duration_us", title: "duration", unit: "µs" }, { name: "roofline", title: "roofline share", unit: "%" }, { name: "lost_us", title: "time lost", unit: "µs" },
-      { name: "implementation", title: "implementation" }];
+      { name: "duration_us", title: "duration", unit: "µs" }, { name: "launches", title: "launches" }, { name: "time_us", title: "time of all launches", unit: "µs" },
+      { name: "roofline", title: "roofline share", unit: "%" }, { name: "lost_us", title: "time lost", unit: "µs" },
+      { name: "implementation", title: "implementation" }, { name: "origin", title: "source" }, { name: "device", title: "device" }];
     const table = new opatlas.Table({ columns, shown, searched: ["id", "kernel_type"], state, changed: () => keep(state),
-      filters: ["verdict", "kernel_type", "implementation"].map((each) => ({ name: each, title: shown.find((own) => own.name === each).title })) });
+      filters: ["verdict", "kernel_type", "implementation", "origin", "device"].map((each) => ({ name: each, title: shown.find((own) => own.name === each).title })) });
     tables = [table];
     return [
       h("h1", {}, t("diagnosis")),
-      section("verdicts", smallTable(titles, lines)),
-      section("the most time lost", h("p", { class: "faint" }, `${t("time lost: duration × (1 − roofline share), of rows whose work and peaks are known")}: ${number(diagnosis.known)}`), table.element),
+      lines.length ? section("verdicts", smallTable(titles, lines)) : null,
+      section("the most time lost", h("p", { class: "faint" }, t("ranked by the time lost; rows without known work or peaks by their whole time")),
+        h("p", { class: "faint" }, `${t("time lost: duration × (1 − roofline share), of rows whose work and peaks are known")}: ${number(diagnosis.known)}; ${
+          t("rows whose launches captures count")}: ${number(diagnosis.counted)}`), table.element),
     ];
   }
 
@@ -315,7 +322,7 @@
       const [low, high] = rangeOf(columns.length, x), lines = [];
       // Dtypes with the same peak share a line.
       const levels = new Map();
-      for (const [word] of columns.counts("dtype")) if (peaks[word]) levels.set(peaks[word], [...(levels.get(peaks[word]) || []), word]);
+      for (const [word] of columns.counts("dtype")) if (Object.hasOwn(peaks, word)) levels.set(peaks[word], [...(levels.get(peaks[word]) || []), word]);
       const top = Math.max(0, ...levels.keys());
       const slope = gbps && gbps / 1e3;
       if (slope) {
@@ -399,6 +406,15 @@
     return [];
   }
 
+  /** Returns what a part of the address says; the part itself if it is none that a page wrote. */
+  function decoded(text) {
+    try {
+      return decodeURIComponent(text);
+    } catch (error) {
+      return text;
+    }
+  }
+
   let latest = 0;
   async function show() {
     const own = ++latest;
@@ -406,7 +422,7 @@
     const overview = await opatlas.load("overview");
     const [path, query] = location.hash.split(/\?(.*)/s);
     const [, kind = "", ...rest] = path.replace(/^#/, "").split("/");
-    const name = decodeURIComponent(rest.join("/")), state = new URLSearchParams(query || "");
+    const name = decoded(rest.join("/")), state = new URLSearchParams(query || "");
     address = location.hash;
     learnVerdicts(overview);
     header(overview, path || "#/");

@@ -4,12 +4,12 @@
   const { element: h, number, t } = opatlas;
 
   /* Titles of sizes. Other columns of numbers are sizes, too, under their own names. */
-  const SIZES = {
+  const SIZES = Object.assign(Object.create(null), {
     message_bytes: "bytes of the message", num_devices: "devices", topology_tier: "tier", batch: "batch", m: "M", n: "N", k: "K", groups: "groups",
     sequences: "sequences", queries: "queries", keys: "keys", pairs: "pairs", heads: "heads", kv_heads: "KV heads",
     head_size: "head size", pages: "pages", bytes: "bytes",
-  };
-  const RATES = { duration_us: "duration (µs)", tflops: "arithmetic rate (10¹²/s)", gbps: "bandwidth (GB/s)", bus_gbps: "bus bandwidth (GB/s)" };
+  });
+  const RATES = Object.assign(Object.create(null), { duration_us: "duration (µs)", tflops: "arithmetic rate (10¹²/s)", gbps: "bandwidth (GB/s)", bus_gbps: "bus bandwidth (GB/s)" });
   const titleOf = (name) => {
     const [, word, unit] = /^(.*?)( \(.*\))?$/.exec(RATES[name] || SIZES[name] || name);
     return t(word) + (unit || "");
@@ -28,7 +28,8 @@
 
   const facts = (pairs) => h("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)
     .flatMap(([name, value]) => [h("dt", {}, t(name)), h("dd", {}, value)]));
-  const counted = (counts) => Object.entries(counts).sort((one, other) => other[1] - one[1])
+  /* Counts by word: an object of a file, or a Map of sums over words of a database. */
+  const counted = (counts) => (counts instanceof Map ? [...counts] : Object.entries(counts)).sort((one, other) => other[1] - one[1])
     .map(([word, count]) => `${t(word || "never run")} ${number(count)}`).join(", ");
   const section = (title, ...children) => h("section", {}, h("h2", {}, t(title)), ...children);
 

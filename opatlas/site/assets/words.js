@@ -2,7 +2,8 @@
 /* The words of the pages, and those that a database has for qualities, statuses and caches. English words are keys. */
 const opatlas = {};
 
-opatlas.chinese = {
+/* Words of a database are looked up here: without a prototype, whose members would be found as well. */
+opatlas.chinese = Object.assign(Object.create(null), {
   "OpAtlas": "OpAtlas", "skip to the contents": "跳到正文", "overview": "概览", "implementations": "实现对比",
   "comparison": "数据库对比", "collectives": "集合通信", "models": "模型开销", "theme": "主题", "light": "浅色",
   "dark": "深色", "as the system": "跟随系统", "language": "语言",
@@ -31,7 +32,7 @@ opatlas.chinese = {
   "part": "部分", "calls": "次数", "each": "每次", "share": "占比", "how known": "依据",
   "90 % interval": "90 % 区间", "sum": "总和", "tokens/s": "token/s",
   "sum: one kernel after another, no gaps between launches, nothing overlaps": "总和：算子逐个执行，下发之间没有间隙，没有重叠", "by kernel type": "按算子类型",
-  "without what is missing": "不含缺失部分", "of the sum is that of compositions of operators": "的总和来自算子组合",
+  "without what is missing": "不含缺失部分", "with differences": "与原模型的差异", "of the sum is that of compositions of operators": "的总和来自算子组合",
   "of the sum may be that of compositions: the rows do not tell": "的总和可能来自算子组合：行中未说明",
   "loading": "正在载入", "there is no such page": "没有这个页面", "no row has this name": "没有叫这个名字的行",
   "groups": "组数", "composition of operators": "算子组合", "yes": "是", "no": "否", "not told": "未说明", "machines": "机器数",
@@ -55,7 +56,10 @@ opatlas.chinese = {
   "collective outside of the four supported": "不受支持的集合通信", "type that cannot be fused": "不可融合的类型",
   "OP State dynamic": "动态算子 (OP State)", "boundary of steps": "步边界",
   "above roofline": "高于 Roofline", "unknown": "未知", "ascending": "升序", "descending": "降序",
-};
+  "durations": "耗时来源", "captured": "采集", "replayed": "回放", "launches": "启动次数", "time of all launches": "全部启动的时间",
+  "ranked by the time lost; rows without known work or peaks by their whole time": "按损失时间排序；工作量或峰值未知的行按全部时间计",
+  "rows whose launches captures count": "由采集数据给出启动次数的行",
+});
 
 /** Reads and keeps a setting of the reader; a browser may refuse to keep any for files. */
 opatlas.setting = function (name, value) {
