@@ -142,7 +142,6 @@ def test_an_event_of_more_than_an_hour_is_left_out_by_name(flatten, tmp_path):
     status, rows, _, err = flatten([event(), event(dur=18446744073709551.615)])
     assert (status, len(rows)) == (1, 1)
     assert f"{tmp_path / 'trace_view.json'}: event 2: " in err
-    assert "18446744073709551.6" in err
 
 
 def test_events_that_should_be_rows(flatten, tmp_path):
