@@ -280,7 +280,7 @@ class TableWriter:
             if not duration:
                 self._reject(number, "a complete event without dur")
             elif not _is_duration(duration):
-                self._reject(number, f"dur is {duration!r}, not a number of microseconds, 0 or more")
+                self._reject(number, f"dur is {duration!r}, not a number of microseconds from 0 to an hour")
             else:
                 try:
                     cells = self._cells(event, duration)

@@ -284,7 +284,7 @@ def _means_with_outliers(database: CheckedDatabase, table: CheckedTable) -> list
 MEANS = Check(
     "means",
     "means that may have outliers",
-    "use MicroBench Median Duration(us); opatlas history DB --restore csvs computes means of kept samples anew",
+    "use MicroBench Median Duration(us); where samples are kept, opatlas history DB --restore csvs computes means anew",
     check_table=_means_with_outliers,
     advisory=True,
 )

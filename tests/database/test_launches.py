@@ -60,6 +60,15 @@ def test_a_line_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     assert numbers_in(second.removeprefix(f"{path}:4: ")) == (9, 16)
 
 
+def test_a_launch_of_more_than_an_hour_is_left_out_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", line("1.0", "18446744073709551.615"), line("2.0", "2.5"))
+    read = read_launches(path)
+    assert [launch.duration_us for launch in read.launches] == [2.5]
+    (problem,) = read.problems
+    assert problem.startswith(f"{path}:2: ")
+    assert "18446744073709551.615" in problem
+
+
 def test_without_start_times_there_is_no_order(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text(HEADER.replace("Task Start Time(us)", "Something") + "\n")

@@ -138,6 +138,12 @@ def test_whole_traces_of_any_form(flatten, packed):
     assert (status, len(rows), err) == (0, 3, "")
 
 
+def test_an_event_of_more_than_an_hour_is_left_out_by_name(flatten, tmp_path):
+    status, rows, _, err = flatten([event(), event(dur=18446744073709551.615)])
+    assert (status, len(rows)) == (1, 1)
+    assert f"{tmp_path / 'trace_view.json'}: event 2: " in err
+
+
 def test_events_that_should_be_rows(flatten, tmp_path):
     events = [event(dur=None), event(dur="long"), event(dur=-1), 17, event(), *[event(dur="inf")] * 100]
     status, rows, _, err = flatten(events)
