@@ -23,12 +23,13 @@ from stand_in_npus import StandInNpus
 
 #: Cells and values whose numbers differ each time, and those that hold sentences, which are free to be worded anew.
 _MEASURED = re.compile(
-    r"^(Average Duration|MicroBench (Median|Min|Max|Std)|Span Median|Set-up|Pooled|Max Error|Max Relative|Host |Quality)"
+    r"^((Average )?Duration|MicroBench (Median|Min|Max|Std|Rank)|Span Median|Set-up|Pooled|Max |Host |Quality|Checked"
+    r"|Baseline|Speed|(bus_)?bandwidth)"
 )
 _SENTENCE = re.compile(r"reason|note|message|text|remedy|headline|detail|log|advice|problem|warning|summary", re.I)
 #: Names of machines, versions and files of code, which differ between machines.
 _MACHINE = re.compile(r"version|python|torch|host|machine|commit|path|folder|started|finished|date|cores|threads|digest", re.I)
-_RUN = re.compile(r"\b\d{8}T\d{6}-[0-9a-f]{6}\b")
+_RUN = re.compile(r"\b(ingest-)?\d{8}T\d{6}Z?-[0-9a-f]{6}\b")
 _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?")
 _SIGNIFICANT = 3
