@@ -17,7 +17,7 @@ from opatlas.plugins import options, theory
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 139
+MOST_OPTIONS = 140
 #: `pytest bench/`, with those of collectives; and any other command.
 MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 37, 9
 #: Options that are another thing for another command, and what tells.

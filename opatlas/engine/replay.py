@@ -28,6 +28,7 @@ from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayEr
 from opatlas.model.location import public_version
 from opatlas.model.record import Execution
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.model.slots import known_dtype
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
 _MEMORY_FACTOR = 2.0
@@ -208,6 +209,10 @@ class Replay:
             return None
         computed, dtype = found[0].dtype, self._row.output_dtype()
         if computed == dtype or (_is_integer(computed) and _is_integer(dtype)) or not _is_number(computed, dtype):
+            return None
+        real = {slot.dtype for slot in self._row.input_slots if (known := known_dtype(slot.dtype)) and known.is_float}
+        if computed.is_floating_point and real == {self._row.output_slots[0].dtype}:
+            # Nothing casts a kernel's result to the dtype that all its inputs have: the call is wrong.
             return None
         cast = f"output 0 of {self._row.kernel_type} is {computed} from {name}, and a Cast to {dtype} fused into it"
         if dtype not in REAL:

@@ -46,6 +46,7 @@ class RowJudge:
                 # Told where the kernel type is shown.
                 continue
             durations.update(zip(stored.captured, stored.devices, replayed_by(stored), strict=True))
+            durations.update((each.captured, each.device, "") for each in stored.left_out.values())
             if not is_communication(kernel_type):
                 self._shortest_us = min([self._shortest_us, *stored.duration_us.tolist()])
         self.durations = [(_ORIGINS[captured], *others, rows) for (captured, *others), rows in durations.most_common()]

@@ -24,6 +24,7 @@ from opatlas.model.signature import make_case_id, signatures
 from opatlas.model.slots import dtype_name, known_dtype
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
+from opatlas.query.stored_rows import source_word
 from opatlas.query.typed_rows import row_sizes, typed_rows
 from opatlas.site.columns import number_column, word_column
 from opatlas.site.diagnosis import RowJudge
@@ -81,6 +82,8 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judg
         if not line:
             line = row_sizes(kernel_type, {str(name): str(cell) for name, cell in frame.iloc[position].items()})
             line.pop("operations", None)
+        if (other := stored.left_out.get(signature)) is not None:
+            line |= {"origin": source_word(other), "device": other.device}
         line |= {"id": row, **{name: own[position] for name, own in cells.items()}}
         line.setdefault("implementation", stored.label)
         lines[row] = _shown(kernel_type, line)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from replaying import assert_mistake_is_caught, assert_wrong, replay_row
+from opatlas.bench.implementations import torch as impl
+from replaying import assert_mistake_is_caught, assert_refused, assert_wrong, replay_row
 
 import opatlas.engine.replay
-from opatlas.model.schema import Status
+from opatlas.model.schema import OUTPUT_DTYPES, Status
 
 MUL = "3,1,1,128; | FLOAT;FLOAT | NCHW;NCHW -> 3,1,1,128 | FLOAT16 | NCHW"
 
@@ -17,6 +18,7 @@ MUL = "3,1,1,128; | FLOAT;FLOAT | NCHW;NCHW -> 3,1,1,128 | FLOAT16 | NCHW"
         ("Mul", MUL, ("float32", "float16")),
         ("Add", "8,64;64 | FLOAT;FLOAT -> 8,64 | BF16", ("float32", "bfloat16")),
         ("Add", "8,64;64 | BF16;BF16 -> 8,64 | FLOAT", ("bfloat16", "float32")),
+        ("Add", "8,64;64 | FLOAT;BF16 -> 8,64 | BF16", ("float32", "bfloat16")),
         ("Add", "4;4 | INT32;INT32 -> 4 | FLOAT16", ("int32", "float16")),
         ("Equal", "4;4 | FLOAT;FLOAT -> 4 | FLOAT16", ("bool", "float16")),
         ("Relu", "4 | FLOAT -> 4 | BF16", ("float32", "bfloat16")),
@@ -56,6 +58,11 @@ def test_a_wrong_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert_wrong("Mul", MUL)
     assert_wrong("Add", "8,64;64 | BF16;BF16 -> 8,64 | FLOAT")
+
+
+def test_a_call_that_returns_another_dtype_than_all_tensors_have_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(impl, "mul", lambda x, y: (x * y).half())
+    assert_refused("Mul", "3,4;4 | FLOAT;FLOAT -> 3,4 | FLOAT", OUTPUT_DTYPES)
 
 
 @pytest.mark.parametrize(

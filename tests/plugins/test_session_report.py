@@ -33,6 +33,7 @@ def test_assuming(row, replay):
 CHANGING = (
     (r"\d{8}T\d{6}-[0-9a-f]{6}", "RUN"),
     (r"_\d{8}_\d{6}[-_\d]*", "_TIME"),
+    (r"/torch/torch[\w.+-]+", "/torch/VERSION"),
     (r" in [\d.]+ s \([^)]*\)", " in N s (N rows/s)"),
     (r" in [\d.]+ s$", " in N s"),
     (r" *[\d,]+(?:\.\d+)? us\b", " N us"),
@@ -87,7 +88,8 @@ def test_the_wording_of_sessions(sessions: Sessions, golden: Callable[[str, str]
     told = []
 
     def run(*options: str, **environment: str) -> None:
-        done = sessions.run_in_process("--tb=no", "-rN", *options, COLUMNS="", **environment)
+        mixed = () if "--read-only" in options else ("--mixed",)
+        done = sessions.run_in_process("--tb=no", "-rN", *mixed, *options, COLUMNS="", **environment)
         command = " ".join(("$ pytest", *options))
         told.append(f"{command}\n{own_lines(done.output)}\nexit status {done.code}\n")
 

@@ -79,7 +79,7 @@ def test_no_tables_without_durations_or_with_q(sessions: Sessions, options: tupl
 def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "2.5"}])
     sessions.write("Moody", [row(Mood.REFUSE)])
-    sessions.run_in_process("--junitxml=report.xml", measure=THRICE)
+    sessions.run_in_process("--junitxml=report.xml", "--mixed", measure=THRICE)
     (suite,) = ElementTree.parse(sessions.folder / "report.xml").iter("testsuite")
     assert suite.get("name", "").startswith("opatlas ")
     about = {each.get("name"): each.get("value") for each in suite.findall("properties/property")}

@@ -204,7 +204,7 @@ def test_a_site_says_whose_each_duration_is(device: str, tmp_path: Path) -> None
     assert database["device"] == named_device
     assert sorted(database["durations"]) == [
         ["captured", named_device, "", 2],
-        ["replayed", "AMD_EPYC", "torch 2.13.0", 1],
+        ["replayed", "AMD_EPYC", "", 1],
     ]
     ranking = overview["diagnosis"]["table"]["columns"]
     assert ranking["kernel_type"]["words"] == ["Small", "Large"]
