@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 import warm_python
-from sessions import ROOT, Sessions, row, write_table
+from sessions import QUICKLY, ROOT, Sessions, row, write_table
 from stand_in_npus import StandInNpus
 
 #: Cells and values whose numbers differ each time, and those that hold sentences, which are free to be worded anew.
@@ -28,7 +28,9 @@ _MEASURED = re.compile(
 )
 _SENTENCE = re.compile(r"reason|note|message|text|remedy|headline|detail|log|advice|problem|warning|summary", re.I)
 #: Names of machines, versions and files of code, which differ between machines.
-_MACHINE = re.compile(r"version|python|torch|host|machine|commit|path|folder|started|finished|date|cores|threads|digest", re.I)
+_MACHINE = re.compile(
+    r"version|python|torch|host|machine|commit|path|folder|started|finished|date|cores|threads|digest", re.I
+)
 _RUN = re.compile(r"\b(ingest-)?\d{8}T\d{6}Z?-[0-9a-f]{6}\b")
 _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?")
@@ -47,6 +49,7 @@ class Step(msgspec.Struct, forbid_unknown_fields=True):
         environment: further variables.
         npus: the stand-in NPUs of a session of toys; 0: the CPU.
         kill_after: kills the session of toys with SIGKILL when so many records are on disk.
+        alone: whether a program runs in a new Python, and not in a fork of one that has imported torch.
         prints_json: whether the command prints JSON.
     """
 
@@ -58,6 +61,7 @@ class Step(msgspec.Struct, forbid_unknown_fields=True):
     environment: dict[str, str] = {}
     npus: int = 0
     kill_after: int | None = None
+    alone: bool = False
     prints_json: bool = False
 
 
@@ -71,6 +75,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True):
         exact: whether the numbers are the same each time: nothing is measured.
         tables: the CSVs that are compared, as patterns.
         files: further files that have to exist, as patterns.
+        any_run: whether it is chance which run has a duration.
         slow: whether the session runs with `make test-slow` only.
     """
 
@@ -81,6 +86,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True):
     exact: bool = False
     tables: list[str] = msgspec.field(default_factory=lambda: ["database/*.csv", "database/pruned/*.csv"])
     files: list[str] = []
+    any_run: bool = False
     slow: bool = False
 
 
@@ -149,7 +155,8 @@ class Acceptance:
         if step.npus:
             running = StandInNpus(self.sessions).start(*options, npus=step.npus, **step.environment)
         else:
-            running = self.sessions.start(*options, **step.environment)
+            measure = () if any(word.startswith("--prof-path") for word in options) else QUICKLY
+            running = self.sessions.start(*options, measure=measure, **step.environment)
         if step.kill_after is not None:
             most = step.kill_after
             running.wait_until(lambda: self._records(left) >= most)
@@ -171,7 +178,8 @@ class Acceptance:
         environment = {**outside, "TMPDIR": str(self.sessions.temporary), "XDG_DATA_HOME": str(home / "data-home")}
         if step.own is None:
             environment["PYTHONPATH"] = str(ROOT)
-        process = warm_python.Popen(
+        popen = subprocess.Popen if step.alone else warm_python.Popen
+        process = popen(
             [sys.executable, *map(self._filled, words)],
             cwd=cwd,
             env={**environment, **step.environment},
@@ -216,7 +224,7 @@ class Acceptance:
 
     def _run_name(self, match: re.Match[str]) -> str:
         """Runs by the order in which they are found; which row a killed run had is chance."""
-        if self._is_killed:
+        if self._is_killed or self.plan.any_run:
             return "<run>"
         return self._runs.setdefault(match[0], f"<run {len(self._runs) + 1}>")
 

@@ -22,9 +22,7 @@ def _cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("folder", list(_cases()))
-def test_what_comes_out_is_what_was_promised(
-    folder: Path, sessions: Sessions, request: pytest.FixtureRequest
-) -> None:
+def test_what_comes_out_is_what_was_promised(folder: Path, sessions: Sessions, request: pytest.FixtureRequest) -> None:
     plan = read_plan(folder)
     for source in (*(HERE / "inputs" / name for name in plan.inputs), folder / "input"):
         if source.is_dir():
