@@ -35,6 +35,8 @@ _RUN = re.compile(r"\b(ingest-)?\d{8}T\d{6}Z?-[0-9a-f]{6}\b")
 _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?")
 _SIGNIFICANT = 3
+#: Sessions measure on the CPU, or on stand-ins, on machines with GPUs too.
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class Step(msgspec.Struct, forbid_unknown_fields=True):
@@ -153,10 +155,10 @@ class Acceptance:
         options = [self._filled(word) for word in options]
         left = set(self._journals())
         if step.npus:
-            running = StandInNpus(self.sessions).start(*options, npus=step.npus, **step.environment)
+            running = StandInNpus(self.sessions).start(*options, npus=step.npus, **_NO_GPU, **step.environment)
         else:
             measure = () if any(word.startswith("--prof-path") for word in options) else QUICKLY
-            running = self.sessions.start(*options, measure=measure, **step.environment)
+            running = self.sessions.start(*options, measure=measure, **_NO_GPU, **step.environment)
         if step.kill_after is not None:
             most = step.kill_after
             running.wait_until(lambda: self._records(left) >= most)
@@ -175,7 +177,12 @@ class Acceptance:
     def _run_python(self, words: Sequence[str], step: Step, cwd: Path) -> tuple[int, str, str]:
         home = self.sessions.folder
         outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
-        environment = {**outside, "TMPDIR": str(self.sessions.temporary), "XDG_DATA_HOME": str(home / "data-home")}
+        environment = {
+            **outside,
+            **_NO_GPU,
+            "TMPDIR": str(self.sessions.temporary),
+            "XDG_DATA_HOME": str(home / "data-home"),
+        }
         if step.own is None:
             environment["PYTHONPATH"] = str(ROOT)
         popen = subprocess.Popen if step.alone else warm_python.Popen
