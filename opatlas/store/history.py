@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -36,8 +37,9 @@ _SUFFIX = ".jsonl.gz"
 _REMEDY = "move it away, or restore it"
 REPLACED_SUFFIX = ".replaced"
 _EDITED_SUFFIX = ".edited"
-#: Larger contents are refused, so that a small file cannot fill the memory: 20 times the largest run that we know.
-_MOST_BYTES = 256 << 20
+#: Contents of more bytes than this, and than so many times the packed file, are refused: a small file cannot fill the
+#: memory. Packed records take a tenth to a fifth of their size.
+_MOST_BYTES, _MOST_TIMES = 256 << 20, 50
 _MOST_LINES = 1 << 20
 #: The compression level: half the time of level 6, and a tenth more space.
 _LEVEL = 4
@@ -221,15 +223,15 @@ def _read_lines(path: Path) -> Iterator[_RecordFields]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a history, with line ends. Raises DamagedHistory."""
-    left = _MOST_BYTES
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
+            most = left = max(_MOST_BYTES, _MOST_TIMES * os.fstat(packed.fileno()).st_size)
             for number in itertools.count(1):
                 # No longer line than the limit is read.
                 line = file.readline(left + 1)
                 left -= len(line)
                 if left < 0 or number > _MOST_LINES:
-                    what = f"{_MOST_BYTES:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
+                    what = f"{most:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
                     raise DamagedHistory(f"{path}: a history of more than {what}, which is too large: {_REMEDY}")
                 if number == 1:
                     journal.parse([line], path)
