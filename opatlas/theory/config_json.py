@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from opatlas.text import suggest
+from opatlas.theory.model_kinds import INDEXER, LINEAR, MODEL_KINDS, MOE_WIDTH, SLIDING, TEXT_OF
 from opatlas.theory.models import DeltaNet, Indexer, Latent, ModelFacts, RoutedExperts, TargetError, Weight, lm_head
+from opatlas.theory.quantization import read_quantization
 
 #: The model has no more layers, and no larger size.
 _MOST_LAYERS, _MOST = 10_000, 2**31
@@ -46,110 +47,7 @@ _MATTERS_NOT = frozenset(
         *("index_share_for_mtp_iteration", "attn_output_gate", "rope_local_base_freq"),
     }
 )
-#: Modules by these names are in no quantized product of a step.
-_NEVER_QUANTIZED = re.compile(
-    r"(lm_head|embed|norm|router|e_score|vision|visual|image|mm_|mtp|shared_expert_gate|in_proj_[ab]|conv1d|indexer"
-    r"|(^|[.*])gate(\.weight)?\$?$)"
-)
-
 _FULL = frozenset({"full_attention", "attention", "indexed_attention", "deepseek_sparse_attention"})
-_SLIDING, _LINEAR = "sliding_attention", "linear_attention"
-
-
-@dataclass(frozen=True)
-class ModelKind:
-    """How the configurations of a kind of model are read.
-
-    Attributes:
-        attention: multi-head latent attention, with or without an indexer, or queries that share keys.
-        width: the key with the features of an expert; "" without experts.
-        sparse: which layers have experts: all, those after the first dense ones, or each of some steps.
-        defaults: what transformers takes for keys that a file may leave out. Other keys are required.
-        head_norms: whether queries and keys are normalized, or the key that says so.
-        cycle: each layer of this number has full attention, if the file does not list the kinds of layers.
-        other: the kind of the other layers.
-        gated: whether the attention's output has a gate.
-        differs: what the calls leave out of each such model.
-    """
-
-    attention: Literal["shared", "latent", "indexed"] = "shared"
-    width: str = ""
-    sparse: Literal["all", "later", "steps"] = "all"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    head_norms: bool | str = False
-    cycle: int = 1
-    other: str = _SLIDING
-    gated: bool = False
-    differs: tuple[str, ...] = ()
-
-
-_MOE_WIDTH = "moe_intermediate_size"
-_DEEPSEEK_V3 = ModelKind("latent", _MOE_WIDTH, "later", {"first_k_dense_replace": 3, "n_shared_experts": 1})
-_NEXT = ModelKind(
-    head_norms=True,
-    gated=True,
-    cycle=4,
-    other=_LINEAR,
-    defaults={
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    },
-)
-#: Of Qwen: a window is in use only if the file says so, and in later layers.
-_NO_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
-_INDEXER = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
-#: The kinds of models by their `model_type`.
-MODEL_KINDS: Mapping[str, ModelKind] = {
-    "llama": ModelKind(defaults={"num_key_value_heads": None}),
-    "mistral": ModelKind(defaults={"sliding_window": 4096}),
-    "mixtral": ModelKind(width="intermediate_size"),
-    "qwen2": ModelKind(defaults=_NO_WINDOW, differs=("no biases of queries, keys and values",)),
-    "qwen3": ModelKind(head_norms=True, defaults={"head_dim": 128, **_NO_WINDOW}),
-    "qwen3_moe": ModelKind(width=_MOE_WIDTH, sparse="steps", head_norms=True, defaults=_NO_WINDOW),
-    "qwen3_next": replace(_NEXT, width=_MOE_WIDTH, sparse="steps"),
-    "qwen3_5_text": _NEXT,
-    "qwen3_5_moe_text": replace(_NEXT, width=_MOE_WIDTH),
-    "glm4_moe": ModelKind(
-        width=_MOE_WIDTH,
-        sparse="later",
-        head_norms="use_qk_norm",
-        defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "partial_rotary_factor": 0.5},
-    ),
-    "minimax_m2": ModelKind(
-        width="intermediate_size", head_norms="use_qk_norm", defaults={"head_dim": 128, "use_qk_norm": True}
-    ),
-    "gpt_oss": ModelKind(
-        width="intermediate_size",
-        cycle=2,
-        defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True},
-        differs=("no attention sinks", "no biases of experts and of the router"),
-    ),
-    "gemma3_text": ModelKind(
-        head_norms=True,
-        cycle=6,
-        defaults={"head_dim": 256, "sliding_window": 4096, "hidden_act": "gelu_pytorch_tanh"},
-        differs=("no norms after attention and feed-forward network",),
-    ),
-    "deepseek_v2": ModelKind("latent", _MOE_WIDTH, "later"),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
-    "deepseek_v32": replace(_DEEPSEEK_V3, attention="indexed", defaults={**_DEEPSEEK_V3.defaults, **_INDEXER}),
-    "glm_moe_dsa": replace(
-        _DEEPSEEK_V3, attention="indexed", defaults={**_DEEPSEEK_V3.defaults, **_INDEXER, "index_n_heads": 32}
-    ),
-}
-#: Models of several modalities whose `text_config` may lack a `model_type`.
-_TEXT_OF = {
-    "gemma3": "gemma3_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "kimi_k25": "kimi_k2",
-}
 
 
 def load_config_file(path: Path) -> ModelFacts:
@@ -204,7 +102,7 @@ class _Reader:
         model_type = self._text.get("model_type") or outer
         if not isinstance(model_type, str):
             self._refuse("no key 'model_type': give the config.json of a model")
-        model_type = _TEXT_OF.get(model_type, model_type)[:60]
+        model_type = TEXT_OF.get(model_type, model_type)[:60]
         if model_type not in MODEL_KINDS:
             self._refuse(
                 f"model_type {model_type!r} is not known{suggest(model_type, MODEL_KINDS)}: give a model of one of "
@@ -221,10 +119,10 @@ class _Reader:
             self._refuse(f"num_hidden_layers is {self._layers}: give at most {_MOST_LAYERS}")
         hidden, heads, vocab = (self._size(key) for key in ("hidden_size", "num_attention_heads", "vocab_size"))
         kinds = self._kinds_of_layers()
-        delta = self._delta_net(kinds.count(_LINEAR))
+        delta = self._delta_net(kinds.count(LINEAR))
         latent = None if family.attention == "shared" else self._latent()
         indexer = self._indexer() if family.attention == "indexed" else None
-        of_attention = self._layers - kinds.count(_LINEAR)
+        of_attention = self._layers - kinds.count(LINEAR)
         if latent is not None:
             kv_heads, head_dim = heads, latent.nope + latent.rope
             weights = _latent_weights(hidden, heads, latent, of_attention)
@@ -313,10 +211,10 @@ class _Reader:
             cycle = self._size("full_attention_interval", "sliding_window_pattern", otherwise=family.cycle)
             kinds = kinds or ["full_attention" if (i + 1) % cycle == 0 else family.other for i in range(self._layers)]
         first = self._size("max_window_layers", otherwise=0)
-        kinds = kinds or [_SLIDING if window and i >= first else "full_attention" for i in range(self._layers)]
-        if unknown := {*kinds} - _FULL - {family.other, _SLIDING}:
+        kinds = kinds or [SLIDING if window and i >= first else "full_attention" for i in range(self._layers)]
+        if unknown := {*kinds} - _FULL - {family.other, SLIDING}:
             self._refuse(f"layer_types has {min(unknown)[:60]!r}: no calls of such a layer are known")
-        sliding = kinds.count(_SLIDING)
+        sliding = kinds.count(SLIDING)
         if sliding and not window:
             self._refuse("layer_types has sliding_attention, and sliding_window has no size: give one")
         if sliding:
@@ -351,7 +249,7 @@ class _Reader:
         return Latent(q_lora, *sizes)
 
     def _indexer(self) -> Indexer:
-        heads, head_dim, top_k = (self._size(key) for key in _INDEXER)
+        heads, head_dim, top_k = (self._size(key) for key in INDEXER)
         kinds = self._list("indexer_types") or self._list("index_topk_pattern")
         freq, offset = self._size("index_topk_freq", otherwise=1), self._size("index_skip_topk_offset", otherwise=2)
         kinds = kinds or ["F" if max(i - offset + 1, 0) % freq == 0 else "S" for i in range(self._layers)]
@@ -365,7 +263,7 @@ class _Reader:
         if not family.width:
             return None, 0
         # Files state these also where no layer has such a network.
-        self._keys_read |= {"intermediate_size", *_TOP_KS, _MOE_WIDTH, "n_shared_experts"}
+        self._keys_read |= {"intermediate_size", *_TOP_KS, MOE_WIDTH, "n_shared_experts"}
         count = self._size(
             *_EXPERT_COUNTS, otherwise=0 if any(key in self._text for key in _EXPERT_COUNTS) else _REQUIRED
         )
@@ -402,7 +300,7 @@ class _Reader:
 
     def _delta_net(self, layers: int) -> DeltaNet | None:
         keys = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-        if self._family.other != _LINEAR:
+        if self._family.other != LINEAR:
             return None
         sizes = [self._size(key) for key in (*keys, "linear_conv_kernel_dim")]
         return DeltaNet(layers, *sizes) if layers else None
@@ -465,53 +363,10 @@ class _Reader:
                 found = {**found, **inner}
             if found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo"):
                 self._differs.append("a quantized cache is answered as BF16")
-            return _quantization(found)
+            return read_quantization(found)
         word = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), "bfloat16")
         dtype = {"bfloat16": "BF16", "float16": "FLOAT16"}.get(str(word).removeprefix("torch."), "")
         return dtype, "" if dtype else f"{str(word)[:60]} weights"
-
-
-def _quantization(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the dtype of a step with such weights, "" if no row has it, and how the weights are stored."""
-    method = str(found.get("quant_method") or "").lower()
-    algorithm = str(found.get("quant_algo") or "").upper()
-    dtype, stored = "", f"weights by quant_method {method[:60]!r}"
-    if method == "fp8":
-        blocks = found.get("weight_block_size")
-        in_blocks = f" in blocks of {'x'.join(map(str, blocks))}" if isinstance(blocks, list) else ""
-        is_other = str(found.get("fmt") or "e4m3").lower() not in ("e4m3", "e4m3fn", "float8_e4m3fn")
-        dtype, stored = "" if is_other else "FLOAT8_E4M3FN", f"FP8 weights{in_blocks}"
-    elif method == "mxfp4":
-        return "", "MXFP4 experts"
-    elif method.startswith("modelopt"):
-        dtype, stored = "FLOAT8_E4M3FN" if algorithm == "FP8" else "", f"{algorithm[:60] or method} weights"
-    elif method in ("awq", "gptq"):
-        stored = f"INT{found.get('bits', 4)} weights ({method})"
-    elif method == "compressed-tensors":
-        dtype, stored = _compressed(found)
-    kept = [found.get(key) or () for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
-    if any(not _NEVER_QUANTIZED.search(str(name)) for names in kept if isinstance(names, list) for name in names):
-        stored += " (not in all layers)"
-    return dtype, stored
-
-
-def _compressed(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Reads the groups of layers of compressed-tensors."""
-    groups = found.get("config_groups")
-    kinds: list[tuple[str, bool]] = []
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights, inputs = (
-            group.get(key) if isinstance(group, dict) else None for key in ("weights", "input_activations")
-        )
-        if isinstance(weights, dict):
-            bits, kind = weights.get("num_bits"), weights.get("type", "int")
-            size = weights.get("group_size")
-            in_groups = f" in groups of {size}" if isinstance(size, int) and size > 0 else ""
-            same = isinstance(inputs, dict) and (inputs.get("num_bits"), inputs.get("type", "int")) == (bits, kind)
-            kinds.append((f"{'FP' if kind == 'float' else 'INT'}{bits} weights{in_groups}", same))
-    dtypes = {"FP8 weights": "FLOAT8_E4M3FN", "INT8 weights": "INT8"}
-    dtype = dtypes.get(kinds[0][0], "") if len({*kinds}) == 1 and kinds[0][1] else ""
-    return dtype, " and ".join(dict.fromkeys(name for name, _ in kinds)) or "weights of compressed-tensors"
 
 
 def _feed_forward(hidden: int, width: int, layers: int, prefix: str = "") -> Iterator[Weight]:

@@ -21,8 +21,8 @@ from opatlas.shapes.models import (
 
 from opatlas.cli.main import main
 from opatlas.errors import UsageError
-from opatlas.theory.config_json import MODEL_KINDS
 from opatlas.theory.model_calls import ModelCall, model_calls, step_dtype
+from opatlas.theory.model_kinds import MODEL_KINDS
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
 
