@@ -1,4 +1,4 @@
-"""Options of the command line: readers of values, the sessions that take an option, and removed options.
+"""Options of the command line: readers of values, and the sessions that take an option.
 
 A reader of values, for `type=` of an option, raises argparse.ArgumentTypeError for any other text.
 """
@@ -230,25 +230,6 @@ class Option:
 def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **argparse_arguments: Any) -> Option:
     """Returns an option, declared as for argparse: `declare("--seed", Scope.THEORY, type=int, default=0)`."""
     return Option(name, scope, argparse_arguments, aliases)
-
-
-class _RemovedOption(argparse.Action):
-    """Refuses a removed option, and names its successor."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        raise argparse.ArgumentError(self, f"this option was removed: use {self.metavar}")
-
-
-def removed(name: str, successor: str) -> Option:
-    """Returns a hidden option that is refused wherever it is given, with its successor as the remedy."""
-    hidden = {"nargs": "?", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    return Option(name, Scope.ANY, {"action": _RemovedOption, "metavar": successor, **hidden})
 
 
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:

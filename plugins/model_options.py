@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.generation.settings import KernelLanguage
-from opatlas.options import Scope, declare, removed
+from opatlas.options import Scope, declare
 
 if TYPE_CHECKING:
     from opatlas.generation.models_file import ModelsFile
@@ -27,21 +27,6 @@ OPTIONS = (
         help="YAML file of models that write the candidates for --tasks, each measured as an implementation of its "
         "name: their endpoints, prices, language, attempts (default: no model writes any)",
     ),
-)
-_KEY_OF_REMOVED = {
-    "--endpoint": "endpoint",
-    "--api-key-variable": "api_key_variable",
-    "--answers": "answers",
-    "--attempts": "attempts",
-    "--max-tokens": "max_tokens",
-    "--cost-limit": "cost_limit",
-    "--prices": "in, out or request",
-    "--language": "language",
-}
-#: Removed options, with their successors.
-REMOVED = tuple(
-    removed(name, f"--models FILE, a YAML file with the key {key} (docs/generation.md)")
-    for name, key in _KEY_OF_REMOVED.items()
 )
 
 

@@ -15,7 +15,7 @@ from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S, add_node_options
 from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
-from opatlas.model.versions import CANN, TORCH, VLLM, Versions, versions_option
+from opatlas.model.versions import Versions
 from opatlas.options import (
     Option,
     Scope,
@@ -25,7 +25,6 @@ from opatlas.options import (
     given,
     names,
     positive,
-    removed,
     reset,
     share,
     versions,
@@ -34,7 +33,6 @@ from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
 from .model_options import OPTIONS as MODELS
-from .model_options import REMOVED as REMOVED_MODELS
 from .selection import Shard
 from .where import parse_where
 
@@ -260,18 +258,6 @@ MEASURING = (
 )
 #: The original's name of -x.
 FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
-#: Removed options, with their successors.
-REMOVED = (
-    *(removed(f"--{each.field}-version", versions_option([each])) for each in (VLLM, TORCH, CANN)),
-    removed("--data-dir", "--database-path DIR"),
-    removed("--op", "--ops"),
-    removed("--kernel-list", "--ops"),
-    removed("--status", "--where 'status in (failed, oom)'; a row that was never run has the status none"),
-    removed("--retry-failed", "pytest's --runxfail"),
-    removed("--threads", "`taskset -c 0-3 opatlas bench`: torch has a thread for each core that the process may use"),
-    removed("--msprof-rows", "--where, --ops or --shard for fewer rows; a profiling session has up to 200"),
-    *REMOVED_MODELS,
-)
 #: All options of a session of replays, those of groups and of collectives included.
 OPTIONS = (*DATABASE, *ROWS, *MODELS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
 
@@ -304,7 +290,7 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *REMOVED))
+    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST))
     add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), (*ROWS, *MODELS))
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
     add_node_options(parser)

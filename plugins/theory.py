@@ -20,7 +20,7 @@ from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
 from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
-from opatlas.options import Scope, add_all, at_least, declare, names, positive, removed
+from opatlas.options import Scope, add_all, at_least, declare, names, positive
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
@@ -134,14 +134,12 @@ OPTIONS = (
         "in 10^9 bytes (default: %(default)g)",
     ),
 )
-#: Removed options, with their successors.
-REMOVED = (removed("--plan-only", "--read-only"),)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(
         parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"),
-        (*OPTIONS, *REMOVED),
+        OPTIONS,
     )
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -140,22 +139,6 @@ def test_an_unknown_command_is_an_error() -> None:
     assert done.returncode == 2
     assert re.search(r"'benhc' .*\bbench\b", done.stderr)
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", command.SUCCESSORS)
-def test_a_former_command_names_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([name, "a", "--b"]) == 2
-    assert command.SUCCESSORS[name] in capsys.readouterr().err
-
-
-def test_the_successors_of_former_commands_are_there() -> None:
-    for successor in command.SUCCESSORS.values():
-        program, *words = successor.split()
-        if program == "opatlas":
-            taken = command.parser_of(command.COMMANDS[words[0]].module, words[0])._option_string_actions
-            assert {word for word in words if word.startswith("--")} <= set(taken)
-        else:
-            assert find_spec(words[-1]) is not None
 
 
 def test_no_command_asks_for_the_help() -> None:

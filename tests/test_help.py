@@ -119,40 +119,14 @@ def test_an_option_without_an_effect_is_refused(arguments: tuple[str, ...], refu
     [
         (["--target-models", ","], "--target-models: ','"),
         (["--ops="], "--ops: ''"),
-        (["--plan-only"], "--read-only"),
-        (["--status", "failed"], "--where"),
-        (["--threads=4"], "taskset"),
-        (["--join-timeout", "9"], "--case-timeout"),
-        (["--torch-version=2.9.0"], "--versions"),
     ],
 )
-def test_a_value_that_is_none_and_an_option_that_has_left_are_refused(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_is_none_is_refused(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         pytest_parser().parse_args(arguments)
     message = capsys.readouterr().err
     assert arguments[0].partition("=")[0] in message
     assert named in message
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "successor"),
-    [
-        ("models", "--csv", "--json"),
-        ("plot", "--peak-gbps", "--peaks"),
-        ("superkernel", "--log", "grep"),
-        ("superkernel", "--results", "numpy.array_equal"),
-    ],
-)
-def test_an_option_that_a_command_no_longer_has_names_its_successor(
-    command: str, option: str, successor: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        command_parsers()[command].parse_args(["WHAT", option, "value"])
-    message = capsys.readouterr().err
-    assert option in message
-    assert successor in message
 
 
 def test_fail_fast_is_another_name_of_x() -> None:

@@ -79,7 +79,7 @@ class CalibrationDuration:
         cells: its cells.
         median_us: the median of the runs, or of the samples of one run, in microseconds.
         half_width: half of the 90 % interval for another machine of the same type, as a share of the duration.
-        is_judged: whether the row tells if it is a composition; those of an older OpAtlas may not.
+        is_judged: whether the row tells if it is a composition; one without Quality may not.
     """
 
     row: CalibrationRow

@@ -190,7 +190,7 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
 
 @dataclass(frozen=True)
 class UnexplainedRow:
-    """A row with captured durations that no samples explain: an older OpAtlas or another tool wrote them.
+    """A row with captured durations that no samples explain: another tool wrote them.
 
     Attributes:
         signature: the signature of the case that belongs to the row.

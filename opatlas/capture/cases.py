@@ -32,7 +32,7 @@ from opatlas.capture.manifest import (
     samples_path,
 )
 from opatlas.errors import TableError
-from opatlas.model.quality import LONGEST_US, Summary, summarize
+from opatlas.model.quality import Summary, summarize
 from opatlas.progress import Progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, ingest_paths
@@ -247,8 +247,7 @@ class _IngestPart:
         self.run_id = run_id
         self.cells = line.cells
         self.sources = line.sources
-        # An older OpAtlas stored the durations of wrapped counters.
-        self.durations_us = array("d", [us for us in line.durations_us if us <= LONGEST_US])
+        self.durations_us = array("d", line.durations_us)
         self._names = _same(tuple(line.counters))
         self._sums = array("d", [total for total, _ in line.counters.values()])
         self._counts = array("q", [count for _, count in line.counters.values()])

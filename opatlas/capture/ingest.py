@@ -333,7 +333,7 @@ def _refusal(database: Database, rows: Sequence[UnexplainedRow]) -> str:
     )
     return (
         f"{database.path}: the captured durations of {pluralize(len(rows), 'row')} of {shown} have no samples in "
-        f"{database.runs_dir}, so no samples can be added (an older OpAtlas or another tool wrote them; the first: "
+        f"{database.runs_dir}, so no samples can be added (another tool wrote them; the first: "
         f"{example}). Nothing was ingested: use --replace to replace them; the old cells are kept beside the new "
         f"samples"
     )

@@ -22,6 +22,7 @@ from msgspec import Meta
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.model.location import public_version
+from opatlas.model.quality import LONGEST_US
 from opatlas.model.schema import is_file_name
 from opatlas.model.signature import signature
 from opatlas.store.csv_files import write_atomically, write_text
@@ -213,7 +214,7 @@ _COMPRESSION = 3
 _RESTORE = "restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
 #: Enough for a hundred million launches of one signature.
 _LINE_BYTES = 1 << 30
-_Microseconds = Annotated[float, Meta(gt=0, lt=1e18)]
+_Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
 _Count = Annotated[int, Meta(ge=0)]
 
 

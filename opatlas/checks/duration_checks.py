@@ -255,7 +255,7 @@ NOISY = Check(
 
 
 def _means_with_outliers(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
-    """Finds replayed means that may have outliers: no samples are kept, or an older OpAtlas took the mean of all.
+    """Finds replayed means that may have outliers: no samples are kept, or they have another mean.
 
     A mean without samples that is within NOISE_LIMIT of its median passes.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +12,6 @@ from typing import Any, get_args
 import msgspec
 
 from opatlas.model.named_databases import named_folder
-from opatlas.options import removed
 from opatlas.store.csv_files import write_text
 from opatlas.text import parse_whole, show
 from opatlas.theory.model_calls import Phase
@@ -50,13 +49,6 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="FILE",
         help=f"also write {what} as JSON; - for the terminal, and nothing else there (default: not written)",
     )
-
-
-def add_removed(parser: argparse.ArgumentParser, successors: Mapping[str, str]) -> None:
-    """Adds removed options, which are refused with their successors."""
-    for name, successor in successors.items():
-        former = removed(name, successor)
-        parser.add_argument(former.name, **former.argparse_arguments)
 
 
 _STEP_SIZES = ("tp", "ep", "batch", "context")

@@ -14,7 +14,7 @@ from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
-from opatlas.cli.arguments import add_database, add_json, add_removed, is_terminal, write_or_print_json
+from opatlas.cli.arguments import add_database, add_json, is_terminal, write_or_print_json
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 
@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another database: rows of the same case with another duration are findings (default: no comparison)",
     )
     add_json(parser, "all findings")
-    add_removed(parser, {"--all": "pytest's -vv"})
 
 
 def run(arguments: argparse.Namespace, for_pytest: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.compare.databases import ComparedDatabase, implementations_of
 from opatlas.compare.export import csv_text, json_value
@@ -90,7 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text; markdown for a pull request; csv with a line for each row and database (default: %(default)s)",
     )
     add_json(parser, "everything that is known of each row")
-    add_removed(parser, {"--output": "> FILE, or --json FILE"})
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.cli.kernel_template import sample_rows
 from opatlas.diagnosis.changes import change_lines, changes_json, compare_diagnoses, kernel_change_lines
 from opatlas.diagnosis.diagnosis import Diagnosis, RankedKernel, diagnose
@@ -84,8 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --models: folder that gets the answers as candidates, which --implementation DIR measures (default: "
         "none)",
     )
-    successor = "--models FILE, which names models and their endpoints (docs/generation.md)"
-    add_removed(parser, dict.fromkeys(("--endpoint", "--model", "--api-key-variable"), successor))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from opatlas.cli.arguments import add_json, add_removed, teller, write_or_print_json
+from opatlas.cli.arguments import add_json, teller, write_or_print_json
 from opatlas.devices.device import KINDS
 from opatlas.doctor.ascend import signs_of_ascend
 from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
@@ -69,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce (default: off)",
     )
     add_json(parser, "all findings with their facts")
-    add_removed(parser, {f"--{device.backend}": "--group" for device in KINDS.values()})
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.cli.arguments import add_database, add_json, add_removed, add_rows, write_or_print_json
+from opatlas.cli.arguments import add_database, add_json, add_rows, write_or_print_json
 from opatlas.combine.rebuild import rebuild
 from opatlas.errors import UsageError
 from opatlas.model.named_databases import expect_database
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --restore csvs: print what would change, and write nothing (default: the CSVs change)",
     )
-    add_removed(parser, {"--rebuild": "--restore csvs", "--unprune": "--restore pruned"})
 
 
 def run(arguments: argparse.Namespace) -> int:

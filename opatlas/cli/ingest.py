@@ -25,12 +25,12 @@ from opatlas.capture.summary import (
     unmatched_entries,
     write_unmatched,
 )
-from opatlas.cli.arguments import add_json, add_removed, teller, write_or_print_json
+from opatlas.cli.arguments import add_json, teller, write_or_print_json
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
-from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
+from opatlas.model.versions import Versions, detect
 from opatlas.options import add_database_path, at_least, versions
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock
@@ -101,7 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the installed ones)",
     )
     add_json(parser, "the counts, and the durations that changed,")
-    add_removed(parser, {f"--{each.field}-version": versions_option([each]) for each in (VLLM, TORCH, CANN)})
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -73,19 +73,6 @@ COMMANDS = {
     ),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }
-#: Removed commands and their successors.
-SUCCESSORS = {
-    "fill-runtime": "opatlas ingest --attention-records",
-    "kernels": "opatlas show --kernels",
-    "merge": "opatlas combine",
-    "plot-comm": "opatlas plot --kind collectives",
-    "plot-products": "opatlas plot --kind products",
-    "probe-dispatch-ffn-combine": "python -m opatlas.cli.probe_dispatch_ffn_combine",
-    "rebuild": "opatlas history DB --restore csvs",
-    "trace-to-csv": "python -m opatlas.cli.trace_to_csv",
-    "unprune": "opatlas history DB --restore pruned",
-    "validate-comm": "opatlas check",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,8 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    if name in SUCCESSORS:
-        raise UsageError(f"the command {name!r} was removed: use `{SUCCESSORS[name]}`")
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}{suggest(name, COMMANDS)}: opatlas --help lists them")
     command = COMMANDS[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.experiment.outcomes import read_experiment
 from opatlas.experiment.report import as_json, make_report
 from opatlas.experiment.text import text_lines
@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model of strategy A (default: for each task the model that is best at the other tasks)",
     )
     add_json(parser, "all tables, and the outcome of each task,")
-    add_removed(parser, {"--csv": "--json FILE, which has the same tables"})
 
 
 def run(arguments: argparse.Namespace) -> int:

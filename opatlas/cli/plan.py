@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from opatlas.cli.arguments import StepArgument, add_json, add_removed, read_step_argument, write_or_print_json
+from opatlas.cli.arguments import StepArgument, add_json, read_step_argument, write_or_print_json
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import INPUT_SHAPES
 from opatlas.progress import Progress
@@ -47,13 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the rows, and add nothing (default: the CSVs get them)"
     )
     add_json(parser, "the rows and the expected errors")
-    add_removed(
-        parser,
-        {
-            "--model": "--step MODEL",
-            **{f"--{name}": f"--step MODEL,{name}=..." for name in ("tp", "ep", "batch", "context", "phase", "dtype")},
-        },
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from opatlas.cli.arguments import add_removed
 from opatlas.combine.row_devices import are_one_device, database_device
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.installation import require_extra
@@ -104,7 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="peaks of the device: memory in 10^9 bytes/s, and dtypes in 10^12 operations/s, such as memory:1600 "
         "BF16:353.9 (default: from its data sheet, if known)",
     )
-    add_removed(parser, {"--peak-gbps": "--peaks memory:G", "--peak-tops": "--peaks DTYPE:T"})
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from opatlas.cli.arguments import add_json, add_removed, write_or_print_json
+from opatlas.cli.arguments import add_json, write_or_print_json
 from opatlas.errors import UsageError
 from opatlas.options import real
 from opatlas.superkernel.advice import ScopeAdvice, advise
@@ -72,13 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="OTHER",
         help="captures without SuperKernels: compare CAPTURE, which has them (default: find scopes in CAPTURE)",
-    )
-    add_removed(
-        parser,
-        {
-            "--results": "numpy.array_equal(OLD, NEW, equal_nan=True) of the results in OLD and NEW",
-            "--log": "grep -e super_kernel_scope -e te_superkernel PLOG, which must find no error",
-        },
     )
     add_json(parser, "everything that is found")
 

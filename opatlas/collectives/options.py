@@ -34,7 +34,6 @@ from opatlas.options import (
     declare,
     items_of,
     one_of,
-    removed,
 )
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import suggest
@@ -111,15 +110,6 @@ OPTIONS = (
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
     ),
 )
-#: Removed options, with their successors.
-REMOVED = (
-    removed("--comm-ops", "--ops all_reduce,all_gather"),
-    removed("--comm-strict", "--strict"),
-    removed("--bench-mode", "--instrument: cuda-events or npu-events for 'event', none for 'kernel'"),
-    removed("--do-run", "no option, since messages run; --co only lists them"),
-    removed("--output-dir", "--database-path DIR"),
-    removed("--output-csv", "--database-path DIR, which holds a file for each collective"),
-)
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup(
         "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
     )
-    add_all(group, (*OPTIONS, *REMOVED))
+    add_all(group, OPTIONS)
 
 
 def are_named(config: pytest.Config) -> bool:

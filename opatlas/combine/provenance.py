@@ -284,7 +284,7 @@ class Provenance:
         for what, theirs, ours in (
             (CACHE, stored.cache, planned.cache),
             (INSTRUMENT, stored.instrument, planned.instrument),
-            # A row of an older OpAtlas names no implementation.
+            # A row that names none is torch's.
             (IMPLEMENTATION, parse_implementation(stored.implementation)[0] or TORCH.name, planned.implementation),
         ):
             if theirs and ours and theirs != ours:

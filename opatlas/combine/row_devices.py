@@ -1,7 +1,7 @@
 """The device of a database, and of each of its durations.
 
 A replay is of the device that the manifest of its run names, a captured duration of that of its ingest. One device
-answers for a database. Rows of an older OpAtlas may have replays of another device beside captured durations.
+answers for a database. Its rows may have replays of other devices, too.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import EP_SIZE
-from opatlas.options import Scope, add_all, at_least, declare, removed
+from opatlas.options import Scope, add_all, at_least, declare
 from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
@@ -37,21 +37,11 @@ OPTIONS = (
     ),
 )
 
-#: Removed options, with their successors.
-REMOVED = (
-    *(
-        removed(f"{prefix}{name}", f"--{name}")
-        for prefix in ("--ep-", "--dispatch-ffn-combine-")
-        for name in ("nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port")
-    ),
-    removed("--dispatch-ffn-combine-ep-size", "--ep-size"),
-)
-
 
 def add_options(parser: pytest.Parser) -> None:
     """Adds the options of expert-parallel groups to those of `pytest bench/`."""
     group = parser.getgroup("expert-parallel", "Expert parallelism: kernels that several devices run together")
-    add_all(group, (*OPTIONS, *REMOVED))
+    add_all(group, OPTIONS)
 
 
 def ep_group(options: Any, ranks: int, buffer_bytes: int) -> GroupSpec:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from opatlas.options import Scope, add_all, at_least, between, declare, removed
+from opatlas.options import Scope, add_all, at_least, between, declare
 
 if TYPE_CHECKING:
     import pytest
@@ -167,13 +167,11 @@ NODE_OPTIONS = (
         help="port of node 0, needed with several nodes (default: a free port)",
     ),
 )
-#: Removed options, with their successors.
-REMOVED = (removed("--join-timeout", "--case-timeout SECONDS: a group may take as long to start"),)
 
 
 def add_node_options(parser: pytest.Parser) -> None:
     """Adds NODE_OPTIONS to the help of pytest."""
-    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), (*NODE_OPTIONS, *REMOVED))
+    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), NODE_OPTIONS)
 
 
 def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:

@@ -154,7 +154,7 @@ def is_noisy(quality: Quality | None, noise: float | None) -> bool:
     """Returns whether the samples of a row need a warning.
 
     Args:
-        quality: the quality of the row; None for a row of an older OpAtlas, for which the noise decides.
+        quality: the quality of the row; None for a row without it, for which the noise decides.
         noise: standard deviation of the samples as a share of their mean; None or NaN if unknown.
     """
     if quality is not None:
@@ -166,8 +166,7 @@ def is_composition(quality: str, stand_in: str) -> bool:
     """Returns whether a replayed duration is that of a composition, and no estimate of the kernel's own.
 
     Args:
-        quality, stand_in: the cells of Quality and Stand-In. A row of an older OpAtlas has only Stand-In, or neither:
-            then the row does not tell.
+        quality, stand_in: the cells of Quality and Stand-In. A row with neither does not tell.
     """
     return bool(stand_in.strip()) or Quality.from_cell(quality) is Quality.COMPOSITION
 

@@ -251,7 +251,7 @@ class Record:
             if problem:
                 raise DecodeError(place, problem)
         _intern_words(record)
-        # An older OpAtlas may have computed another signature.
+        # The cells say which row it is; a signature beside them is not trusted.
         _set(record, "signature", signature(record.kernel_type, record.cells))
         return record
 

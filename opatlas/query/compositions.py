@@ -22,8 +22,8 @@ NOT_TOLD = "the rows do not tell whether a composition of operators ran"
 def composition_of(kernel_type: str, row: Mapping[str, str]) -> bool | None:
     """Returns whether the replayed duration of a row is that of a composition; None if the row does not tell.
 
-    Rows of an older OpAtlas have neither Quality nor Stand-In. Such a row of torch on a GPU or CPU tells only if one
-    device kernel ran, or if the kernel type is that of an operator of torch.
+    Rows of another tool, and of some databases that ship, have neither Quality nor Stand-In. Such a row of torch on a
+    GPU or CPU tells only if one device kernel ran, or if the kernel type is that of an operator of torch.
     """
     quality, stand_in = row.get(QUALITY, "").strip(), row.get(STAND_IN, "").strip()
     if quality or stand_in:

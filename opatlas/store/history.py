@@ -201,10 +201,7 @@ class _RecordFields:
     measurement: _MeasurementFields | None = None
 
     def rows(self) -> Iterator[RowName]:
-        """Yields the requested row, and the launched row if it differs.
-
-        Signatures are computed anew: an older OpAtlas may have stored another one.
-        """
+        """Yields the requested row, and the launched row if it differs.  Signatures are computed from the cells."""
         yield RowName(self.kernel_type, signature(self.kernel_type, self.cells))
         ran_as = self.measurement.ran_as if self.measurement is not None else None
         if ran_as is not None:

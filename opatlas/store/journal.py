@@ -34,8 +34,6 @@ from opatlas.store.update_mode import UpdateMode
 from opatlas.typed_json import DecodeError, decode, json_line
 
 VERSION = 3
-#: Version 1 lacks crashes_in_a_row, version 2 lacks ran_as.
-_READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
 _LARGEST_BYTES = 1 << 30
 #: What may stand around the text of a line: after a power failure a line may be padded with zeros.
@@ -319,10 +317,9 @@ def _header(text: bytes) -> tuple[JournalHeader | None, str]:
         return None, f"not the header of a journal: {error.problem}"
     if header.update_mode not in {mode.value for mode in UpdateMode}:
         return None, f"not the header of a journal: update_mode {header.update_mode!r}"
-    if header.version in _READABLE_VERSIONS:
+    if header.version == VERSION:
         return header, ""
-    known = ", ".join(map(str, _READABLE_VERSIONS))
-    why_not = f"journal version {header.version}, this OpAtlas reads {known}: unknown records are skipped"
+    why_not = f"journal version {header.version}, this OpAtlas reads {VERSION}: unknown records are skipped"
     return replace(header, prune=False), why_not
 
 

@@ -159,13 +159,10 @@ def _run_from_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) ->
 
 
 def _is_same(run: RowRun, other: RowRun) -> bool:
-    """Returns whether two entries are the same duration; a CSV has four decimals.
-
-    An older OpAtlas stored the mean of all samples, outliers included, so medians are compared where there are any.
-    """
-    if run.median is None or other.median is None or run.run_id != other.run_id:
+    """Returns whether two entries are the same duration; a CSV has four decimals."""
+    if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
         return False
-    return abs(run.median - other.median) < 1e-4
+    return abs(run.duration_us - other.duration_us) < 1e-4
 
 
 def _with_manifest(run: RowRun, manifests: Mapping[str, Manifest]) -> RowRun:

@@ -193,11 +193,6 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
         (["--bytes-grid", "0"], "'0': give a whole number from 1 on"),
         (["--bytes-grid", "1k"], "'1k': give a whole number from 1 on"),
         (["--topology-tier", "3"], "--topology-tier: '3'"),
-        (["--bench-mode", "event"], "--bench-mode: this option was removed: use --instrument"),
-        (["--output-dir=DIR"], "--output-dir: this option was removed: use --database-path DIR"),
-        (["--output-csv", "all_reduce.csv"], "use --database-path DIR"),
-        (["--comm-ops", "all_reduce", "all_gather"], "use --ops all_reduce,all_gather"),
-        (["--comm-strict"], "--comm-strict: this option was removed: use --strict"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys) -> None:

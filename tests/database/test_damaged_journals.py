@@ -144,19 +144,6 @@ def test_records_without_a_header_neither_add_rows_nor_prune_any(database: Datab
     assert found.statuses == {str(record(1).status): 1}
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_journals_of_earlier_versions_are_read(database: Database, version: int) -> None:
-    values = record(1, 10.0).to_json()
-    values.pop("crashes_in_a_row", None)
-    header = json.dumps({"run_id": "run-1", "update_mode": "all", "prune": False, "version": version})
-    path = database.journal_dir / "run-1.jsonl"
-    path.parent.mkdir()
-    path.write_text(f"{header}\n{json.dumps(values)}\n")
-    (found,) = recover(database, own_run="")
-    assert (found.statuses, found.problems, found.incomplete) == ({"measured": 1}, (), False)
-    assert not path.exists()
-
-
 NOT_JOURNALS = {"empty": b"", "zeros": bytes(4096), "text": b"something else\nof two lines\n", "cut": b'{"run_id":"ru'}
 
 

@@ -138,14 +138,6 @@ class TestRecords:
         with pytest.raises(OpAtlasError):
             history.file_path(database, run)
 
-    def test_older_journals_are_kept_as_records_of_today(self, database: Database) -> None:
-        header = {**asdict(JournalHeader("run-1", "all", prune=False)), "version": 1}
-        path = database.journal_dir / "run-1.jsonl"
-        database.journal_dir.mkdir()
-        path.write_bytes(journal.line(header) + journal.line(record(1, 1.0).to_json()))
-        recover(database, own_run="")
-        assert history.read(database, "run-1").header.version == journal.VERSION
-
     @pytest.mark.parametrize("command", ["history DB Abs", "combine new DB", "regressions DB"])
     @pytest.mark.parametrize("line", [b"{}\n", b"\n", b" " * 999], ids=["records", "lines", "one line"])
     def test_a_small_file_does_not_fill_the_memory(

@@ -14,7 +14,6 @@ from opatlas.options import (
     items_of,
     one_of,
     positive,
-    removed,
     versions,
 )
 
@@ -96,15 +95,3 @@ def test_what_is_no_version_is_refused_with_the_right_spelling(text: str, named:
     with pytest.raises(argparse.ArgumentTypeError) as refused:
         versions(text)
     assert named in str(refused.value)
-
-
-def test_an_option_that_has_left_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    former = removed("--former", "--latter VALUE")
-    parser.add_argument(former.name, **former.argparse_arguments)
-    assert vars(parser.parse_args([])) == {}
-    assert "--former" not in parser.format_help()
-    for arguments in (["--former"], ["--former=3"], ["--former", "3"]):
-        with pytest.raises(SystemExit):
-            parser.parse_args(arguments)
-        assert "use --latter VALUE" in capsys.readouterr().err

@@ -230,7 +230,7 @@ def beside(sessions: Sessions, kernel_type: str = "Toy") -> dict[int, dict[str, 
 
 @pytest.fixture
 def captured(sessions: Sessions) -> Sessions:
-    """A database with a captured row, and one that was also replayed here by an older OpAtlas."""
+    """A database with a captured row, and one that was also replayed here."""
     sessions.write("Toy", [{**row(n), CAPTURED: "7.5", AVERAGE: us} for n, us in ((4, ""), (5, "9.0"))])
     return sessions
 

@@ -25,7 +25,7 @@ OWN = {"Type": "MyOwnKernel", "Duration(us)": "3.8"}
 
 
 def replay_of(folder: Path, device: str, *, us: float = REPLAYED_US, run: str = RUN) -> None:
-    """A replay of all rows but those of MyOwnKernel, as an older OpAtlas wrote it beside captured durations."""
+    """A replay of all rows but those of MyOwnKernel, beside captured durations."""
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0, "statuses": {"measured": 1}}

@@ -156,7 +156,7 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
 
 
 def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
-    """Returns whether samples are noisy: by quality, or by standard deviation in rows of an older OpAtlas."""
+    """Returns whether samples are noisy: by quality, or by standard deviation in rows without it."""
     std, average = valid_duration(std_us), valid_duration(average_us)
     return is_noisy(Quality.from_cell(quality), std / average if std and average else None)
 
