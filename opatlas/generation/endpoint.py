@@ -8,8 +8,8 @@ import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
@@ -36,12 +36,10 @@ class EndpointError(OpAtlasError):
 
     Attributes:
         status: the HTTP status of the last reply; None without a reply.
-        attempts: the number of requests that were sent.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, attempts: int = 1) -> None:
+    def __init__(self, message: str, *, status: int | None = None) -> None:
         self.status = status
-        self.attempts = attempts
         super().__init__(message)
 
 
@@ -207,31 +205,31 @@ class Endpoint:
         Raises:
             EndpointError: the server refuses the request, does not speak the protocol, or exceeds the limits.
         """
-        key, start, limits = self._key(), self._clock(), self.limits
-        left_s = limits.total_s
+        key, limits, start = self._key(), self.limits, self._clock()
+        end = start + limits.total_s
         for attempt in range(1, limits.attempts + 1):
             try:
-                answer = self._post(request.body, key, start, attempt, min(limits.read_s, left_s))
+                answer = self._post(request.body, key, end)
+            except EndpointError as error:
+                raise EndpointError(_without(key, str(error)), status=error.status) from None
             except _Retryable as error:
-                wait_s = 2.0 ** (attempt - 1) if error.wait_s is None else error.wait_s
-                left_s = limits.total_s - (self._clock() - start)
-                is_too_long = wait_s >= min(left_s, limits.wait_s)
+                reason, wait_s = _without(key, error.reason), error.wait_s
+                if wait_s is None:
+                    wait_s = 2.0 ** (attempt - 1)
+                is_too_long = wait_s >= min(end - self._clock(), limits.wait_s)
                 if attempt == limits.attempts or is_too_long:
-                    tried = f"{error.reason}, {attempt} times" if attempt > 1 else error.reason
+                    tried = f"{reason}, {attempt} times" if attempt > 1 else reason
                     asked = f", and asks to wait {wait_s:.0f} s" if is_too_long and error.wait_s else ""
                     later = "try again later" if error.status else "check that the server runs, or try again later"
-                    self._fail(f"{tried}{asked}", later, key, status=error.status, attempts=attempt)
+                    raise EndpointError(f"{self.url} {tried}{asked}: {later}", status=error.status) from None
                 if self._on_wait is not None:
-                    self._on_wait(_without(key, error.reason), wait_s)
+                    self._on_wait(reason, wait_s)
                 self._sleep(wait_s)
-                left_s -= wait_s
             else:
-                return ChatAnswer(
-                    answer.text, answer.finish_reason, answer.tokens_in, answer.tokens_out, self._clock() - start
-                )
+                return replace(answer, seconds=self._clock() - start)
         raise AssertionError("the last attempt returns or raises")
 
-    def _post(self, body: Mapping[str, Any], key: str, start: float, attempt: int, silence_s: float) -> ChatAnswer:
+    def _post(self, body: Mapping[str, Any], key: str, end: float) -> ChatAnswer:
         # Imported where it is needed: it takes as long as pytest's own start.
         import httpx2
         import openai
@@ -247,21 +245,23 @@ class Endpoint:
 
         def check(response: httpx2.Response) -> None:
             # Here, since the library reads the whole of an error, whatever its size.
-            if encoding := response.headers.get("Content-Encoding", "").replace("identity", ""):
-                problem = f"answered in the encoding {_quote(encoding)}, which was not asked for"
-                self._fail(problem, "check the address", key, status=response.status_code, attempts=attempt)
+            encoding = response.headers.get("Content-Encoding", "identity")
+            packed = "" if encoding == "identity" else f"in the encoding {_quote(encoding)}, which was not asked for"
             if response.status_code >= 300:
-                self._refused(response, self._read(response.iter_raw(), key, start, attempt), key, attempt)
+                raise self._refusal(response, packed or self._read(response.iter_raw(), key, end))
+            if packed:
+                raise self._error(f"answered {packed}", "check the address", response.status_code)
 
         http = openai.DefaultHttpxClient(
             event_hooks={"request": [prepare], "response": [check]}, follow_redirects=False
         )
+        silence_s = max(min(self.limits.read_s, end - self._clock()), 1e-3)
         address = self.url.removesuffix("/chat/completions")
         try:
             with openai.OpenAI(api_key=key or "none", base_url=address, max_retries=0, http_client=http) as client:
                 create: Any = client.chat.completions.with_streaming_response.create
                 with create(**body, timeout=silence_s) as response:
-                    return self._answer(self._read(response.iter_bytes(), key, start, attempt), key, attempt)
+                    return self._answer(self._read(response.iter_bytes(), key, end))
         except (openai.APIConnectionError, httpx2.RequestError, OSError) as error:
             cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
             if isinstance(cause, httpx2.TimeoutException):
@@ -269,21 +269,20 @@ class Endpoint:
             what = "cannot be reached" if isinstance(cause, httpx2.ConnectError) else "cut the connection"
             raise _Retryable(f"{what} ({_quote(str(cause)) or type(cause).__name__})") from None
 
-    def _read(self, parts: Iterable[bytes], key: str, start: float, attempt: int) -> bytes:
-        """Returns the body of a reply. Raises EndpointError if the body is too large or takes too long."""
+    def _read(self, parts: Iterable[bytes], key: str, end: float) -> str:
+        """Returns the body of a reply, without the key. Raises EndpointError if it is too large or takes too long."""
         body = bytearray()
         for part in parts:
             body += part
             if len(body) > self.limits.most_bytes:
                 problem = f"answered with more than {self.limits.most_bytes:,} bytes"
-                self._fail(problem, "check the address, and lower max_tokens", key, attempts=attempt)
-            if self._clock() - start > self.limits.total_s:
+                raise self._error(problem, "check the address, and lower max_tokens")
+            if self._clock() > end:
                 problem = f"was not done after {self.limits.total_s:g} s"
-                self._fail(problem, "use a faster model, or lower max_tokens", key, attempts=attempt)
-        return bytes(body)
+                raise self._error(problem, "use a faster model, or lower max_tokens")
+        return _without(key, body.decode("utf-8", "replace"))
 
-    def _answer(self, body: bytes, key: str, attempt: int) -> ChatAnswer:
-        text = _without(key, body.decode("utf-8", "replace"))
+    def _answer(self, text: str) -> ChatAnswer:
         start = text.lstrip()[:1]
         try:
             reply = decode(escape_lone_surrogates(text) or text, _ChatReply, "reply")
@@ -291,17 +290,12 @@ class Endpoint:
             if start == "{" and "truncated" in error.problem:
                 raise _Retryable("cut its answer") from None
             what = "HTML" if start == "<" else "something other than a chat completion"
-            self._fail(
-                f"answered with {what}: {_quote(text) or 'nothing'}",
-                "check the address: it is that of the API, not of a web page",
-                key,
-                status=200,
-                attempts=attempt,
-            )
+            remedy = "check the address: it is that of the API, not of a web page"
+            raise self._error(f"answered with {what}: {_quote(text) or 'nothing'}", remedy, 200) from None
         if reply.error:
-            self._fail(f"answered with an error: {_quote(str(reply.error))}", "see its message", key, attempts=attempt)
+            raise self._error(f"answered with an error: {_quote(str(reply.error))}", "see its message")
         if not reply.choices:
-            self._fail("answered without choices", "check the name of the model", key, status=200, attempts=attempt)
+            raise self._error("answered without choices", "check the name of the model", 200)
         choice, usage = reply.choices[0], reply.usage or _ReplyUsage()
         return ChatAnswer(
             choice.message.content or "",
@@ -310,13 +304,13 @@ class Endpoint:
             _counted(usage.completion_tokens),
         )
 
-    def _refused(self, response: httpx2.Response, body: bytes, key: str, attempt: int) -> NoReturn:
-        """Raises the meaning of a reply whose status is an error."""
-        status, quoted = response.status_code, _quote(_without(key, body.decode("utf-8", "replace")))
+    def _refusal(self, response: httpx2.Response, body: str) -> Exception:
+        """Returns the meaning of a reply whose status is an error."""
+        status, quoted = response.status_code, _quote(body)
         problem = f"answered HTTP {status} {printable(response.reason_phrase)}".rstrip()
         problem += f": {quoted}" if quoted else ""
         if status in _LATER:
-            raise _Retryable(problem, status=status, wait_s=_retry_after(response.headers.get("Retry-After", "")))
+            return _Retryable(problem, status=status, wait_s=_retry_after(response.headers.get("Retry-After", "")))
         named = (
             f"the variable {self._key_variable}" if self._key_variable else "the variable that api_key_variable names"
         )
@@ -329,8 +323,10 @@ class Endpoint:
         }
         remedy = remedies.get(status, "see its message")
         if status < 400:
-            remedy = f"it refers to {_quote(response.headers.get('Location', ''))}: name that address if you trust it"
-        self._fail(problem, remedy, key, status=status, attempts=attempt)
+            remedy = (
+                f"it refers to {printable(response.headers.get('Location', ''))}: name that address if you trust it"
+            )
+        return self._error(problem, remedy, status)
 
     def _key(self) -> str:
         """Returns the key; "" for a server without keys. Raises EndpointError without quoting it."""
@@ -345,9 +341,8 @@ class Endpoint:
             )
         return key
 
-    def _fail(self, problem: str, remedy: str, key: str, *, status: int | None = None, attempts: int) -> NoReturn:
-        message = _without(key, f"{self.url} {problem}: {remedy}")
-        raise EndpointError(message, status=status, attempts=attempts) from None
+    def _error(self, problem: str, remedy: str, status: int | None = None) -> EndpointError:
+        return EndpointError(f"{self.url} {problem}: {remedy}", status=status)
 
 
 def _completions_url(url: str) -> str:

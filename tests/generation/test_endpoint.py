@@ -111,14 +111,14 @@ def test_a_server_that_stays_silent_is_given_up(server: ChatServer) -> None:
     # The server is silent for longer than any test takes.
     with pytest.raises(EndpointError) as caught:
         waits.endpoint(server.url, limits=EndpointLimits(attempts=2, read_s=0.05)).ask(REQUEST)
-    assert (caught.value.status, caught.value.attempts, waits.slept) == (None, 2, [1.0])
+    assert (caught.value.status, len(waits.reasons) + 1, waits.slept) == (None, 2, [1.0])
 
 
 def test_a_silent_server_is_not_waited_for_beyond_the_limit_of_all_requests(server: ChatServer) -> None:
     server.faults = [Fault.SILENT]
     with pytest.raises(EndpointError) as caught:
         Waits().endpoint(server.url, limits=EndpointLimits(read_s=3, total_s=0.05)).ask(REQUEST)
-    assert (caught.value.attempts, "0.05 s" in str(caught.value)) == (1, True)
+    assert (len(server.bodies), "0.05 s" in str(caught.value)) == (1, True)
 
 
 @pytest.mark.parametrize(("asked", "sent"), [("3600", 1), ("1199", 1), ("-1", 3), ("soon", 3)])
@@ -127,8 +127,7 @@ def test_a_fault_that_lasts_ends_with_an_error(server: ChatServer, asked: str, s
     server.faults, server.retry_after = [Fault.TOO_MANY] * 9, asked
     with pytest.raises(EndpointError) as caught:
         Waits().endpoint(server.url, limits=EndpointLimits(attempts=3)).ask(REQUEST)
-    assert (caught.value.status, caught.value.attempts) == (429, sent)
-    assert len(server.bodies) == sent
+    assert (caught.value.status, len(server.bodies)) == (429, sent)
     assert "slow down" in str(caught.value)
 
 
@@ -160,7 +159,7 @@ def test_a_reply_that_will_not_change_is_an_error_at_once(server: ChatServer, fa
 
 
 def test_an_answer_that_takes_too_long_is_given_up(server: ChatServer) -> None:
-    ticks = count(0, 1_000)
+    ticks = count(0, 300)
     endpoint = Endpoint(server.url, limits=EndpointLimits(total_s=500), clock=lambda: float(next(ticks)))
     with pytest.raises(EndpointError) as caught:
         endpoint.ask(REQUEST)
@@ -219,7 +218,7 @@ def test_a_port_that_nobody_listens_to_is_an_error(server: ChatServer) -> None:
     waits = Waits()
     with pytest.raises(EndpointError) as caught:
         waits.endpoint(url, limits=EndpointLimits(attempts=2)).ask(REQUEST)
-    assert (caught.value.status, caught.value.attempts, waits.slept) == (None, 2, [1.0])
+    assert (caught.value.status, len(waits.reasons) + 1, waits.slept) == (None, 2, [1.0])
 
 
 @pytest.mark.parametrize(
