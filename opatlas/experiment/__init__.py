@@ -3,8 +3,8 @@
 attempts.py     the record of one attempt, and the file of attempts
 baselines.py    durations of the tasks' own models
 outcomes.py     what models achieved at tasks, from the attempts of one or more runs
-proportions.py  intervals and tests of pass rates
-tables.py       pass rates, errors, levels, verdicts, speed-ups, differences between runs
+proportions.py  intervals of pass rates
+tables.py       pass rates, errors, levels, verdicts, speed-ups
 strategies.py   strategies that choose a model for each task
 report.py       all tables together, as JSON and as CSVs
 text.py         all tables as text

@@ -135,12 +135,8 @@ class Experiment:
     def __post_init__(self) -> None:
         for run in self.runs:
             for (model, task), outcome in run.outcomes.items():
-                if self.counts(task):
+                if not self.chosen_sets or task.task_set in self.chosen_sets:
                     self.outcomes.setdefault(model, {})[task] = outcome
-
-    def counts(self, task: TaskName) -> bool:
-        """Returns whether the set of a task is among the chosen ones."""
-        return not self.chosen_sets or task.task_set in self.chosen_sets
 
     @cached_property
     def models(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Statistics of pass rates: Wilson's interval, McNemar's exact test, and the z-test of two proportions."""
+"""Pass rates with Wilson's interval."""
 
 from __future__ import annotations
 
@@ -27,42 +27,6 @@ def wilson_interval(passed: int, tasks: int, level: float = LEVEL) -> tuple[floa
     half = math.sqrt(z2 * (share * (1 - share) / tasks + z2 / (4 * tasks**2))) / (1 + z2 / tasks)
     # At the ends rounding would leave 1e-17 in place of the exact bound.
     return (centre - half if passed else 0.0), (centre + half if passed < tasks else 1.0)
-
-
-def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Returns the two-sided p-value of McNemar's exact test on equal tasks.
-
-    Args:
-        only_first, only_second: numbers of tasks that only the first, only the second passed.
-
-    Tasks that both or neither passed do not count. By chance each side passes half of the others: a binomial test.
-    """
-    differing = only_first + only_second
-    tail = sum(math.comb(differing, count) for count in range(min(only_first, only_second) + 1))
-    return float(min(1.0, 2 * tail / (1 << differing)))
-
-
-@dataclass(frozen=True)
-class TwoProportionTest:
-    """The z-test of two proportions of different tasks, with the pooled variance.
-
-    Attributes:
-        z: standard errors between the proportions; positive if the first is higher.
-        p: the two-sided p-value.
-    """
-
-    z: float
-    p: float
-
-
-def two_proportion_test(passed: int, tasks: int, other_passed: int, other_tasks: int) -> TwoProportionTest | None:
-    """Compares passed/tasks with other_passed/other_tasks; None if one has no tasks."""
-    if not tasks or not other_tasks:
-        return None
-    pooled = (passed + other_passed) / (tasks + other_tasks)
-    error = math.sqrt(pooled * (1 - pooled) * (1 / tasks + 1 / other_tasks))
-    z = (passed / tasks - other_passed / other_tasks) / error if error else 0.0
-    return TwoProportionTest(z, math.erfc(abs(z) / math.sqrt(2)))
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from opatlas.errors import UsageError
 from opatlas.experiment import tables
-from opatlas.experiment.outcomes import Experiment, TaskName, TaskOutcome
+from opatlas.experiment.outcomes import Experiment, TaskOutcome
 from opatlas.experiment.strategies import (
     Selection,
     Selector,
     StrategyResult,
-    strategy_differences,
     strategy_results,
 )
 from opatlas.text import suggest
@@ -29,10 +28,8 @@ class ExperimentReport:
         task_sets, complexities: figures of each model, by sets of tasks and by complexity.
         classes, groups: shares of errors.
         levels, verdicts, speed_ups: of all models and of each.
-        models: the model of the most passed tasks against each other one.
-        runs: runs of one model against each other.
         selection: the model to choose for each complexity.
-        strategies, strategy_pairs: results of strategies, and their differences.
+        strategies: results of strategies.
     """
 
     task_sets: Sequence[tables.ModelFigures]
@@ -42,11 +39,8 @@ class ExperimentReport:
     levels: Sequence[tables.LevelRate]
     verdicts: Sequence[tables.VerdictCounts]
     speed_ups: Sequence[tables.SpeedUps]
-    models: Sequence[tables.PassDifference]
-    runs: Sequence[tables.RunDifference]
     selection: Sequence[Selection]
     strategies: Sequence[StrategyResult]
-    strategy_pairs: Sequence[tables.PassDifference]
 
 
 def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
@@ -63,7 +57,6 @@ def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
             f"--baseline {baseline}: no attempt has this model{suggest(baseline, experiment.models)}: give one of "
             f"{', '.join(experiment.models)}"
         )
-    strategies = strategy_results(experiment, baseline)
     return ExperimentReport(
         tables.figures_by_task_set(experiment),
         tables.figures_by_complexity(experiment),
@@ -72,28 +65,19 @@ def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
         tables.level_rates(experiment),
         tables.verdict_counts(experiment),
         tables.speed_ups(experiment),
-        tables.model_differences(experiment),
-        tables.run_differences(experiment),
         Selector(experiment).table(),
-        strategies,
-        [*strategy_differences(strategies)],
+        strategy_results(experiment, baseline),
     )
 
 
 def as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
     """Returns the runs, all tables, and the outcome of each task."""
     return {
-        "folders": [
-            {**_plain(run, without=("outcomes",)), "path": str(run.path), "outcomes": len(run.outcomes)}
-            for run in experiment.runs
-        ],
+        "folders": [{**_plain(replace(run, outcomes={})), "outcomes": len(run.outcomes)} for run in experiment.runs],
         "tasks": len(experiment.tasks),
         "common_tasks": len(experiment.common_tasks),
         "mixed_complexities": experiment.mixed_complexities,
-        **{
-            field.name: [_plain(line, without=("passed_tasks",)) for line in getattr(report, field.name)]
-            for field in fields(report)
-        },
+        **{field.name: [_plain(line) for line in getattr(report, field.name)] for field in fields(report)},
         "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
     }
 
@@ -124,13 +108,10 @@ def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
     }
 
 
-def _plain(value: Any, without: Sequence[str] = ()) -> Any:
-    """Returns a value in the types of JSON; the fields of dataclasses without those named."""
+def _plain(value: Any) -> Any:
+    """Returns a value in the types of JSON."""
     if is_dataclass(value):
-        names = [field.name for field in fields(value) if field.name not in without]
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {f"{key:g}" if isinstance(key, float) else str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, TaskName):
-        return value._asdict()
     return str(value) if isinstance(value, (Enum, Path)) else value

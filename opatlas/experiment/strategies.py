@@ -7,15 +7,13 @@ outcomes from which its own model is chosen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import combinations
 from math import fsum
 
 from opatlas.experiment.outcomes import Experiment, TaskName, TaskOutcome
 from opatlas.experiment.proportions import PassRate, pass_rate, wilson_interval
-from opatlas.experiment.tables import PassDifference, pass_difference
 
 #: The confidence level of the interval whose lower bound decides.
 CHOICE_LEVEL = 0.8
@@ -27,7 +25,6 @@ class Strategy(str, Enum):
     BEST = "A"  # one model for all tasks: the named one, or that of the highest lower bound
     CHEAPEST = "B"  # the model with the lowest cost of a task
     TABLE = "C"  # for each complexity the model of the highest lower bound
-    CASCADE = "D"  # the cheapest model, then the best one if it fails
     ORACLE = "O"  # the cheapest model that passes, known in advance: the ceiling
 
     def __str__(self) -> str:
@@ -161,10 +158,9 @@ class StrategyResult:
         strategy: the strategy.
         in_sample: whether models were chosen from the same tasks: an upper bound, and no estimate.
         passed: the tasks that it passes.
-        models: the number of tasks by the model that the strategy tries first.
-        cost_usd, generation_s, run_s: of all attempts of all models that it tries.
+        models: the number of tasks by the chosen model.
+        cost_usd, generation_s, run_s: of all attempts of the chosen models.
         cost_per_pass_usd: None if no task passes.
-        passed_tasks: by task, whether it passes.
     """
 
     strategy: Strategy
@@ -175,7 +171,6 @@ class StrategyResult:
     cost_per_pass_usd: float | None
     generation_s: float
     run_s: float
-    passed_tasks: Mapping[TaskName, bool]
 
 
 def strategy_results(experiment: Experiment, baseline: str = "") -> list[StrategyResult]:
@@ -189,17 +184,9 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Strateg
     def best(task: TaskName) -> str:
         return baseline or selector.best(task)
 
-    def chosen(model_of: Callable[[TaskName], str]) -> Callable[[TaskName], list[TaskOutcome]]:
-        return lambda task: [experiment.outcomes[model_of(task)][task]]
-
-    def cascade(task: TaskName) -> list[TaskOutcome]:
-        cheap, strong = selector.cheapest(task), best(task)
-        first = experiment.outcomes[cheap][task]
-        return [first] if first.passed or cheap == strong else [first, experiment.outcomes[strong][task]]
-
-    def oracle(task: TaskName) -> list[TaskOutcome]:
+    def oracle(task: TaskName) -> str:
         outcomes = [experiment.outcomes[model][task] for model in experiment.models]
-        return [min(outcomes, key=lambda each: (not each.passed, _whole_cost(each), each.tokens))]
+        return min(outcomes, key=lambda each: (not each.passed, _whole_cost(each), each.tokens)).model
 
     def table(task: TaskName) -> str:
         return selector.best_for(experiment.complexities[task], task)
@@ -207,43 +194,27 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Strateg
     def table_in_sample(task: TaskName) -> str:
         return selector.best_for(experiment.complexities[task])
 
-    tasks = experiment.common_tasks
     return [
-        _result(Strategy.BEST, tasks, chosen(best)),
-        _result(Strategy.CHEAPEST, tasks, chosen(selector.cheapest)),
-        _result(Strategy.TABLE, tasks, chosen(table)),
-        _result(Strategy.TABLE, tasks, chosen(table_in_sample), in_sample=True),
-        _result(Strategy.CASCADE, tasks, cascade),
-        _result(Strategy.ORACLE, tasks, oracle),
+        _result(Strategy.BEST, experiment, best),
+        _result(Strategy.CHEAPEST, experiment, selector.cheapest),
+        _result(Strategy.TABLE, experiment, table),
+        _result(Strategy.TABLE, experiment, table_in_sample, in_sample=True),
+        _result(Strategy.ORACLE, experiment, oracle),
     ]
 
 
 def _result(
-    strategy: Strategy,
-    tasks: Sequence[TaskName],
-    tried_by: Callable[[TaskName], Sequence[TaskOutcome]],
-    *,
-    in_sample: bool = False,
+    strategy: Strategy, experiment: Experiment, model_of: Callable[[TaskName], str], *, in_sample: bool = False
 ) -> StrategyResult:
-    tried = {task: tried_by(task) for task in tasks}
-    all_tried = [outcome for outcomes in tried.values() for outcome in outcomes]
-    passes = {task: any(outcome.passed for outcome in outcomes) for task, outcomes in tried.items()}
-    passed, cost = sum(passes.values()), fsum(outcome.cost_usd for outcome in all_tried)
+    tried = [experiment.outcomes[model_of(task)][task] for task in experiment.common_tasks]
+    passed, cost = sum(outcome.passed for outcome in tried), fsum(outcome.cost_usd for outcome in tried)
     return StrategyResult(
         strategy,
         in_sample,
-        pass_rate(passed, len(tasks)),
-        dict(Counter(outcomes[0].model for outcomes in tried.values()).most_common()),
+        pass_rate(passed, len(tried)),
+        dict(Counter(outcome.model for outcome in tried).most_common()),
         cost,
         cost / passed if passed else None,
-        fsum(outcome.generation_s for outcome in all_tried),
-        fsum(outcome.run_s for outcome in all_tried),
-        passes,
+        fsum(outcome.generation_s for outcome in tried),
+        fsum(outcome.run_s for outcome in tried),
     )
-
-
-def strategy_differences(results: Sequence[StrategyResult]) -> Iterator[PassDifference]:
-    """Yields each pair of strategies, without the oracle and the results in sample."""
-    estimates = [each for each in results if not each.in_sample and each.strategy is not Strategy.ORACLE]
-    for first, second in combinations(estimates, 2):
-        yield pass_difference(str(first.strategy), str(second.strategy), first.passed_tasks, second.passed_tasks)

@@ -1,4 +1,4 @@
-"""The tables of an experiment: pass rates, error classes, levels, verdicts, speed-ups, differences between runs."""
+"""The tables of an experiment: pass rates, error classes, levels, verdicts, speed-ups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opatlas.candidates.judgement import ErrorClass, Level
 from opatlas.compare.comparison import FAST, geometric_mean
 from opatlas.experiment.attempts import ModelAttempt
 from opatlas.experiment.outcomes import Experiment, TaskName, TaskOutcome
-from opatlas.experiment.proportions import PassRate, mcnemar_p, pass_rate, two_proportion_test
+from opatlas.experiment.proportions import PassRate, pass_rate
 
 _LEVELS = tuple(Level)
 
@@ -296,90 +296,4 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
                 {p: _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST},
             )
         )
-    return found
-
-
-@dataclass(frozen=True)
-class PassDifference:
-    """Two ways to pass tasks (models, runs of a model, strategies), and whether chance explains their difference.
-
-    Attributes:
-        first, second: names of the ways.
-        tasks: tasks that both tried.
-        only_first, only_second: tasks that one of them passed.
-        p: the two-sided p-value: of McNemar's exact test, or of the z-test of two proportions if no task is common;
-            None if one has no tasks.
-        paired: whether it is McNemar's.
-    """
-
-    first: str
-    second: str
-    tasks: int
-    only_first: int
-    only_second: int
-    p: float | None
-    paired: bool = True
-
-
-def pass_difference(
-    first: str, second: str, passed: Mapping[TaskName, bool], other: Mapping[TaskName, bool]
-) -> PassDifference:
-    """Compares two ways by the tasks that they tried, with whether each passed."""
-    common = passed.keys() & other.keys()
-    if not common:
-        test = two_proportion_test(sum(passed.values()), len(passed), sum(other.values()), len(other))
-        return PassDifference(first, second, 0, 0, 0, None if test is None else test.p, paired=False)
-    only_first = sum(passed[task] and not other[task] for task in common)
-    only_second = sum(other[task] and not passed[task] for task in common)
-    return PassDifference(first, second, len(common), only_first, only_second, mcnemar_p(only_first, only_second))
-
-
-def model_differences(experiment: Experiment) -> list[PassDifference]:
-    """Returns the model of the most passed tasks against each other model."""
-    passed = {
-        model: {task: outcome.passed for task, outcome in tried.items()} for model, tried in experiment.outcomes.items()
-    }
-    best = min(experiment.models, key=lambda model: -sum(passed[model].values()))
-    return [pass_difference(best, model, passed[best], passed[model]) for model in experiment.models if model != best]
-
-
-@dataclass(frozen=True)
-class RunDifference:
-    """A run of a model against a later run, on the tasks that both tried.
-
-    Attributes:
-        model: the model.
-        passed, later_passed: tasks that the run, and the later run, passed.
-        difference: the runs, by their folders, and the test.
-    """
-
-    model: str
-    passed: int
-    later_passed: int
-    difference: PassDifference
-
-
-def run_differences(experiment: Experiment) -> list[RunDifference]:
-    """Returns each run of a model against the next run with common tasks."""
-    found = []
-    for model in experiment.models:
-        runs = [
-            (
-                str(run.path),
-                {
-                    task: outcome
-                    for (name, task), outcome in run.outcomes.items()
-                    if name == model and experiment.counts(task)
-                },
-            )
-            for run in experiment.runs
-        ]
-        for at, (path, earlier) in enumerate(runs):
-            later = next(((other, tried) for other, tried in runs[at + 1 :] if tried.keys() & earlier.keys()), None)
-            if later is None:
-                continue
-            both = earlier.keys() & later[1].keys()
-            first, second = ({task: tried[task].passed for task in both} for tried in (earlier, later[1]))
-            difference = pass_difference(path, later[0], first, second)
-            found.append(RunDifference(model, sum(first.values()), sum(second.values()), difference))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from opatlas.candidates.judgement import Level
 from opatlas.compare.comparison import FAST
@@ -12,8 +11,8 @@ from opatlas.experiment.outcomes import Experiment
 from opatlas.experiment.proportions import PassRate
 from opatlas.experiment.report import ExperimentReport
 from opatlas.experiment.strategies import CHOICE_LEVEL, Strategy, StrategyResult
-from opatlas.experiment.tables import ErrorShare, LevelRate, ModelFigures, PassDifference, SpeedUps, VerdictCounts
-from opatlas.text import COLUMNS, align_numbers, percent_text, pluralize, shorten, wrap
+from opatlas.experiment.tables import ErrorShare, LevelRate, ModelFigures, SpeedUps, VerdictCounts
+from opatlas.text import align_numbers, percent_text, pluralize, wrap
 
 _NO_DATA = "no data"
 _ALL = "all models"
@@ -21,7 +20,6 @@ _MEANINGS = {
     Strategy.BEST: "one model",
     Strategy.CHEAPEST: "cheapest",
     Strategy.TABLE: "table",
-    Strategy.CASCADE: "cascade",
     Strategy.ORACLE: "oracle",
 }
 _LEVELS = (Level.STATIC, Level.COMPILE, Level.CORRECT)
@@ -42,8 +40,6 @@ def text_lines(experiment: Experiment, report: ExperimentReport) -> Iterator[str
     if has_choice:
         yield from _selection(report)
         yield from _strategies(experiment, report)
-        yield from _differences(report)
-    yield from _run_differences(report)
 
 
 def _heading(experiment: Experiment, figures: Sequence[ModelFigures]) -> Iterator[str]:
@@ -210,7 +206,7 @@ def _strategies(experiment: Experiment, report: ExperimentReport) -> Iterator[st
     yield ""
     for each in estimates:
         chosen = ", ".join(f"{model} {count:,}" for model, count in each.models.items())
-        yield wrap(f"{each.strategy} tries first: {chosen}", indent=0)
+        yield wrap(f"{each.strategy} chooses: {chosen}", indent=0)
     for each in report.strategies:
         if each.in_sample:
             rate = f"{each.passed.passed:,} of {each.passed.of:,} ({_percent(each.passed.rate)})"
@@ -228,47 +224,6 @@ def _strategy_cells(result: StrategyResult) -> tuple[str, ...]:
         f"{result.generation_s:,.0f}",
         f"{result.run_s:,.0f}",
     )
-
-
-_DIFFERENCE_TITLES = ("", "only first", "only second", "p")
-
-
-def _differences(report: ExperimentReport) -> Iterator[str]:
-    titles = _DIFFERENCE_TITLES
-    pairs = [pair for pair in report.strategy_pairs if pair.p is not None]
-    if pairs:
-        yield from ("", "tasks that only one of two strategies passes", "")
-        yield from align_numbers(
-            [titles, *((f"{pair.first}, {pair.second}", *_difference_cells(pair)) for pair in pairs)], least=8
-        )
-    if report.models:
-        yield from ("", wrap(f"tasks that only {report.models[0].first}, only the other model passes", indent=0), "")
-        yield from align_numbers(
-            [titles, *((pair.second, *_difference_cells(pair)) for pair in report.models)], least=8
-        )
-    if any(not pair.paired for pair in report.models):
-        yield "-: no common task, so p is of a z-test of two proportions"
-
-
-def _run_differences(report: ExperimentReport) -> Iterator[str]:
-    if report.runs:
-        yield from ("", "tasks that only one of two runs of a model passes", "")
-        rows = [
-            (
-                shorten(
-                    f"{each.model}: {Path(each.difference.first).name}, {Path(each.difference.second).name}", COLUMNS
-                ),
-                f"{each.passed}, {each.later_passed} of {each.difference.tasks}",
-                *_difference_cells(each.difference),
-            )
-            for each in report.runs
-        ]
-        yield from align_numbers([("", "passed", *_DIFFERENCE_TITLES[1:]), *rows], least=8)
-
-
-def _difference_cells(pair: PassDifference) -> tuple[str, str, str]:
-    p = _NO_DATA if pair.p is None else f"{pair.p:.2g}"
-    return (f"{pair.only_first:,}", f"{pair.only_second:,}", p) if pair.paired else ("-", "-", p)
 
 
 def _rate_cells(rate: PassRate) -> tuple[str, str]:

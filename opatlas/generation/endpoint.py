@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import email.utils
-import http.client
+import logging
 import os
 import re
-import socket
-import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import OpAtlasError
+from opatlas.installation import require_extra
 from opatlas.text import printable, shorten
-from opatlas.typed_json import DecodeError, decode, json_line
+from opatlas.typed_json import DecodeError, decode, escape_lone_surrogates
+
+if TYPE_CHECKING:
+    import httpx2
 
 #: Statuses of a server that is overloaded or restarts: the same request may succeed later.
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _VERSIONED = re.compile(r"/v\d+$")
 #: The longest quotation of a server's error.
 _QUOTED = 300
-_CHUNK_BYTES = 1 << 16
+#: The headers of a request: the library would add the machine's system and Python, and an organization. By the last it
+#: tells, when the reply is there, that it is to be streamed.
+_SENT = frozenset(
+    {"accept", "authorization", "content-length", "content-type", "host", "user-agent", "x-stainless-raw-response"}
+)
 
 
 class EndpointError(OpAtlasError):
@@ -33,12 +36,10 @@ class EndpointError(OpAtlasError):
 
     Attributes:
         status: the HTTP status of the last reply; None without a reply.
-        attempts: the number of requests that were sent.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, attempts: int = 1) -> None:
+    def __init__(self, message: str, *, status: int | None = None) -> None:
         self.status = status
-        self.attempts = attempts
         super().__init__(message)
 
 
@@ -113,12 +114,14 @@ class EndpointLimits:
     Attributes:
         attempts: the most requests, the first one included.
         read_s: the longest silence of the server in seconds.
+        wait_s: the longest wait that a Retry-After of the server may ask for in seconds.
         total_s: the longest time for all requests and waits in seconds.
         most_bytes: the largest reply.
     """
 
     attempts: int = 5
     read_s: float = 300.0
+    wait_s: float = 120.0
     total_s: float = 1_200.0
     most_bytes: int = 16 << 20
 
@@ -157,13 +160,6 @@ class _Retryable(Exception):
         super().__init__(reason)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: urllib would send the key to the other server, and the question by GET."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class Endpoint:
     """A server that takes POST requests at `/v1/chat/completions`.
 
@@ -191,12 +187,13 @@ class Endpoint:
 
         Raises:
             EndpointError: the address is not one of HTTP, or the variable is not set.
+            UsageError: the library that asks endpoints is not installed.
         """
+        require_extra("models", "asking a model", "openai")
         self.url = _completions_url(url)
         self.limits = limits or EndpointLimits()
         self._key_variable = key_variable
         self._sleep, self._clock, self._on_wait = sleep, clock, on_wait
-        self._opener = urllib.request.build_opener(_NoRedirect)
         self._key()
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
@@ -208,88 +205,97 @@ class Endpoint:
         Raises:
             EndpointError: the server refuses the request, does not speak the protocol, or exceeds the limits.
         """
-        key, start, limits = self._key(), self._clock(), self.limits
-        body, left_s = json_line(request.body).encode(), limits.total_s
+        key, limits, start = self._key(), self.limits, self._clock()
+        end = start + limits.total_s
         for attempt in range(1, limits.attempts + 1):
             try:
-                answer = self._post(body, key, start, attempt, min(limits.read_s, left_s))
+                answer = self._post(request.body, key, end)
+            except EndpointError as error:
+                raise EndpointError(_without(key, str(error)), status=error.status) from None
             except _Retryable as error:
-                wait_s = 2.0 ** (attempt - 1) if error.wait_s is None else error.wait_s
-                left_s = limits.total_s - (self._clock() - start)
-                if attempt == limits.attempts or wait_s >= left_s:
-                    tried = f"{error.reason}, {attempt} times" if attempt > 1 else error.reason
-                    asked = f", and asks to wait {wait_s:.0f} s" if wait_s >= left_s and error.wait_s else ""
+                reason, wait_s = _without(key, error.reason), error.wait_s
+                if wait_s is None:
+                    wait_s = 2.0 ** (attempt - 1)
+                is_too_long = wait_s >= min(end - self._clock(), limits.wait_s)
+                if attempt == limits.attempts or is_too_long:
+                    tried = f"{reason}, {attempt} times" if attempt > 1 else reason
+                    asked = f", and asks to wait {wait_s:.0f} s" if is_too_long and error.wait_s else ""
                     later = "try again later" if error.status else "check that the server runs, or try again later"
-                    self._fail(f"{tried}{asked}", later, key, status=error.status, attempts=attempt)
+                    raise EndpointError(f"{self.url} {tried}{asked}: {later}", status=error.status) from None
                 if self._on_wait is not None:
-                    self._on_wait(_without(key, error.reason), wait_s)
+                    self._on_wait(reason, wait_s)
                 self._sleep(wait_s)
-                left_s -= wait_s
             else:
-                return ChatAnswer(
-                    answer.text, answer.finish_reason, answer.tokens_in, answer.tokens_out, self._clock() - start
-                )
+                return replace(answer, seconds=self._clock() - start)
         raise AssertionError("the last attempt returns or raises")
 
-    def _post(self, body: bytes, key: str, start: float, attempt: int, silence_s: float) -> ChatAnswer:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        posted = urllib.request.Request(self.url, body, headers, method="POST")
+    def _post(self, body: Mapping[str, Any], key: str, end: float) -> ChatAnswer:
+        # Imported where it is needed: it takes as long as pytest's own start.
+        import httpx2
+        import openai
+
+        # Their logs would quote the server.
+        for library in ("openai", "httpx2", "httpcore2"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+
+        def prepare(request: httpx2.Request) -> None:
+            for name in set(request.headers) - (_SENT if key else _SENT - {"authorization"}):
+                del request.headers[name]
+            request.headers["Accept-Encoding"] = "identity"
+
+        def check(response: httpx2.Response) -> None:
+            # Here, since the library reads the whole of an error, whatever its size.
+            encoding = response.headers.get("Content-Encoding", "identity")
+            packed = "" if encoding == "identity" else f"in the encoding {_quote(encoding)}, which was not asked for"
+            if response.status_code >= 300:
+                raise self._refusal(response, packed or self._read(response.iter_raw(), key, end))
+            if packed:
+                raise self._error(f"answered {packed}", "check the address", response.status_code)
+
+        http = openai.DefaultHttpxClient(
+            event_hooks={"request": [prepare], "response": [check]}, follow_redirects=False
+        )
+        silence_s = max(min(self.limits.read_s, end - self._clock()), 1e-3)
+        address = self.url.removesuffix("/chat/completions")
         try:
-            with self._opener.open(posted, timeout=silence_s) as response:
-                text = self._read(response, key, start, attempt)
-                return self._answer(text, key, attempt)
-        except urllib.error.HTTPError as error:
-            with error:
-                self._refused(error, key, attempt)
-        except urllib.error.URLError as error:
-            reason = error.reason if isinstance(error.reason, Exception) else error
-            if isinstance(reason, (socket.gaierror, ssl.SSLCertVerificationError)):
-                self._fail(f"cannot be reached ({reason})", "check the address", key, attempts=attempt)
-            raise _Retryable(f"cannot be reached ({getattr(reason, 'strerror', None) or reason})") from None
-        except TimeoutError:
-            raise _Retryable(f"was silent for {silence_s:g} s") from None
-        except (http.client.HTTPException, OSError) as error:
-            raise _Retryable(f"cut the connection ({type(error).__name__})") from None
+            with openai.OpenAI(api_key=key or "none", base_url=address, max_retries=0, http_client=http) as client:
+                create: Any = client.chat.completions.with_streaming_response.create
+                with create(**body, timeout=silence_s) as response:
+                    return self._answer(self._read(response.iter_bytes(), key, end))
+        except (openai.APIConnectionError, httpx2.RequestError, OSError) as error:
+            cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
+            if isinstance(cause, httpx2.TimeoutException):
+                raise _Retryable(f"was silent for {silence_s:g} s") from None
+            what = "cannot be reached" if isinstance(cause, httpx2.ConnectError) else "cut the connection"
+            raise _Retryable(f"{what} ({_quote(str(cause)) or type(cause).__name__})") from None
 
-    def _read(self, response: http.client.HTTPResponse, key: str, start: float, attempt: int) -> bytes:
-        """Returns the body of a reply. Raises EndpointError if the body is too large or takes too long."""
-        parts, size = [], 0
-        while part := response.read1(_CHUNK_BYTES):
-            parts.append(part)
-            size += len(part)
-            if size > self.limits.most_bytes:
+    def _read(self, parts: Iterable[bytes], key: str, end: float) -> str:
+        """Returns the body of a reply, without the key. Raises EndpointError if it is too large or takes too long."""
+        body = bytearray()
+        for part in parts:
+            body += part
+            if len(body) > self.limits.most_bytes:
                 problem = f"answered with more than {self.limits.most_bytes:,} bytes"
-                self._fail(problem, "check the address, and lower max_tokens", key, attempts=attempt)
-            if self._clock() - start > self.limits.total_s:
+                raise self._error(problem, "check the address, and lower max_tokens")
+            if self._clock() > end:
                 problem = f"was not done after {self.limits.total_s:g} s"
-                self._fail(problem, "use a faster model, or lower max_tokens", key, attempts=attempt)
-        # read1 does not notice a body that is shorter than its Content-Length.
-        if response.length:
-            raise http.client.IncompleteRead(b"", response.length)
-        return b"".join(parts)
+                raise self._error(problem, "use a faster model, or lower max_tokens")
+        return _without(key, body.decode("utf-8", "replace"))
 
-    def _answer(self, body: bytes, key: str, attempt: int) -> ChatAnswer:
-        text = _without(key, body.decode("utf-8", "replace"))
+    def _answer(self, text: str) -> ChatAnswer:
         start = text.lstrip()[:1]
         try:
-            reply = decode(_LONE_SURROGATE.sub(_replaced, text), _ChatReply, "reply")
+            reply = decode(escape_lone_surrogates(text) or text, _ChatReply, "reply")
         except DecodeError as error:
             if start == "{" and "truncated" in error.problem:
                 raise _Retryable("cut its answer") from None
             what = "HTML" if start == "<" else "something other than a chat completion"
-            self._fail(
-                f"answered with {what}: {_quote(text) or 'nothing'}",
-                "check the address: it is that of the API, not of a web page",
-                key,
-                status=200,
-                attempts=attempt,
-            )
+            remedy = "check the address: it is that of the API, not of a web page"
+            raise self._error(f"answered with {what}: {_quote(text) or 'nothing'}", remedy, 200) from None
         if reply.error:
-            self._fail(f"answered with an error: {_quote(str(reply.error))}", "see its message", key, attempts=attempt)
+            raise self._error(f"answered with an error: {_quote(str(reply.error))}", "see its message")
         if not reply.choices:
-            self._fail("answered without choices", "check the name of the model", key, status=200, attempts=attempt)
+            raise self._error("answered without choices", "check the name of the model", 200)
         choice, usage = reply.choices[0], reply.usage or _ReplyUsage()
         return ChatAnswer(
             choice.message.content or "",
@@ -298,17 +304,13 @@ class Endpoint:
             _counted(usage.completion_tokens),
         )
 
-    def _refused(self, error: urllib.error.HTTPError, key: str, attempt: int) -> NoReturn:
-        """Raises the meaning of a reply whose status is an error."""
-        try:
-            quoted = _quote(_without(key, error.read(_CHUNK_BYTES).decode("utf-8", "replace")))
-        except (http.client.HTTPException, OSError):
-            quoted = ""
-        problem = f"answered HTTP {error.code} {printable(error.reason or '')}".rstrip()
+    def _refusal(self, response: httpx2.Response, body: str) -> Exception:
+        """Returns the meaning of a reply whose status is an error."""
+        status, quoted = response.status_code, _quote(body)
+        problem = f"answered HTTP {status} {printable(response.reason_phrase)}".rstrip()
         problem += f": {quoted}" if quoted else ""
-        if error.code in _LATER:
-            wait_s = _retry_after(error.headers.get("Retry-After", ""), time.time())
-            raise _Retryable(problem, status=error.code, wait_s=wait_s)
+        if status in _LATER:
+            return _Retryable(problem, status=status, wait_s=_retry_after(response.headers.get("Retry-After", "")))
         named = (
             f"the variable {self._key_variable}" if self._key_variable else "the variable that api_key_variable names"
         )
@@ -319,10 +321,12 @@ class Endpoint:
             402: "the account has no credit",
             413: "the request is too large for this endpoint",
         }
-        remedy = remedies.get(error.code, "see its message")
-        if 300 <= error.code < 400:
-            remedy = f"it refers to {printable(error.headers.get('Location', ''))}: name that address if you trust it"
-        self._fail(problem, remedy, key, status=error.code, attempts=attempt)
+        remedy = remedies.get(status, "see its message")
+        if status < 400:
+            remedy = (
+                f"it refers to {printable(response.headers.get('Location', ''))}: name that address if you trust it"
+            )
+        return self._error(problem, remedy, status)
 
     def _key(self) -> str:
         """Returns the key; "" for a server without keys. Raises EndpointError without quoting it."""
@@ -337,9 +341,8 @@ class Endpoint:
             )
         return key
 
-    def _fail(self, problem: str, remedy: str, key: str, *, status: int | None = None, attempts: int) -> NoReturn:
-        message = _without(key, f"{self.url} {problem}: {remedy}")
-        raise EndpointError(message, status=status, attempts=attempts) from None
+    def _error(self, problem: str, remedy: str, status: int | None = None) -> EndpointError:
+        return EndpointError(f"{self.url} {problem}: {remedy}", status=status)
 
 
 def _completions_url(url: str) -> str:
@@ -355,21 +358,11 @@ def _completions_url(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise EndpointError(
             f"{parts.scheme}://{parts.hostname}: the address holds a password, a query or a fragment: leave them out, "
-            "and name the variable of the key with --api-key-variable"
+            "and name the variable of the key with `api_key_variable`"
         )
     if plain.endswith("/chat/completions"):
         return plain
     return f"{plain}/chat/completions" if _VERSIONED.search(parts.path) else f"{plain}/v1/chat/completions"
-
-
-#: An escaped backslash, the escape of a character in two halves, and that of a half, which models do write.
-_LONE_SURROGATE = re.compile(
-    r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
-
-
-def _replaced(found: re.Match[str]) -> str:
-    return r"\ufffd" if found[1] else found[0]
 
 
 def _counted(tokens: int | None) -> int | None:
@@ -377,16 +370,13 @@ def _counted(tokens: int | None) -> int | None:
     return tokens if tokens is None or tokens >= 0 else None
 
 
-def _retry_after(text: str, now: float) -> float | None:
-    """Returns the seconds that a Retry-After header names, as a number or as a date; None for any other text."""
+def _retry_after(text: str) -> float | None:
+    """Returns the seconds that a Retry-After header names; None for any other text."""
     try:
         seconds = float(text)
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - now
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return max(seconds, 0.0) if seconds < float("inf") else None
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
 
 
 def _without(key: str, text: str) -> str:

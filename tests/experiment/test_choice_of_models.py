@@ -13,13 +13,7 @@ from simulated_attempts import attempt, draw_attempts
 from opatlas.candidates.judgement import ErrorClass
 from opatlas.experiment.attempts import AttemptsFile, ModelAttempt
 from opatlas.experiment.outcomes import Experiment, run_of
-from opatlas.experiment.strategies import (
-    Selector,
-    Strategy,
-    StrategyResult,
-    strategy_differences,
-    strategy_results,
-)
+from opatlas.experiment.strategies import Selector, Strategy, StrategyResult, strategy_results
 
 PASS, FAIL = ErrorClass.PASS, ErrorClass.COMPILE
 
@@ -63,14 +57,11 @@ def test_specialists_are_chosen_by_complexity() -> None:
     assert found[Strategy.ORACLE].passed.passed == 24
 
 
-def test_a_given_model_and_its_cascade() -> None:
-    found = results_of(specialists(), "of-c4")
-    best, cascade = found[Strategy.BEST], found[Strategy.CASCADE]
+def test_a_given_model() -> None:
+    best = results_of(specialists(), "of-c4")[Strategy.BEST]
     assert (best.passed.passed, best.models) == (12, {"of-c4": 24})
-    # 8 tasks pass at the first try, 4 of them of C1; the 16 others are tried again, and the 8 of C4 pass.
-    assert (cascade.passed.passed, cascade.cost_usd) == (16, pytest.approx(24 * 0.001 + 16 * 0.02))
-    assert (cascade.generation_s, cascade.run_s) == (2.0 * 40, 1.0 * 40)
-    assert cascade.cost_per_pass_usd == pytest.approx(0.344 / 16)
+    assert (best.cost_usd, best.generation_s, best.run_s) == (pytest.approx(24 * 0.02), 2.0 * 24, 1.0 * 24)
+    assert best.cost_per_pass_usd == pytest.approx(24 * 0.02 / 12)
 
 
 def test_a_complexity_with_one_task_takes_the_model_that_is_best_elsewhere() -> None:
@@ -87,14 +78,6 @@ def test_models_without_prices_are_cheap_by_their_tokens() -> None:
         for model, tokens in (("many", 900), ("few", 30))
     ]
     assert results_of(attempts)[Strategy.CHEAPEST].models == {"few": 3}
-
-
-def test_pairs_of_strategies_are_compared_task_by_task() -> None:
-    results = strategy_results(experiment_of(specialists()), "of-c4")
-    pairs = {(pair.first, pair.second): pair for pair in strategy_differences(results)}
-    assert set(pairs) == {("A", "B"), ("A", "C"), ("A", "D"), ("B", "C"), ("B", "D"), ("C", "D")}
-    assert (pairs["A", "B"].only_first, pairs["A", "B"].only_second) == (8, 4)
-    assert (pairs["A", "D"].only_first, pairs["A", "D"].only_second, pairs["A", "D"].p) == (0, 4, 0.125)
 
 
 @settings(max_examples=40)
@@ -120,9 +103,6 @@ def test_what_holds_for_any_attempts(data: st.DataObject) -> None:
         assert result.passed.passed <= found[Strategy.ORACLE].passed.passed
         assert set(result.models) <= set(names)
         assert (result.cost_per_pass_usd is None) == (result.passed.passed == 0)
-    assert found[Strategy.CASCADE].passed.passed >= max(
-        found[Strategy.CHEAPEST].passed.passed, found[Strategy.BEST].passed.passed
-    )
     if len(names) == 1:
         assert len({result.passed.passed for result in found.values()}) == 1
 

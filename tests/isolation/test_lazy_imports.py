@@ -1,4 +1,4 @@
-"""What a device process imports before its first row costs every session and every replacement."""
+"""What a process imports before its first row costs every session and every replacement."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ print([name for name in {HEAVY} if name in sys.modules])
 def test_a_device_process_brings_neither_torchs_compiler_nor_what_reads_tables() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_asks_endpoints_is_imported_when_one_is_asked() -> None:
+    code = "import sys, opatlas.plugins.models, opatlas.cli.diagnose; print('openai' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

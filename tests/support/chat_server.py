@@ -5,11 +5,13 @@ It answers with a function of the request, and first with the faults that a test
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -36,6 +38,12 @@ class Fault(Enum):
     WRONG_JSON = "another JSON value"
     ERROR_IN_REPLY = "an error, with status 200"
     REDIRECT = "302 to another address"
+    REDIRECT_POST = "307 to another address"
+    MANY_HEADERS = "5,000 headers"
+    DEEP = "a list in a list, 200,000 times"
+    LARGE_ERROR = "400, with more bytes than the client takes"
+    GZIP = "a small gzip of many bytes, which nobody asked for"
+    ESCAPES = "400, with codes that clear a terminal"
 
 
 @dataclass
@@ -61,7 +69,7 @@ class ChatServer:
     retry_after: str = "7"
     elsewhere: str = ""
     bodies: list[Mapping[str, Any]] = field(default_factory=list)
-    headers: list[Mapping[str, str]] = field(default_factory=list)
+    headers: list[Message] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def completion(self, body: Mapping[str, Any]) -> bytes:
@@ -95,14 +103,14 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.chat.headers.append(dict(self.headers))
+        self.chat.headers.append(self.headers)
         self._send(405, b"")
 
     def do_POST(self) -> None:
         chat = self.chat
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         chat.bodies.append(body)
-        chat.headers.append(dict(self.headers))
+        chat.headers.append(self.headers)
         if not self.path.endswith("/chat/completions"):
             self._send(404, b'{"error": {"message": "no such path"}}')
             return
@@ -128,8 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
             chat.ended.wait(MOST_SILENCE_S)
         elif fault is Fault.REDIRECT:
             self._send(302, b"", {"Location": chat.elsewhere})
+        elif fault is Fault.REDIRECT_POST:
+            self._send(307, b"", {"Location": chat.elsewhere})
+        elif fault is Fault.MANY_HEADERS:
+            self._send(200, reply, {f"X-{number}": "x" * 100 for number in range(5_000)})
+        elif fault is Fault.GZIP:
+            self._send(200, gzip.compress(b"x" * 4_000_000), {"Content-Encoding": "gzip"})
         else:
-            self._send(502 if fault is Fault.HTML_ERROR else 200, _BODIES.get(fault, reply))
+            self._send(_STATUSES.get(fault, 200), _BODIES.get(fault, reply))
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
@@ -144,12 +158,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+_STATUSES: Mapping[Fault | None, int] = {Fault.HTML_ERROR: 502, Fault.LARGE_ERROR: 400, Fault.ESCAPES: 400}
 _BODIES: Mapping[Fault | None, bytes] = {
     Fault.HTML: b"<!doctype html><html><body>Log in</body></html>",
     Fault.HTML_ERROR: b"<html>bad gateway</html>",
     Fault.EMPTY: b"",
     Fault.NO_CHOICES: b'{"choices": []}',
     Fault.TOO_LARGE: b'{"choices": [{"message": {"content": "' + b"x" * 4_000_000 + b'"}}]}',
+    Fault.LARGE_ERROR: b"x" * 4_000_000,
+    Fault.DEEP: b"[" * 200_000,
+    Fault.ESCAPES: b'{"error": {"message": "\x1b[2J\x1b]0;title\x07"}}',
     Fault.WRONG_JSON: b'["no", "completion"]',
     Fault.ERROR_IN_REPLY: b'{"error": {"message": "no such model", "code": 400}}',
 }
