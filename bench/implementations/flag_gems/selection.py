@@ -59,9 +59,7 @@ def sort(x: torch.Tensor, *, dim: int, descending: bool) -> Any:
     return flag_gems.sort(x, dim, descending)
 
 
-@implements("TopKV2", "TopKV2AiCore")
-def top_k(x: torch.Tensor, k: int, dim: int) -> Any:
-    return flag_gems.topk(x, k, dim)
+top_k = implements("TopKV2", "TopKV2AiCore")(flag_gems.topk)
 
 
 @implements("ArgMaxV2", "ArgMaxV2AiCore")
@@ -81,25 +79,11 @@ def embedding(table: torch.Tensor, indices: torch.Tensor) -> Any:
     return flag_gems.embedding(table, indices)
 
 
-@implements("GatherV3", "GatherV3AiCore", "Gather")
-def index_select(x: torch.Tensor, dim: int, indices: torch.Tensor) -> Any:
-    """FlagGems gathers along the last axis; for another axis, kernels that transpose are in the time."""
-    return flag_gems.index_select(x, dim, indices)
-
-
-@implements("GatherElements", "GatherElementsV2")
-def gather(x: torch.Tensor, dim: int, indices: torch.Tensor) -> Any:
-    return flag_gems.gather(x, dim, indices)
-
-
-@implements("Index", "IndexAiCore")
-def index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    return flag_gems.index(x, indices)
-
-
-@implements("IndexPutV2", "IndexPutV2AiCore")
-def index_put(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> Any:
-    return flag_gems.index_put_(x, indices, values)
+# FlagGems gathers along the last axis; for another axis, kernels that transpose are in the time.
+index_select = implements("GatherV3", "GatherV3AiCore", "Gather")(flag_gems.index_select)
+gather = implements("GatherElements", "GatherElementsV2")(flag_gems.gather)
+index = implements("Index", "IndexAiCore")(flag_gems.index)
+index_put = implements("IndexPutV2", "IndexPutV2AiCore")(flag_gems.index_put_)
 
 
 @implements("ScatterNdUpdate", "ScatterNdUpdateAiCore")
@@ -113,24 +97,10 @@ def concatenate(parts: Sequence[torch.Tensor], dim: int) -> Any:
     return flag_gems.cat(parts, dim)
 
 
-@implements("Pack", "PackAiCore")
-def stack(parts: Sequence[torch.Tensor], dim: int) -> Any:
-    return flag_gems.stack(parts, dim)
-
-
-@implements("PadV3", "PadV3AiCore")
-def pad(x: torch.Tensor, padding: Sequence[int]) -> Any:
-    return flag_gems.pad(x, padding)
-
-
-@implements("Tile", "TileAiCore")
-def tile(x: torch.Tensor, repeats: Sequence[int]) -> Any:
-    return flag_gems.tile(x, repeats)
-
-
-@implements("TensorMove", "TensorMoveAiCore")
-def copy_(destination: torch.Tensor, source: torch.Tensor) -> Any:
-    return flag_gems.copy_(destination, source)
+stack = implements("Pack", "PackAiCore")(flag_gems.stack)
+pad = implements("PadV3", "PadV3AiCore")(flag_gems.pad)
+tile = implements("Tile", "TileAiCore")(flag_gems.tile)
+copy_ = implements("TensorMove", "TensorMoveAiCore")(flag_gems.copy_)
 
 
 @implements("Transpose", "TransposeAiCore")
