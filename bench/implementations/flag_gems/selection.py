@@ -8,9 +8,10 @@ from typing import Any
 import flag_gems
 import torch
 
-from opatlas import Prepared, Unsupported, implements
+from opatlas import Prepared, implements
 
-from .common import HALF, expect, expect_dtype
+from .._layouts import chosen_experts
+from .common import HALF, SUPPORT, expect, expect_dtype
 
 #: grouped_topk and topk_softmax choose no more experts, grouped_topk a power of two.
 _MOST_EXPERTS = 32
@@ -31,27 +32,8 @@ def moe_gating_top_k(
     """FlagGems computes sigmoid scores in the dtype of the logits: in 16 bits it chooses other experts (5.0.2)."""
     expect_dtype((*HALF, torch.float32) if norm_type == 0 else (torch.float32,), x=x)
     expect(k <= _MOST_EXPERTS, f"{k} experts of a token", f"up to {_MOST_EXPERTS}")
-    converted = () if x.dtype is torch.float32 else (f"weights to {str(x.dtype).removeprefix('torch.')}",)
-    if norm_type == 0:
-        expect(bias is None and group_count == 1, "softmax with a bias or groups", "softmax over all experts")
-        weights = torch.empty(len(x), k, device=x.device)
-        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
-
-        def choose() -> Any:
-            flag_gems.topk_softmax(weights, experts, tokens, x, False)
-            return weights, experts
-
-    else:
-        if bias is None:
-            raise Unsupported("sigmoid without a bias: FlagGems has it with a bias")
-        expect(k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
-        expect(group_count == 1 or group_select_mode == 1, "groups by their best expert", "groups by their best two")
-        of_scores = bias.to(x.dtype)
-
-        def choose() -> Any:
-            return flag_gems.grouped_topk(x, group_count, k_group, k, True, 1.0, of_scores, 1)
-
-    return Prepared(choose, results=lambda found: (found[0].to(x.dtype), found[1], None), converted=converted)
+    expect(norm_type == 0 or k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
+    return chosen_experts(flag_gems, x, k, norm_type, bias, (k_group, group_count, group_select_mode), SUPPORT)
 
 
 @implements("Sort", "SortAiCore")
