@@ -64,29 +64,20 @@ def test_ring_mla(row, replay):
     """
     expect_slots(row, range(5), (5, 13, 14))
     q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
-    if len(q) != 3 or len(k) != 3 or (q[:2], k[:2], k[:2], q[-1]) != (q_rope[:2], k_rope[:2], v[:2], k[-1]):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width",
-            "correct their shapes",
-        )
-    if not k[1] or q[1] % k[1] or q_rope[-1] != k_rope[-1]:
-        raise row.refuse(
-            INPUT_SHAPES, "the heads or rope parts of queries and keys do not match", "correct their shapes"
-        )
+    row.expect(
+        len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1]),
+        INPUT_SHAPES,
+        "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width",
+    )
+    row.expect(k[1] and not q[1] % k[1] and q_rope[-1] == k_rope[-1], INPUT_SHAPES, "queries and keys do not match")
     later = row.has(13)
-    if later != row.has(14):
-        raise row.refuse(
-            INPUT_SHAPES, "one of slots 13 and 14 (an earlier step) is missing", "restore it from the capture"
-        )
-    if not later and q[0] != k[0]:
-        raise row.refuse(INPUT_SHAPES, "a first step must have as many queries as keys", "correct the shapes")
-    if later and (row.shape(13), row.shape(14)) != ((*q[:2], v[-1]), (q[1], q[0])):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)",
-            "correct the shapes",
-        )
+    row.expect(later == row.has(14), INPUT_SHAPES, "slot 13 or 14 (an earlier step) is missing", "restore it")
+    row.expect(later or q[0] == k[0], INPUT_SHAPES, "a first step must have as many queries as keys")
+    row.expect(
+        not later or (row.shape(13), row.shape(14)) == ((*q[:2], v[-1]), (q[1], q[0])),
+        INPUT_SHAPES,
+        "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)",
+    )
     row.assume("all tokens are one sequence")
     dtype = row.input_slots[0].dtype
     # In FLOAT16 the kernel adds the mask to the scores; in BF16 it first multiplies it by a large negative number.
@@ -119,10 +110,8 @@ def test_attention_update(row, replay):
     A second output has the log-sum-exps over all parts.
     """
     parts = len(row.input_slots) // 2
-    if not parts or len(row.input_slots) != 2 * parts:
-        raise row.refuse(INPUT_SHAPES, "the numbers of sums and results differ", "restore the missing slots")
-    if not row.shape(parts):
-        raise row.refuse(INPUT_SHAPES, f"slot {parts} (results of a part) has no axes", "correct its shape")
+    row.expect(parts and len(row.input_slots) == 2 * parts, INPUT_SHAPES, "the numbers of sums and results differ")
+    row.expect(row.shape(parts), INPUT_SHAPES, f"slot {parts} (results of a part) has no axes")
     for slot in range(parts):
         row.expect_shape(slot, row.shape(parts)[:-1], what="logarithms of sums")
         row.expect_shape(parts + slot, row.shape(parts), what="results of a part")

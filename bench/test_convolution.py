@@ -17,8 +17,7 @@ def test_conv2d(row, replay):
     """Reads the slots feature map, weight, perhaps a bias."""
     row.expect_inputs(2, 3)
     channels = row.shape(2) if len(row.input_slots) == 3 else ()
-    if len(row.input_slots) == 3 and len(channels) != 1:
-        raise row.refuse(INPUT_SHAPES, "slot 2 (the bias) must have one axis", "correct its shape")
+    row.expect(len(row.input_slots) != 3 or len(channels) == 1, INPUT_SHAPES, "slot 2 (the bias) must have one axis")
     found = images.find_convolution(
         row,
         images.input_slot(row, 0),

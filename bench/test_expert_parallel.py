@@ -58,27 +58,26 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     if not slots.fits:
         row.expect_inputs(7, 8)
     x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
-    if not len(x) == len(chosen) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
-        raise row.refuse(
-            INPUT_SHAPES,
-            "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)",
-            "correct the shapes",
-        )
+    row.expect(
+        len(x) == len(chosen) == 2 and len(up) == len(down) == 3 and not up[2] % 2,
+        INPUT_SHAPES,
+        "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)",
+    )
     experts, probs = up[0], row.shape(slots.probabilities) if row.has(slots.probabilities) else ()
-    if up[1] != x[1] or down != (experts, up[2] // 2, x[1]) or chosen[0] != x[0] or probs != chosen:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match",
-            "correct the shape that does not fit",
-        )
+    row.expect(
+        up[1] == x[1] and down == (experts, up[2] // 2, x[1]) and chosen[0] == x[0] and probs == chosen,
+        INPUT_SHAPES,
+        f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match",
+    )
     counted = len(row.output_slots) > 1
-    if counted and row.output_shape(1) not in ((experts,), (1, experts)):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"output 1 must have a count for each of {experts} experts", "correct one of the shapes"
-        )
+    row.expect(
+        not counted or row.output_shape(1) in ((experts,), (1, experts)),
+        OUTPUT_SHAPES,
+        f"output 1 must have a count for each of {experts} experts",
+    )
     integers = row.input_slots[slots.weights[0][0]].dtype == "INT8"
-    if any((row.input_slots[slot].dtype == "INT8") != integers for own in slots.weights for slot in own):
-        raise row.refuse(INPUT_DTYPES, "w1 and w2 must have one dtype", "correct one of them")
+    dtypes = {row.input_slots[slot].dtype for own in slots.weights for slot in own}
+    row.expect(len(dtypes) == 1 or "INT8" not in dtypes, INPUT_DTYPES, "w1 and w2 must have one dtype")
     stacked = slots.listed == 1 and experts == row.shape(slots.weights[0][0])[0]
     for own, width in zip(slots.scales, (up[2], x[1]), strict=True):
         for slot in own if integers else ():
@@ -182,10 +181,7 @@ def _dispatch(row, replay, group, kernel):
     if tp > 1 or row.input_slots[0].dtype == "INT8":
         raise Unsupported(f"{row.kernel_type} is replayed without tensor parallelism, and for tokens of real numbers")
     row.expect_shapes({2: (found.all_experts, found.width), 4: (found.tokens, found.top_k)})
-    if row.has(2) and not quantized:
-        raise row.refuse(
-            INPUT_SHAPES, "slot 2 (scales) is present, but output 0 is not quantized", "correct one of them"
-        )
+    row.expect(not row.has(2) or quantized, INPUT_SHAPES, "slot 2 (scales) is present, but output 0 is not quantized")
     own = _tokens_and_experts(row, found, group.rank)
     optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
     optional |= _mask(row, 3, found)

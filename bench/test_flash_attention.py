@@ -47,14 +47,13 @@ def test_flash_attention_grad(row, replay):
         if row.input_slots[slot].dtype == "UINT8" and len(row.shape(slot)) == 1:
             raise Unsupported(_DROPPED.format(slot))
     *mask, highest, total, result = later if len(later) > 2 else [0, 0, 0]
-    if len(later) not in (3, 4) or row.shape(highest) != row.shape(total):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "from slot 4 on, only a mask, the largest scores, their sums and the result are replayed",
-            "correct the slots, if they are wrong",
-        )
-    if not row.shape(result) == row.shape(3) == row.shape(0):
-        raise row.refuse(INPUT_SHAPES, f"slots 3 and {result} must have the shape of slot 0", "correct their shapes")
+    row.expect(
+        len(later) in (3, 4) and row.shape(highest) == row.shape(total),
+        INPUT_SHAPES,
+        "from slot 4 on, only a mask, the largest scores, their sums and the result are replayed",
+    )
+    row.expect_shape(3, row.shape(0))
+    row.expect_shape(result, row.shape(0))
     query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
     call, scale = _call(row, row.shape(highest), mask[0] if mask else None)
     # Only real outputs of the forward kernel lead to gradients that mean something.
@@ -81,12 +80,11 @@ def _call(row, statistics, mask):
     The shape of the statistics, (B, N, S, 8), tells the layout.
     """
     q, k, v = (row.shape(slot) for slot in range(3))
-    if len(statistics) != 4 or statistics[-1] != 8:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            "the largest scores and their sums must have the shape (batch, heads, queries, 8)",
-            "correct the shape",
-        )
+    row.expect(
+        len(statistics) == 4 and statistics[-1] == 8,
+        OUTPUT_SHAPES,
+        "the largest scores and their sums must be (batch, heads, queries, 8)",
+    )
     batch, heads, queries, _ = statistics
     layouts = {
         "SBH": (queries, batch, q[-1]),
@@ -116,15 +114,12 @@ def _call(row, statistics, mask):
         return arguments, scale
     keys = k[layout.index("S")]
     shape, dtype = row.shape(mask), row.input_slots[mask].dtype
-    if dtype not in ("BOOL", "UINT8"):
-        raise row.refuse(INPUT_DTYPES, f"slot {mask} (mask) is {dtype}, not BOOL or UINT8", "correct its dtype")
-    if queries != keys or (shape != CAUSAL_MASK and shape[-2:] != (queries, keys)):
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or the "
-            "causal mask 2048,2048",
-            "correct its shape",
-        )
+    row.expect(dtype in ("BOOL", "UINT8"), INPUT_DTYPES, f"slot {mask} (mask) is {dtype}, not BOOL or UINT8")
+    row.expect(
+        queries == keys and (shape == CAUSAL_MASK or shape[-2:] == (queries, keys)),
+        INPUT_SHAPES,
+        f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or of 2048,2048",
+    )
     # A capture does not record the values of a mask: it is causal, as in the training of language models.
     if shape != CAUSAL_MASK:
         row.assume("the mask is causal")

@@ -39,8 +39,8 @@ def test_index(row, replay):
     if row.shape(2) != (1,):
         row.expect_list(2, x.dim(), "the steps of the axes of slot 0")
     indices = [row.indices(slot, x.shape[axis]) for slot, axis in enumerate(axes, start=3)]
-    if shape_rules.broadcast([tuple(index.shape) for index in indices]) is None:
-        raise row.refuse(INPUT_SHAPES, "the index tensors (slot 3 on) do not broadcast", "correct their shapes")
+    common = shape_rules.broadcast([index.shape for index in indices])
+    row.expect(common is not None, INPUT_SHAPES, "the index tensors (slot 3 on) do not broadcast")
     replay(impl.index, x, [*[None] * axes.start, *indices], expected=formulas.index)
 
 
@@ -62,10 +62,8 @@ def test_index_fill(row, replay):
     row.expect_inputs(3)
     row.expect_output_shape_like(0)
     x, count = row.tensor(0), math.prod(row.shape(1))
-    if not x.dim() or len(row.shape(1)) != 1:
-        raise row.refuse(INPUT_SHAPES, "slot 1 must list indices along an axis of slot 0", "correct one of the shapes")
-    if row.shape(2) not in ((), (1,)):
-        raise row.refuse(INPUT_SHAPES, "slot 2 (the value) must be one number", "correct its shape")
+    row.expect(x.dim() and len(row.shape(1)) == 1, INPUT_SHAPES, "slot 1 must list indices along an axis of slot 0")
+    row.expect(row.shape(2) in ((), (1,)), INPUT_SHAPES, "slot 2 (the value) must be one number")
     row.assume("indices run along axis 0")
     indices = row.indices(1, x.shape[0], distinct=count <= x.shape[0])
     replay(impl.index_fill, x, 0, indices, 2, expected=formulas.index_fill)
@@ -82,8 +80,7 @@ def test_sort(row, replay):
 def test_argmax(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
-    if not x.shape[-1:].numel():
-        raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no largest one", "correct the shape of slot 0")
+    row.expect(x.shape[-1:].numel(), INPUT_SHAPES, "slot 0 has no elements, and so no largest one")
     replay(impl.argmax, x, -1, expected=formulas.argmax)
 
 
@@ -92,8 +89,7 @@ def test_largest(row, replay):
     """Checks the outputs indices, values. The call returns the values first."""
     row.expect_inputs(1)
     x, result = row.tensor(0), row.output_shape()
-    if not x.shape[-1:].numel():
-        raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no largest one", "correct the shape of slot 0")
+    row.expect(x.shape[-1:].numel(), INPUT_SHAPES, "slot 0 has no elements, and so no largest one")
     along_last = result in (tuple(x.shape[:-1]), (*x.shape[:-1], 1))
     if not along_last and shape_rules.reduction(tuple(x.shape), result, 1) is not None:
         raise Unsupported(f"{row.kernel_type} is replayed along the last axis only")

@@ -27,13 +27,13 @@ def test_trans_data(row, replay):
     row.expect_inputs(1)
     source, result = images.input_slot(row, 0).slot, images.output_slot(row, like=0).slot
     packs = _blocked(source, result) == result.shape
-    if not packs and _blocked(result, source) != source.shape:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"{source.shape} ({source.format or 'no format'}) and {result.shape} ({result.format or 'no format'}) "
-            "are not the plain and a blocked layout of one tensor",
-            "correct one of the shapes or formats",
-        )
+    row.expect(
+        packs or _blocked(result, source) == source.shape,
+        OUTPUT_SHAPES,
+        f"{source.shape} ({source.format or 'no format'}) and {result.shape} ({result.format or 'no format'}) "
+        "are not the plain and a blocked layout of one tensor",
+        "correct one of the shapes or formats",
+    )
     plain, blocked = (source, result) if packs else (result, source)
     x = row.tensor(0, shape=plain.shape if row.on_npu else None)
     if row.on_npu and blocked.shape[-1] * x.element_size() != _BLOCK_BYTES:
@@ -84,12 +84,11 @@ def test_as_strided(row, replay):
     if row.shape(3):
         row.expect_list(3, 1, "the offset")
     viewed = math.prod(sizes)
-    if not viewed or count % viewed or len(sizes) < 2:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"the output is neither a part of the last axis of a tensor of {count} numbers nor its transposition",
-            "correct one of the shapes",
-        )
+    row.expect(
+        viewed and not count % viewed and len(sizes) >= 2,
+        OUTPUT_SHAPES,
+        f"the output is neither a part of the last axis of a tensor of {count} numbers nor its transposition",
+    )
     transposed = count == viewed or (len(sizes) > 2 and min(sizes[:2]) > 1)
     if row.on_npu and (count == viewed or not transposed or sizes[-1] % _WHOLE_BLOCKS):
         raise Unsupported(f"no known call launches {row.kernel_type} for a view of these sizes")
@@ -116,8 +115,7 @@ def test_triu(row, replay):
 def _matrix(row):
     """Returns the matrices whose triangle is kept. A capture does not record the diagonal: the main one is assumed."""
     row.expect_inputs(1)
-    if len(row.shape(0)) < 2:
-        raise row.refuse(INPUT_SHAPES, "slot 0 must have two axes or more", "correct the shape")
+    row.expect(len(row.shape(0)) >= 2, INPUT_SHAPES, "slot 0 must have two axes or more")
     row.assume("the main diagonal")
     return row.tensor(0)
 
@@ -131,14 +129,13 @@ def test_nonzero(row, replay):
     row.expect_inputs(1)
     x = row.tensor(0)
     listed = math.prod(row.output_shape())
-    if not x.dim() or listed % x.dim() or listed // x.dim() > x.numel():
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"the output must hold {x.dim()} coordinates for each of up to {x.numel()} numbers",
-            "correct one of the shapes",
-        )
-    if row.output_dtype().is_floating_point or row.output_slots[0].dtype == "BOOL":
-        raise row.refuse(OUTPUT_DTYPES, "the output holds coordinates, which are integers", "correct the dtype")
+    row.expect(
+        x.dim() and not listed % x.dim() and listed // x.dim() <= x.numel(),
+        OUTPUT_SHAPES,
+        f"the output must hold {x.dim()} coordinates for each of up to {x.numel()} numbers",
+    )
+    integers = not row.output_dtype().is_floating_point and row.output_slots[0].dtype != "BOOL"
+    row.expect(integers, OUTPUT_DTYPES, "the output holds coordinates, which are integers")
     count = listed // x.dim()
     row.assume(f"{count} numbers are not 0, spread evenly")
     x = x.new_zeros(x.shape)

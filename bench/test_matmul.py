@@ -42,18 +42,14 @@ def test_transpose_batch_matmul(row, replay):
     """
     row.expect_inputs(2)
     x1, x2, y = row.shape(0), row.shape(1), row.output_shape()
-    if not len(x1) == len(x2) == len(y) == 3:
-        raise row.refuse(INPUT_SHAPES, "both operands and the result must have three axes", "correct their shapes")
+    row.expect(len(x1) == len(x2) == len(y) == 3, INPUT_SHAPES, "both operands and the result must have three axes")
     for perm_x1, perm_x2 in product(([0, 1, 2], [1, 0, 2]), ([0, 1, 2], [0, 2, 1])):
         (batch, m, k), (b, length, n) = ([x[axis] for axis in perm] for x, perm in ((x1, perm_x1), (x2, perm_x2)))
         if (batch, k) != (b, length):
             continue
         if y != (m, batch, n) and (y[1] != m or y[0] * y[2] != batch * n):
             continue
-        if k % 128 or n % 128:
-            raise row.refuse(
-                INPUT_SHAPES, f"K ({k}) and N ({n}) must be multiples of 128 in this kernel", "correct the shapes"
-            )
+        row.expect(not k % 128 and not n % 128, INPUT_SHAPES, f"K ({k}) and N ({n}) must be multiples of 128")
         split = 1 if y == (m, batch, n) else y[0]
         replay(
             impl.transpose_batch_matmul,

@@ -35,12 +35,11 @@ def test_moe_gating_top_k(row, replay):
     """
     row.expect_inputs(1, 2)
     logits, (tokens, k) = row.shape(0), _pair(row.output_shape())
-    if len(logits) != 2 or tokens != logits[0] or not 1 <= k <= logits[1]:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"output 0 must be (tokens, k) for the logits {logits} of slot 0, with k from 1 to the number of experts",
-            "correct one of the shapes",
-        )
+    row.expect(
+        len(logits) == 2 and tokens == logits[0] and 1 <= k <= logits[1],
+        OUTPUT_SHAPES,
+        f"output 0 must be (tokens, k) for the logits {logits} of slot 0, with k from 1 to the number of experts",
+    )
     gating = {"norm_type": 0}
     if len(row.input_slots) == 2:
         row.expect_shape(1, logits[1:], what="bias")
@@ -68,17 +67,13 @@ def test_moe_token_permute(row, replay):
     """Reads the slots tokens (T, H), their experts (T, k) or (T)."""
     row.expect_inputs(2)
     tokens, indices = row.shape(0), row.shape(1)
-    if len(tokens) != 2 or indices[:1] != tokens[:1]:
-        raise row.refuse(
-            INPUT_SHAPES, "slot 0 must be (tokens, H), and slot 1 must have as many tokens", "correct one of the shapes"
-        )
+    row.expect(
+        len(tokens) == 2 and indices[:1] == tokens[:1], INPUT_SHAPES, "slot 0 must be (tokens, H), and slot 1 as long"
+    )
     experts = max(_ASSUMED_EXPERTS, *indices[1:], 1)
     row.assume(f"{experts} experts, chosen equally often")
     copies, kept = indices[0] * max(indices[1:], default=1), row.output_shape()[0] if row.output_shape() else 0
-    if kept > copies:
-        raise row.refuse(
-            OUTPUT_SHAPES, f"output 0 has more rows than the {copies} copies of tokens", "correct one of the shapes"
-        )
+    row.expect(kept <= copies, OUTPUT_SHAPES, f"output 0 has more rows than the {copies} copies of tokens")
     arguments = [row.tensor(0), row.expert_ids(1, experts), *([kept] if kept < copies else [])]
     replay(impl.moe_token_permute, *arguments, expected=formulas.moe_token_permute)
 
@@ -87,16 +82,15 @@ def test_moe_token_permute(row, replay):
 def test_moe_token_unpermute(row, replay):
     """Reads the slots permuted tokens (T k, H), position of each copy (T k), perhaps weights (T, k)."""
     row.expect_inputs(2, 3)
-    permuted, positions = row.shape(0), row.shape(1)
-    if len(permuted) != 2 or positions != permuted[:1]:
-        raise row.refuse(
-            INPUT_SHAPES, "slot 1 must have one position for each row of slot 0", "correct one of the shapes"
-        )
+    permuted = row.shape(0)
+    row.expect(len(permuted) == 2, INPUT_SHAPES, "slot 0 must have two axes")
+    row.expect_shape(1, permuted[:1], what="a position for each row of slot 0")
     probs = [row.tensor(2, 0.1, 1.0)] if len(row.input_slots) == 3 else []
-    if probs and (probs[0].dim() != 2 or probs[0].numel() != permuted[0]):
-        raise row.refuse(
-            INPUT_SHAPES, f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all", "correct its shape"
-        )
+    row.expect(
+        not probs or (probs[0].dim() == 2 and probs[0].numel() == permuted[0]),
+        INPUT_SHAPES,
+        f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all",
+    )
     arguments = [row.tensor(0), row.indices(1, permuted[0], distinct=True), *probs]
     replay(impl.moe_token_unpermute, *arguments, expected=formulas.moe_token_unpermute)
 
@@ -113,13 +107,13 @@ def test_grouped_matmul(row, replay):
     transposed, (m, k), (experts, n) = _grouped(row)
     if any(row.has(slot) for slot in (4, 5, 6)):
         raise Unsupported("GroupedMatmul is replayed without offsets and without weights alone in integers (slots 4-6)")
-    if not row.has(7):
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 7 (group_list) is missing: it says which rows are multiplied with which of the {experts} matrices; "
-            "a row without it is a whole mixture of experts, which launches several kernels",
-            "restore the slot from the capture, or record the row under the types of these kernels",
-        )
+    row.expect(
+        row.has(7),
+        INPUT_SHAPES,
+        f"slot 7 (group_list) is missing: it says which rows are multiplied with which of the {experts} matrices; "
+        "a row without it is a whole mixture of experts, which launches several kernels",
+        "restore the slot from the capture, or record the row under the types of these kernels",
+    )
     quantized = row.input_slots[0].dtype in _QUANTIZED
     if quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
@@ -129,8 +123,7 @@ def test_grouped_matmul(row, replay):
         expect_real_product(row, 2 if row.has(2) else None)
     token = (m, blocks(k)) if of_blocks else (m,)
     row.expect_shapes({2: (experts, n), 7: (experts,), 8: token} | ({} if of_blocks else {3: (experts, n)}))
-    if of_blocks and not row.has(8):
-        raise row.refuse(INPUT_SHAPES, f"scales of blocks need scales {token} of x in slot 8", "restore the slot")
+    row.expect(not of_blocks or row.has(8), INPUT_SHAPES, f"slot 8, scales {token} of x, is missing", "restore it")
     whole = LARGEST if quantized else None
     weight = row.matrices(1, rank=3, largest=whole)
     weight = weight.mT if transposed else weight
@@ -195,12 +188,11 @@ def _grouped(row, *, halves=False):
     """
     x, stored, y = row.shape(0), row.shape(1), row.output_shape()
     weight = shape_rules.nz_shape(stored) if len(stored) == 5 else stored
-    if not len(x) == len(y) == 2 or len(weight) != 3:
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slot 0 must be (M, K), slot 1 (E, K, N) or, in FRACTAL_NZ, of five axes",
-            "correct the shapes",
-        )
+    row.expect(
+        len(x) == len(y) == 2 and len(weight) == 3,
+        INPUT_SHAPES,
+        "slots 0 and 1 must be (M, K) and (E, K, N) or FRACTAL_NZ",
+    )
     wanted = (y[0], y[1] * 2 if halves else y[1])
     fitting = shape_rules.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
     if fitting is None or fitting[0]:

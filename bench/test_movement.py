@@ -28,10 +28,11 @@ def test_slice(row, replay):
     x, sizes = row.tensor(0), row.output_shape()
     for slot, what in enumerate(("the offsets", "the sizes", "the axes", "the steps"), start=1):
         row.expect_list(slot, x.dim(), what)
-    if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"the output is no block of the input {tuple(x.shape)}", "correct one of the shapes"
-        )
+    row.expect(
+        len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True)),
+        OUTPUT_SHAPES,
+        f"the output is no block of the input {tuple(x.shape)}",
+    )
     if row.on_npu and x[tuple(map(slice, sizes))].is_contiguous():
         raise Unsupported(f"torch copies a contiguous block, and no call launches {row.kernel_type} for it")
     replay(impl.slice_copy, x, [0] * x.dim(), list(sizes), expected=formulas.slice_copy)
@@ -49,10 +50,11 @@ def test_strided_slice(row, replay):
         row.expect_list(slot, x.dim(), what)
     if len(sizes) < x.dim():
         raise Unsupported(f"{row.kernel_type} is replayed with as many axes in the output as in the input")
-    if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"the output is no part of the input {tuple(x.shape)}", "correct one of the shapes"
-        )
+    row.expect(
+        len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True)),
+        OUTPUT_SHAPES,
+        f"the output is no part of the input {tuple(x.shape)}",
+    )
     steps = [whole // size if size else 1 for size, whole in zip(sizes, x.shape, strict=True)]
     row.assume(f"steps {steps} from the first element on")
     ends = [size * step for size, step in zip(sizes, steps, strict=True)]
@@ -62,19 +64,13 @@ def test_strided_slice(row, replay):
 @replays("Pack", "PackAiCore", npu="torch.stack")
 def test_pack(row, replay):
     parts, result = row.inputs(), row.output_shape()
-    if len({part.dtype for part in parts}) > 1:
-        raise row.refuse(INPUT_DTYPES, "the inputs must have one dtype", "correct the dtype that differs")
+    row.expect(len({part.dtype for part in parts}) <= 1, INPUT_DTYPES, "the inputs must have one dtype")
     axes = [
         axis
         for axis in range(len(result))
         if parts and all((*part.shape[:axis], len(parts), *part.shape[axis:]) == result for part in parts)
     ]
-    if not axes:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"no stack of the {len(parts)} inputs along a new axis has this shape",
-            "correct the shape that does not fit",
-        )
+    row.expect(axes, OUTPUT_SHAPES, f"no stack of the {len(parts)} inputs along a new axis has this shape")
     if len(axes) > 1:
         row.assume(f"axis {axes[0]} is the new one")
     replay(impl.stack, parts, axes[0], expected=formulas.stack)
@@ -88,12 +84,11 @@ def test_repeat_interleave(row, replay):
     x, result = row.tensor(0), row.output_shape()
     different = [axis for axis, (own, size) in enumerate(zip(x.shape, result, strict=False)) if own != size]
     axis = different[0] if different else 0
-    if len(result) != x.dim() or not x.dim() or len(different) > 1 or not x.shape[axis]:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"the output differs from the input {tuple(x.shape)} in more than one axis",
-            "correct one of them",
-        )
+    row.expect(
+        len(result) == x.dim() > 0 and len(different) <= 1 and x.shape[axis],
+        OUTPUT_SHAPES,
+        f"the output differs from the input {tuple(x.shape)} in more than one axis",
+    )
     lines, total = x.shape[axis], result[axis]
     row.expect_shape(1, (lines,), *([(), (1,)] if total % lines == 0 else []), what="repetitions")
     if row.shape(1) == (lines,):
@@ -112,11 +107,7 @@ def test_transpose(row, replay):
     row.expect_list(1, x.dim(), "the axes")
     permutation = shape_rules.permutation(tuple(x.shape), row.output_shape())
     if permutation is None:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"the output must have the axes of the input {tuple(x.shape)} in any order",
-            "correct one of the shapes",
-        )
+        raise row.refuse(OUTPUT_SHAPES, f"the output must have the axes {tuple(x.shape)} in any order", "correct one")
     if not shape_rules.permutation_is_unique(row.shape(0)):
         row.assume(f"axes {list(permutation)}, of several orders that fit the shapes")
     replay(impl.transpose_copy, x, list(permutation), expected=formulas.transpose_copy)
@@ -126,12 +117,7 @@ def test_transpose(row, replay):
 def test_concat(row, replay):
     parts = row.inputs()
     axis = shape_rules.concatenation([tuple(part.shape) for part in parts], row.output_shape()) if parts else None
-    if axis is None:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"no concatenation of the inputs along an axis has the output's shape {row.output_shape()}",
-            "correct the shape that does not fit",
-        )
+    row.expect(axis is not None, INPUT_SHAPES, f"no concatenation along an axis has the shape {row.output_shape()}")
     replay(impl.cat, parts, axis, expected=formulas.concatenate)
 
 
@@ -140,10 +126,11 @@ def test_broadcast_to(row, replay):
     row.expect_inputs(1, 2)
     x, shape = row.tensor(0), row.output_shape()
     row.expect_list(1, len(shape), "the output's sizes")
-    if shape_rules.broadcast([tuple(x.shape), shape]) != shape:
-        raise row.refuse(
-            OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast to the output", "correct one of them"
-        )
+    row.expect(
+        shape_rules.broadcast([x.shape, shape]) == shape,
+        OUTPUT_SHAPES,
+        f"the input {tuple(x.shape)} does not broadcast",
+    )
     replay(impl.broadcast_to, x, list(shape), expected=formulas.broadcast_to)
 
 
@@ -153,12 +140,7 @@ def test_tile(row, replay):
     x = row.tensor(0)
     row.expect_list(1, len(row.output_shape()), "the repetitions")
     repeats = shape_rules.repetition(tuple(x.shape), row.output_shape())
-    if repeats is None:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"the axes of the output are not multiples of the axes of the input {tuple(x.shape)}",
-            "correct one of them",
-        )
+    row.expect(repeats is not None, OUTPUT_SHAPES, f"the axes are not multiples of the input's {tuple(x.shape)}")
     replay(impl.tile, x, repeats, expected=formulas.tile)
 
 
@@ -168,10 +150,11 @@ def test_pad(row, replay):
     row.expect_inputs(1, 2, 3)
     x, padded = row.tensor(0), row.output_shape()
     row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")
-    if len(padded) != x.dim() or any(size < inner for size, inner in zip(padded, x.shape, strict=True)):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"the output does not contain the input {tuple(x.shape)}", "correct one of the shapes"
-        )
+    row.expect(
+        len(padded) == x.dim() and not any(size < inner for size, inner in zip(padded, x.shape, strict=True)),
+        OUTPUT_SHAPES,
+        f"the output does not contain the input {tuple(x.shape)}",
+    )
     padding = [
         amount for size, inner in zip(reversed(padded), reversed(x.shape), strict=True) for amount in (0, size - inner)
     ]

@@ -23,13 +23,8 @@ def test_rms_norm_grad(row, replay):
     """Reads the slots gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
     row.expect_inputs(4)
     _expect_vectors(row, {3: "gamma"})
-    if row.shape(1) != row.shape(0) or row.shape(2) != (*row.shape(0)[:-1], 1):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slot 1 (x) must have the shape of slot 0 (the gradient), and slot 2 (rstd) the same shape "
-            "with a last axis of 1",
-            "correct the shape that does not fit",
-        )
+    row.expect_shape(1, row.shape(0), what="x")
+    row.expect_shape(2, (*row.shape(0)[:-1], 1), what="rstd")
     grad, x, gamma = row.tensor(0), row.tensor(1), row.tensor(3)
     rstd = impl.rms_norm(x, gamma, epsilon=1e-6)[1]
     replay(impl.rms_norm_backward, grad, x, gamma, rstd, expected=formulas.rms_norm_backward)
@@ -82,7 +77,7 @@ def test_lp_norm(row, replay):
     reduction = shape_rules.reduction(row.shape(0), row.output_shape())
     if reduction is None or len(reduction[0]) == 0 < len(row.shape(0)):
         raise row.refuse(
-            OUTPUT_SHAPES, f"no norm over axes of the input {row.shape(0)} has this shape", "correct one of the shapes"
+            OUTPUT_SHAPES, f"no norm over axes of {row.shape(0)} has this shape", "correct one of the shapes"
         )
     axes, keepdim = reduction
     row.assume("the norm is the Euclidean one")
@@ -102,10 +97,9 @@ def test_lp_norm_update(row, replay):
 def _normalized_sizes(row, gamma):
     """Returns the sizes of the normalized last axes of x, which gamma and beta, adjacent slots, must have."""
     sizes = row.shape(gamma)
-    if not sizes or row.shape(0)[-len(sizes) :] != sizes:
-        raise row.refuse(
-            INPUT_SHAPES, f"slot {gamma} (gamma) must have the shape of slot 0's last axes", "correct one of them"
-        )
+    row.expect(
+        sizes and row.shape(0)[-len(sizes) :] == sizes, INPUT_SHAPES, f"slot {gamma} must have slot 0's last axes"
+    )
     row.expect_shape(gamma + 1, sizes, what="beta")
     return sizes
 
@@ -118,12 +112,8 @@ def _layer_norm_arguments(row, sizes, gamma):
 def _expect_vectors(row, names):
     """Refuses a row whose vectors differ in size from the last axis of x."""
     for slot, name in names.items():
-        if row.shape(slot) != row.shape(0)[-1:]:
-            raise row.refuse(
-                INPUT_SHAPES, f"slot {slot} ({name}) must have the size of slot 0's last axis", "correct one of them"
-            )
+        row.expect_shape(slot, row.shape(0)[-1:], what=name)
 
 
 def _expect_sum(row):
-    if row.shape(0) != row.shape(1):
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape", "correct one of them")
+    row.expect(row.shape(0) == row.shape(1), INPUT_SHAPES, "slots 0 and 1 must have one shape")

@@ -41,8 +41,8 @@ def test_max_pool_gradient(row, replay):
     """Reads the slots pooled feature map, gradient of the result, mask (see `test_max_pool`)."""
     row.expect_inputs(3)
     source, result = (images.map_shape(row, images.input_slot(row, slot)) for slot in (0, 1))
-    if images.map_shape(row, images.output_slot(row, like=0)) != source:
-        raise row.refuse(OUTPUT_SHAPES, "the gradient must have the shape of slot 0", "correct one of them")
+    gradient = images.map_shape(row, images.output_slot(row, like=0))
+    row.expect(gradient == source, OUTPUT_SHAPES, "the gradient must have the shape of slot 0")
     windows = _windows(row, source, result, row.shape(2), INPUT_SHAPES, "slot 2")
     x = images.distinct_map(row, 0, source)
     arguments = (windows.kernel, windows.stride, windows.padding, (1, 1), False)
@@ -64,10 +64,11 @@ def test_adaptive_average_pool(row, replay):
     source, result = row.shape(0), row.output_shape()
     if images.layout(row.input_slots[0]) not in ("", "ND", "NDHWC"):
         raise Unsupported(f"{row.kernel_type} is replayed with channels last, in the formats ND and NDHWC")
-    if len(source) != 5 or len(result) != 5 or (source[0], source[4]) != (result[0], result[4]):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"no pooling along three axes leads from {source} to the output", "correct one of the shapes"
-        )
+    row.expect(
+        len(source) == len(result) == 5 and (source[0], source[4]) == (result[0], result[4]),
+        OUTPUT_SHAPES,
+        f"no pooling along three axes leads from {source} to the output",
+    )
     images.output_slot(row, like=0)
     replay(
         impl.adaptive_average_pool3d,
@@ -83,17 +84,14 @@ def test_adaptive_average_pool_gradient(row, replay):
     """Reads the slots gradient (OD, OH, OW, N C), pooled volume (N, C, D, H, W). Output: (D, H, W, N C)."""
     row.expect_inputs(2)
     gradient, source = row.shape(0), row.shape(1)
-    if len(source) != 5 or len(gradient) != 4 or gradient[3] != source[0] * source[1]:
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)",
-            "correct one of them",
-        )
+    row.expect(
+        len(source) == 5 and len(gradient) == 4 and gradient[3] == source[0] * source[1],
+        INPUT_SHAPES,
+        "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)",
+    )
     images.output_slot(row, like=0)
-    if row.output_shape() != (*source[2:], gradient[3]):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"the gradient of {source} must have the shape {(*source[2:], gradient[3])}", "correct one"
-        )
+    wanted = (*source[2:], gradient[3])
+    row.expect(row.output_shape() == wanted, OUTPUT_SHAPES, f"the gradient of {source} must have the shape {wanted}")
     replay(
         impl.adaptive_average_pool3d_backward,
         row.tensor(0).permute(3, 0, 1, 2).reshape(*source[:2], *gradient[:3]),
@@ -108,17 +106,15 @@ def _windows(row, source, result, mask, column, name):
     n, c, *size = source
     area = mask[2] if len(mask) > 2 else 0
     sixteens = images.block_count(result[2] * result[3], 16) + 1
-    if result[:2] != (n, c) or mask[:1] != (n,) or mask[-2:] != (sixteens, 16):
-        raise row.refuse(
-            column,
-            f"the mask of a pooling from {source} to {result} has the shape (N, C1, positions of the kernel, "
-            f"{sixteens}, 16), but {name} is {mask}",
-            "correct one of the three shapes",
-        )
+    row.expect(
+        result[:2] == (n, c) and mask[:1] == (n,) and mask[-2:] == (sixteens, 16),
+        column,
+        f"{name} is {mask}, but the mask from {source} to {result} is (N, C1, positions of the kernel, {sixteens}, 16)",
+    )
     windows = images.find_windows(size, result[2:], images.kernel_sizes(area))
     if windows is None:
         raise row.refuse(
-            column, f"no kernel of {area} positions pools {source} to {result}", "correct one of the three shapes"
+            column, f"no kernel of {area} positions pools {source} to {result}", "correct one of the shapes"
         )
     if max(windows.kernel) > images.DISTINCT:
         raise Unsupported(f"kernels of more than {images.DISTINCT} positions a side are not replayed")

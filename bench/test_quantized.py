@@ -37,8 +37,7 @@ def test_quant_matmul(row, replay):
     x1, x2 = factors(row, a, b, transposed_b_first=False)
     (m, k), n = x1.shape[-2:], x2.shape[-1]
     if of_blocks:
-        if x1.dim() != 2 or x2.dim() != 2:
-            raise row.refuse(INPUT_SHAPES, "a product with scales of blocks has matrices of two axes", "correct them")
+        row.expect(x1.dim() == x2.dim() == 2, INPUT_SHAPES, "matrices with scales of blocks have two axes")
         scale = scale_of_blocks(row, 2, x2, stored_by_columns=x2 is not b)
     elif row.has(2):
         row.expect_shape(2, (1,), (n,), what="the scale")
@@ -47,10 +46,9 @@ def test_quant_matmul(row, replay):
         row.assume("no scale slot: the scale is ones")
         scale = row.ones(n)
     slots = _added(row, (m, blocks(k)) if of_blocks else (m,), n, fp8)
-    if of_blocks and "pertoken_scale" not in slots:
-        raise row.refuse(
-            INPUT_SHAPES, f"a product with scales of blocks has scales ({m}, {blocks(k)}) of x1", "restore their slot"
-        )
+    row.expect(
+        not of_blocks or "pertoken_scale" in slots, INPUT_SHAPES, f"the scales ({m}, {blocks(k)}) of x1 are missing"
+    )
     if fp8:
         expect_real_product(row, slots.get("bias"))
     ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5)}
@@ -77,8 +75,9 @@ def _added(row, token, n, fp8):
             # A bias may have the axes of a batch before its own axis.
             shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [token]}
             row.expect_shape(slot, *shapes[name], what=f"the {name.replace('_', ' ')}")
-        if fp8 and "offset" in added:
-            raise row.refuse(INPUT_SHAPES, "slot 3 is an offset, which products in FP8 do not have", "remove it")
+        row.expect(
+            not fp8 or "offset" not in added, INPUT_SHAPES, "products in FP8 have no offset (slot 3)", "remove it"
+        )
         return added
     if not row.has(3):
         return {}
@@ -104,12 +103,8 @@ def test_quantize(row, replay):
     x, name = row.tensor(0, -4.0, 4.0), row.output_slots[0].dtype if row.output_slots else ""
     if name == "INT32" and row.output_shape() == (*x.shape[:-1], x.shape[-1] // 8):
         name = "INT4"
-    if name not in ("INT8", "UINT8", "INT4"):
-        raise row.refuse(
-            OUTPUT_DTYPES, "the kernel quantizes to INT8, UINT8 or INT4", "correct the dtype of the output"
-        )
-    if name == "INT4" and x.shape[-1] % 8:
-        raise row.refuse(INPUT_SHAPES, "the last axis must be a multiple of 8 for INT4", "correct the shape of slot 0")
+    row.expect(name in ("INT8", "UINT8", "INT4"), OUTPUT_DTYPES, "the kernel quantizes to INT8, UINT8 or INT4")
+    row.expect(name != "INT4" or not x.shape[-1] % 8, INPUT_SHAPES, "the last axis must be a multiple of 8 for INT4")
     for slot in range(1, len(row.input_slots)):
         row.expect_shape(slot, x.shape[-1:], (1,), what="the scales" if slot == 1 else "the zero points")
     # x is divided by the scales for UINT8, else multiplied. Most results are within the range of the dtype.
@@ -125,8 +120,7 @@ def test_dynamic_quant(row, replay):
     """Reads the slots x, perhaps smooth scales of its last axis."""
     row.expect_inputs(1, 2)
     x = row.tensor(0, -4.0, 4.0)
-    if x.dim() < 2 or not x.shape[-1]:
-        raise row.refuse(INPUT_SHAPES, "slot 0 must have two axes or more", "correct its shape")
+    row.expect(x.dim() >= 2 and x.shape[-1], INPUT_SHAPES, "slot 0 must have two axes or more")
     smooth = {}
     if len(row.input_slots) == 2:
         row.expect_shape(1, x.shape[-1:], (1,), what="the smooth scales")
@@ -144,13 +138,11 @@ def test_dynamic_block_quant(row, replay):
     """Reads the slot x (..., N). Output 1 has the scale of each 128 columns of a row, as activations are quantized."""
     row.expect_inputs(1)
     x = row.tensor(0, -4.0, 4.0)
-    if x.dim() < 2 or not x.shape[-1]:
-        raise row.refuse(INPUT_SHAPES, "slot 0 must have two axes or more", "correct its shape")
+    row.expect(x.dim() >= 2 and x.shape[-1], INPUT_SHAPES, "slot 0 must have two axes or more")
     scales = (*x.shape[:-1], blocks(x.shape[-1]))
     if len(row.output_slots) < 2 or row.output_shape(1) != scales:
         raise Unsupported(f"{row.kernel_type} is replayed for blocks of 1 x {SCALE_BLOCK}: output 1 is {scales} then")
-    if row.output_slots[0].dtype not in FP8 | {"INT8"}:
-        raise row.refuse(OUTPUT_DTYPES, "the kernel quantizes to INT8 or FP8", "correct the dtype of output 0")
+    row.expect(row.output_slots[0].dtype in FP8 | {"INT8"}, OUTPUT_DTYPES, "the kernel quantizes to INT8 or FP8")
     replay(
         impl.dynamic_block_quant,
         x,
@@ -170,19 +162,14 @@ def test_add_rms_norm_dynamic_quant(row, replay):
     """
     row.expect_inputs(3, 4, 5, 6)
     x1, x2 = row.tensor(0), row.tensor(1)
-    if x1.shape != x2.shape or not x1.dim() or not x1.shape[-1]:
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape", "correct one of them")
+    row.expect(x1.shape == x2.shape and x1.dim() and x1.shape[-1], INPUT_SHAPES, "slots 0 and 1 must have one shape")
     names = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
     row.shape(2)  # gamma must be there
     present = {name: slot for slot, name in enumerate(names, start=2) if row.has(slot)}
     for name, slot in present.items():
         row.expect_shape(slot, x1.shape[-1:], (1,), what=name)
-    if "smooth_scale2" in present and "smooth_scale1" not in present:
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slot 4 (the second smooth scale) is present, but slot 3 (the first) is missing",
-            "restore slot 3 from the capture",
-        )
+    missing = "smooth_scale2" in present and "smooth_scale1" not in present
+    row.expect(not missing, INPUT_SHAPES, "slot 4 needs slot 3, the first smooth scale, which is missing", "restore it")
     vectors = {name: row.tensor(slot, 0.5, 1.5) for name, slot in present.items()}
     both = "smooth_scale2" in present
     replay(

@@ -26,8 +26,7 @@ def test_reduce_mean(row, replay):
     if not row.output_dtype().is_floating_point:
         raise Unsupported("torch has no mean in integers")
     axes, keepdim = _reduction(row, "mean")
-    if 0 in [row.shape(0)[axis] for axis in axes]:
-        raise row.refuse(INPUT_SHAPES, "slot 0 has no elements, and so no mean", "correct the shape of slot 0")
+    row.expect(0 not in [row.shape(0)[axis] for axis in axes], INPUT_SHAPES, "slot 0 has no elements, and so no mean")
     x = row.tensor(0)
     replay(impl.mean, x, axes, keepdim, dtype=row.output_dtype(), expected=formulas.reduce_mean)
 
@@ -43,10 +42,9 @@ def _reduction(row, name):
     """Returns the axes and whether they stay as ones; the length of slot 1, a list of axes, is their number."""
     count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
     reduction = shape_rules.reduction(row.shape(0), row.output_shape(), count)
-    if reduction is None:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape",
-            "correct the input, the length of the list of axes (slot 1) or the output",
-        )
+    row.expect(
+        reduction is not None,
+        OUTPUT_SHAPES,
+        f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape",
+    )
     return reduction

@@ -38,8 +38,7 @@ def test_rotary_mul_backward(row, replay):
         raise Unsupported(
             "torch_npu's call takes x and computes the gradients of cos and sin, which the kernel of this row did not"
         )
-    if x is not None and row.shape(3) != row.shape(0):
-        raise row.refuse(INPUT_SHAPES, "slot 3 (x) must have the shape of slot 0", "correct one of them")
+    row.expect(x is None or row.shape(3) == row.shape(0), INPUT_SHAPES, "slot 3 (x) must have the shape of slot 0")
     replay(
         impl.rotary_mul_backward,
         row.tensor(0),
@@ -65,8 +64,7 @@ def test_apply_rotary_pos_emb(row, replay):
     row.expect_inputs(4)
     _expect_angles(row, [0, 1], 2, 3)
     axes = len(row.shape(0))
-    if axes not in (3, 4):
-        raise row.refuse(INPUT_SHAPES, f"slot 0 has {axes} axes instead of 3 (TND) or 4", "correct its shape")
+    row.expect(axes in (3, 4), INPUT_SHAPES, f"slot 0 has {axes} axes instead of 3 (TND) or 4")
     row.assume(_HALVES)
     layout = "TND" if axes == 3 else "BSND" if row.shape(2)[2] == 1 else "BNSD"
     replay(
@@ -87,21 +85,18 @@ def test_triton_rope(row, replay, custom_opp):
     The capture of a Triton kernel has the first tensors only: the positions of the tokens are missing.
     """
     row.expect_inputs(3, 4)
-    if row.input_slots[1].dtype != row.input_slots[0].dtype:
-        raise row.refuse(
-            INPUT_DTYPES,
-            "slot 1 (key) must have the dtype of slot 0 (query); captures of this Triton kernel hold "
-            "meaningless dtypes there",
-            "write the dtype of slot 0 for slot 1",
-        )
+    row.expect(
+        row.input_slots[1].dtype == row.input_slots[0].dtype,
+        INPUT_DTYPES,
+        "slot 1 must have the dtype of slot 0; captures of this Triton kernel hold meaningless dtypes there",
+        "write the dtype of slot 0 for slot 1",
+    )
     query, key = row.shape(0), row.shape(1)
-    if len(query) != 3 or len(key) != 3 or (query[0], query[2]) != (key[0], key[2]):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slots 0 (query) and 1 (key) must have the shape (tokens, heads, head size), with the same "
-            "tokens and head size",
-            "correct one of the shapes",
-        )
+    row.expect(
+        len(query) == len(key) == 3 and query[::2] == key[::2],
+        INPUT_SHAPES,
+        "slots 0 and 1 must be (tokens, heads, head size), with the same tokens and head size",
+    )
     row.assume(_HALVES)
     table = row.tensor(2)
     rotary_size = _expect_table(row, 2, query[2])
@@ -129,20 +124,14 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     row.expect_inputs(2, 3)
     fused = row.shape(0)
     query, key = row.output_shape(0), row.output_shape(1)
-    if len(fused) != 2 or query[:-1] != fused[:1] or key[:-1] != fused[:1] or fused[1] != query[1] + 2 * key[1]:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input {fused}",
-            "correct one of the three shapes",
-        )
+    row.expect(
+        len(fused) == 2 and query[:-1] == key[:-1] == fused[:1] and fused[1] == query[1] + 2 * key[1],
+        OUTPUT_SHAPES,
+        f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input {fused}",
+    )
     width = row.shape(1)[-1] if row.shape(1) else 0
     sizes = [size for size in range(max(width, 1), key[1] + 1) if gcd(query[1], key[1]) % size == 0]
-    if not sizes:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 1 has angles for {width} features of a head, but all heads of the key together have {key[1]}",
-            "correct the last axis of slot 1, or the outputs",
-        )
+    row.expect(sizes, INPUT_SHAPES, f"slot 1 has angles for {width} features, but all heads of the key have {key[1]}")
     head_size = sizes[0]
     if len(sizes) > 1:
         row.assume(f"heads of {head_size} features")
@@ -168,18 +157,17 @@ def _expect_angles(row, turned, cos, sin):
     """Refuses a row whose cos and sin do not broadcast to the rotated tensors."""
     for slot in turned:
         shape, angles = row.shape(slot), row.shape(cos)
-        if not shape or shape[-1] % 2 or len(angles) != len(shape) or angles[-1] != shape[-1]:
-            raise row.refuse(
-                INPUT_SHAPES,
-                f"slot {slot} and slot {cos} (cos) must have as many axes and the same even number of features",
-                "correct one of the two shapes",
-            )
-        if shape_rules.broadcast([shape, angles]) != shape:
-            raise row.refuse(
-                INPUT_SHAPES, f"slot {cos} (cos) does not broadcast to slot {slot}", "correct one of the two shapes"
-            )
-    if row.shape(sin) != row.shape(cos):
-        raise row.refuse(INPUT_SHAPES, f"slots {cos} (cos) and {sin} (sin) must have one shape", "correct one of them")
+        row.expect(
+            shape and not shape[-1] % 2 and len(angles) == len(shape) and angles[-1] == shape[-1],
+            INPUT_SHAPES,
+            f"slot {slot} and slot {cos} (cos) must have as many axes and the same even number of features",
+        )
+        row.expect(
+            shape_rules.broadcast([shape, angles]) == shape,
+            INPUT_SHAPES,
+            f"slot {cos} (cos) does not broadcast to slot {slot}",
+        )
+    row.expect(row.shape(sin) == row.shape(cos), INPUT_SHAPES, f"slots {cos} (cos) and {sin} (sin) must have one shape")
 
 
 def _angles(row, *slots):
@@ -197,13 +185,11 @@ def _angles(row, *slots):
 def _expect_table(row, slot, head_size):
     """Returns the width of a table of cos and sin, side by side. Refuses a table that is wider than a head."""
     shape = row.shape(slot)
-    if not 1 <= len(shape) <= 2 or shape[-1] % 2 or not 0 < shape[-1] <= head_size:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot {slot} must be a table (positions, rotary size), with an even rotary size of at most "
-            f"{head_size}, the head size",
-            "correct its shape",
-        )
+    row.expect(
+        1 <= len(shape) <= 2 and not shape[-1] % 2 and 0 < shape[-1] <= head_size,
+        INPUT_SHAPES,
+        f"slot {slot} must be (positions, rotary size), with an even rotary size of at most {head_size}, the head size",
+    )
     return shape[-1]
 
 

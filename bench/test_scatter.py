@@ -38,10 +38,7 @@ def test_scatter_elements(row, replay):
     """Reads the slots target, indices along an axis, updates: as many elements, or one number."""
     row.expect_inputs(3)
     target, indices = row.shape(0), row.shape(1)
-    if row.shape(2) and row.shape(2) != indices:
-        raise row.refuse(
-            INPUT_SHAPES, "slot 2 (updates) must have the shape of slot 1 (indices)", "correct one of them"
-        )
+    row.expect(row.shape(2) in ((), indices), INPUT_SHAPES, "slot 2 (updates) must have the shape of slot 1 (indices)")
     axis = _axis(row, target, indices)
     if indices[axis] > target[axis]:
         raise Unsupported(_AMBIGUOUS)
@@ -62,12 +59,11 @@ def test_scatter_nd_update(row, replay):
     row.expect_inputs(3)
     target, positions = row.shape(0), row.shape(1)
     axes = positions[-1] if positions else 0
-    if not 1 <= axes <= len(target) or row.shape(2) != positions[:-1] + target[axes:]:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)",
-            "correct the shape that does not fit",
-        )
+    row.expect(
+        1 <= axes <= len(target) and row.shape(2) == positions[:-1] + target[axes:],
+        INPUT_SHAPES,
+        f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)",
+    )
     coordinates = _distinct(row, [1] * axes, [positions[:-1]] * axes, target[:axes])
     replay(
         impl.scatter_nd_update,
@@ -89,11 +85,13 @@ def test_index_put(row, replay):
     slots = range(4, 4 + len(axes))
     shapes = [row.shape(slot) for slot in slots]
     indexed = shape_rules.broadcast(shapes)
-    if indexed is None:
-        raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
+    row.expect(indexed is not None, INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast")
     written = target[: axes.start] + indexed + target[axes.stop :]
-    if shape_rules.broadcast([row.shape(1), written]) != written:
-        raise row.refuse(INPUT_SHAPES, f"slot 1 (values) does not broadcast to {written}", "correct one of the shapes")
+    row.expect(
+        shape_rules.broadcast([row.shape(1), written]) == written,
+        INPUT_SHAPES,
+        f"slot 1 does not broadcast to {written}",
+    )
     row.assume("values are put, not added")
     replay(
         impl.index_put,
@@ -110,14 +108,10 @@ _AMBIGUOUS = "an element is written more than once, and which value it keeps is 
 
 def _axis(row, source, indices):
     """Returns the axis of the indices: the one in which their shape differs from the source; else the last."""
-    if len(indices) != len(source) or not source:
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 (indices) must have as many axes", "correct one of them")
+    row.expect(len(indices) == len(source) and source, INPUT_SHAPES, "slots 0 and 1 (indices) must have as many axes")
     different = [axis for axis in range(len(source)) if indices[axis] != source[axis]]
     larger = [axis for axis in different if indices[axis] > source[axis]]
-    if len(larger) > 1:
-        raise row.refuse(
-            INPUT_SHAPES, "slot 1 (indices) is larger than slot 0 along more than one axis", "correct one of the shapes"
-        )
+    row.expect(len(larger) <= 1, INPUT_SHAPES, "slot 1 (indices) is larger than slot 0 along more than one axis")
     axis = (larger or different or [len(source) - 1])[-1]
     if len(different) != 1:
         row.assume(f"indices run along axis {axis}")

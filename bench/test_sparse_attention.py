@@ -46,12 +46,12 @@ def _indexer_call(row):
     """Reads the slots queries (T, N, D), keys (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
     expect_slots(row, range(6))
     query, cache, weights = (row.shape(slot) for slot in range(3))
-    if len(query) != 3 or weights != query[:2] or cache[2:] != (1, query[-1]):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)",
-            "correct their shapes; other layouts are not replayed",
-        )
+    row.expect(
+        len(query) == 3 and weights == query[:2] and cache[2:] == (1, query[-1]),
+        INPUT_SHAPES,
+        "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)",
+        "correct their shapes; other layouts are not replayed",
+    )
     queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
     return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
         "actual_seq_lengths_query": lengths_tensor(row, list(accumulate(queries)), host=False),
@@ -77,19 +77,16 @@ def test_sparse_flash_attention(row, replay):
     """
     expect_slots(row, range(9))
     query, cache, values, indices, _, _, _, query_rope, key_rope = (row.shape(slot) for slot in range(9))
-    if (
-        len(query) != 3
-        or (cache[2:], values) != ((1, query[-1]), cache)
-        or (len(indices), indices[:2]) != (3, (query[0], 1))
-        or (query_rope[:-1], key_rope[:-1], query_rope[-1]) != (query[:-1], cache[:-1], key_rope[-1])
-    ):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slot 0 must have the shape (tokens, heads, D), slots 1 and 2 (blocks, block size, 1, D), "
-            "slot 3 (tokens, 1, K), and slots 7 and 8 (rope) the shapes of slots 0 and 1 with another "
-            "last axis",
-            "correct their shapes; other layouts are not replayed",
-        )
+    row.expect(
+        len(query) == 3
+        and (cache[2:], values) == ((1, query[-1]), cache)
+        and (len(indices), indices[:2]) == (3, (query[0], 1))
+        and (query_rope[:-1], key_rope[:-1], query_rope[-1]) == (query[:-1], cache[:-1], key_rope[-1]),
+        INPUT_SHAPES,
+        "slot 0 must be (tokens, heads, D), slots 1 and 2 (blocks, block size, 1, D), slot 3 (tokens, 1, K), and "
+        "slots 7 and 8 (rope) like slots 0 and 1 with another last axis",
+        "correct their shapes; other layouts are not replayed",
+    )
     queries, keys, table = _sequences(row, query, cache, table_slot=4, length_slots=(5, 6))
     seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
     # One cache holds keys and values, as in absorbed latent attention.
@@ -119,29 +116,26 @@ def test_sparse_flash_attention(row, replay):
 def _sequences(row, query, cache, *, table_slot, length_slots):
     """Returns the lengths of queries and of keys of each sequence, and the block table."""
     table = row.shape(table_slot)
-    if len(table) != 2 or not table[0] or any(row.shape(slot) != table[:1] for slot in length_slots):
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot {table_slot} (block table) must have the shape (sequences, blocks), and slots "
-            f"{length_slots[0]} and {length_slots[1]} (lengths) the shape (sequences)",
-            "correct their shapes",
-        )
-    if query[0] < table[0] or not cache[0] or not cache[1]:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 0 has fewer queries than {table[0]} sequences, or slot 1 has no pages",
-            "correct their shapes",
-        )
+    row.expect(len(table) == 2 and table[0], INPUT_SHAPES, f"slot {table_slot} must be a table (sequences, blocks)")
+    for slot in length_slots:
+        row.expect_shape(slot, table[:1], what="lengths")
+    row.expect(
+        query[0] >= table[0] and 0 not in cache[:2],
+        INPUT_SHAPES,
+        "slot 0 has fewer queries than sequences, or slot 1 no pages",
+    )
     queries = split_evenly(query[0], table[0])
     if table[0] > 1:
         row.assume(f"{query[0]} queries are dealt out evenly to {table[0]} sequences")
     keys = assign_pages(row, table, cache[0], cache[1])
     used = [math.ceil(length / cache[1]) for length in keys]
-    if len(keys) != table[0] or max(used) > table[1] or any(kv < own for own, kv in zip(queries, keys, strict=True)):
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table "
-            f"(slot {table_slot})",
-            "correct the shapes, or the recorded lengths",
-        )
+    row.expect(
+        len(keys) == table[0]
+        and max(used) <= table[1]
+        and not any(kv < own for own, kv in zip(queries, keys, strict=True)),
+        INPUT_SHAPES,
+        f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table "
+        f"(slot {table_slot})",
+        "correct the shapes, or the recorded lengths",
+    )
     return queries, keys, row.block_table(table, used, cache[0])

@@ -17,12 +17,11 @@ def test_top_k(row, replay):
     """Reads the slots x, k. The last axis of the output tells k."""
     row.expect_inputs(1, 2)
     x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
-    if not x.dim() or len(values) != x.dim() or values[:-1] != x.shape[:-1] or values[-1] > x.shape[-1]:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"output 0 must have the shape {tuple(x.shape)} of slot 0, or fewer elements along the last axis",
-            "correct one of them",
-        )
+    row.expect(
+        x.dim() and len(values) == x.dim() and values[:-1] == x.shape[:-1] and values[-1] <= x.shape[-1],
+        OUTPUT_SHAPES,
+        f"output 0 must have the shape {tuple(x.shape)} of slot 0, or fewer elements along the last axis",
+    )
     replay(impl.top_k, x, values[-1], -1, expected=formulas.top_k)
 
 
@@ -34,11 +33,13 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     """
     row.expect_inputs(3, 4)
     logits = row.tensor(0, -4.0, 4.0)
-    if logits.dim() != 2 or row.shape(1) != logits.shape:
-        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape, with two axes", "correct their shapes")
+    row.expect(
+        logits.dim() == 2 and row.shape(1) == logits.shape,
+        INPUT_SHAPES,
+        "slots 0 and 1 must have one shape, with two axes",
+    )
     given = {name: slot for name, slot in (("p", 2), ("k", 3)) if row.has(slot)}
-    if not given:
-        raise row.refuse(INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
+    row.expect(given, INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
     for name, slot in given.items():
         row.expect_shape(slot, logits.shape[:1], what=name)
     limits = {}

@@ -24,8 +24,8 @@ def test_swiglu_gradient(row, replay):
     """Reads the slots gradient of the result, input."""
     row.expect_inputs(2)
     gradient, x = row.tensor(0), row.tensor(1, -4.0, 4.0)
-    if not x.dim() or gradient.shape != (*x.shape[:-1], x.shape[-1] / 2):
-        raise row.refuse(INPUT_SHAPES, "slot 0 must have half of the last axis of slot 1", "correct one of them")
+    halves = x.dim() and gradient.shape == (*x.shape[:-1], x.shape[-1] / 2)
+    row.expect(halves, INPUT_SHAPES, "slot 0 must have half of the last axis of slot 1")
     replay(impl.swiglu_backward, gradient, x, -1, expected=formulas.swiglu_backward)
 
 
@@ -95,12 +95,9 @@ def test_embedding_gradient(row, replay):
     row.expect_inputs(3)
     *counts, width = row.shape(0) or (1, 0)
     table = row.output_shape()
-    if row.shape(1) != (math.prod(counts),) or row.shape(2) != row.shape(1):
-        raise row.refuse(INPUT_SHAPES, f"slots 1 and 2 must list {math.prod(counts)} numbers", "correct one of them")
-    if len(table) != 2 or table[1] != width:
-        raise row.refuse(
-            OUTPUT_SHAPES, f"the output must be a table with rows of {width} numbers", "correct one of the shapes"
-        )
+    row.expect_list(1, math.prod(counts), "indices")
+    row.expect_list(2, math.prod(counts), "the order of indices")
+    row.expect(len(table) == 2 and table[1] == width, OUTPUT_SHAPES, f"the output must have rows of {width} numbers")
     gradient, indices = row.tensor(0), row.indices(1, table[0]).reshape(counts)
     replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=formulas.embedding_backward)
 
@@ -122,10 +119,11 @@ def test_adamw(row, replay):
     row.expect_inputs(5, 6)
     if len(row.input_slots) == 6:
         raise Unsupported("AdamW is replayed without AMSGrad (slot 5)")
-    if len({row.shape(slot) for slot in range(4)}) > 1 or row.shape(4) not in ((), (1,)):
-        raise row.refuse(
-            INPUT_SHAPES, "slots 0 to 3 must have one shape, and slot 4 a single number", "correct one of the shapes"
-        )
+    row.expect(
+        len({row.shape(slot) for slot in range(4)}) <= 1 and row.shape(4) in ((), (1,)),
+        INPUT_SHAPES,
+        "slots 0 to 3 must have one shape, and slot 4 a single number",
+    )
     parameter, first, gradient = (row.tensor(slot) for slot in (0, 1, 3))
     replay(
         impl.adamw,
@@ -151,14 +149,12 @@ def test_apply_adamw(row, replay):
     row.expect_inputs(11, 12)
     if row.has(11):
         raise Unsupported("AdamW is replayed without AMSGrad (slot 11)")
-    if len({row.shape(slot) for slot in (0, 1, 2, 10)}) > 1 or any(
-        row.shape(slot) not in ((), (1,)) for slot in range(3, 10)
-    ):
-        raise row.refuse(
-            INPUT_SHAPES,
-            "slots 0 to 2 and 10 must have one shape, and slots 3 to 9 one number each",
-            "correct one of them",
-        )
+    row.expect(
+        len({row.shape(slot) for slot in (0, 1, 2, 10)}) <= 1
+        and not any(row.shape(slot) not in ((), (1,)) for slot in range(3, 10)),
+        INPUT_SHAPES,
+        "slots 0 to 2 and 10 must have one shape, and slots 3 to 9 one number each",
+    )
     state = [row.tensor(0), row.tensor(1), row.tensor(2, 0.1, 1.0)]
     beta1, beta2 = ADAMW["beta1"], ADAMW["beta2"]
     replay(
@@ -185,10 +181,12 @@ def test_apply_adamw(row, replay):
 def test_foreach_add(row, replay):
     """Reads the slots two lists of tensors, factor of the second list."""
     count = (len(row.input_slots) - 1) // 2
-    if len(row.input_slots) != 2 * count + 1 or any(row.shape(i) != row.shape(i + count) for i in range(count)):
-        raise row.refuse(
-            INPUT_SHAPES, "the slots must be two lists of tensors of the same shapes, and a number", "restore the slots"
-        )
+    row.expect(
+        len(row.input_slots) == 2 * count + 1 and not any(row.shape(i) != row.shape(i + count) for i in range(count)),
+        INPUT_SHAPES,
+        "the slots must be two lists of tensors of the same shapes, and a number",
+        "restore the slots",
+    )
     tensors = [row.tensor(slot) for slot in range(2 * count)]
     _expect_flat_outputs(row, tensors[:count])
     replay(
@@ -218,37 +216,22 @@ def test_foreach_multiply(row, replay):
 
 def _expect_alike(row, count):
     row.expect_inputs(count)
-    if len({slot.shape for slot in row.input_slots}) > 1:
-        raise row.refuse(INPUT_SHAPES, "both slots must have one shape", "correct one of them")
+    row.expect(len({slot.shape for slot in row.input_slots}) <= 1, INPUT_SHAPES, "both slots must have one shape")
 
 
 def _expect_loss_shapes(row, target, weight):
     shape = row.shape(0)
-    if len(shape) != 2 or row.shape(target) != shape[:1] or row.shape(weight) != shape[1:]:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 0 must have the shape (N, C), slot {target} (targets) the shape (N,), and slot "
-            f"{weight} (weights) the shape (C,)",
-            "correct one of the shapes",
-        )
+    row.expect(len(shape) == 2, INPUT_SHAPES, "slot 0 must have the shape (N, C)")
+    row.expect_shape(target, shape[:1], what="targets")
+    row.expect_shape(weight, shape[1:], what="weights")
 
 
 def _expect_flat_outputs(row, results):
     """Refuses outputs that differ from `results`; captures may record them flat, with one axis."""
     for slot, result in enumerate(results):
-        if row.output_shape(slot) not in (tuple(result.shape), (result.numel(),)):
-            raise row.refuse(
-                OUTPUT_SHAPES,
-                f"output {slot} of {row.kernel_type} must have {result.numel()} numbers",
-                "correct its shape",
-            )
-        if row.output_dtype(slot) != result.dtype:
-            raise row.refuse(
-                OUTPUT_DTYPES, f"output {slot} of {row.kernel_type} must be {result.dtype}", "correct its dtype"
-            )
-    if not results or len(row.output_slots) != len(results):
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"the row has {len(row.output_slots)} outputs, and the kernel {len(results)}",
-            "restore the missing slots",
+        allowed = (tuple(result.shape), (result.numel(),))
+        row.expect(
+            row.output_shape(slot) in allowed, OUTPUT_SHAPES, f"output {slot} must have {result.numel()} numbers"
         )
+        row.expect(row.output_dtype(slot) == result.dtype, OUTPUT_DTYPES, f"output {slot} must be {result.dtype}")
+    row.expect(len(row.output_slots) == len(results) > 0, OUTPUT_SHAPES, f"the kernel has {len(results)} outputs")

@@ -1,10 +1,13 @@
-"""Layouts that libraries share: rotary tables, heads of tokens, and scales, made from the arguments of replays."""
+"""Layouts that libraries share, made from the arguments of replays, and the calls that FlagGems has from vLLM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from opatlas import Unsupported
+from opatlas import Prepared, Unsupported
 from opatlas.implementations.support import Support
 
 
@@ -78,3 +81,78 @@ def real_scale(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
         return scale.contiguous()
     converted.append("scale to FLOAT")
     return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()
+
+
+def pairs_in_halves(x: torch.Tensor) -> torch.Tensor:
+    """Returns x with the two features of each pair half a head apart, which are side by side in x."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+
+
+def weight_by_columns(weight: torch.Tensor, converted: list[str]) -> torch.Tensor:
+    """Returns a weight (K, N) that is stored as (N, K), and tells a conversion."""
+    if weight.stride(0) == 1:
+        return weight
+    converted.append("weight to (N, K)")
+    return weight.mT.contiguous().mT
+
+
+def int32(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int32, device=device)
+
+
+def written_to_cache(
+    library: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_indices: torch.Tensor,
+) -> Prepared:
+    """Returns the call of the library's reshape_and_cache_flash."""
+    places, one = slot_indices.long(), torch.ones((), device=key.device)
+    converted = () if slot_indices.dtype is torch.int64 else ("places to INT64",)
+    return Prepared(
+        lambda: library.reshape_and_cache_flash(key, value, key_cache, value_cache, places, "auto", one, one),
+        converted=converted,
+    )
+
+
+def chosen_experts(
+    library: Any,
+    x: torch.Tensor,
+    k: int,
+    norm_type: int,
+    bias: torch.Tensor | None,
+    groups: tuple[int, int, int],
+    support: Support,
+) -> Prepared:
+    """Returns the call of the library's topk_softmax, or grouped_topk for sigmoid scores, in x's dtype.
+
+    Args:
+        groups: the chosen groups, all groups, and how groups are selected.
+
+    Raises:
+        Unsupported: the library does not choose experts so.
+    """
+    k_group, group_count, group_select_mode = groups
+    if norm_type == 0:
+        support.expect(bias is None and group_count == 1, "softmax with a bias or groups", "softmax over all experts")
+        weights = torch.empty(len(x), k, device=x.device)
+        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
+
+        def choose() -> Any:
+            library.topk_softmax(weights, experts, tokens, x, False)
+            return weights, experts
+
+    else:
+        if bias is None:
+            raise Unsupported(f"sigmoid without a bias: {support.library} has it with a bias")
+        best_two = group_count == 1 or group_select_mode == 1
+        support.expect(best_two, "groups by their best expert", "groups by their best two")
+        own = bias.to(x.dtype)
+
+        def choose() -> Any:
+            return library.grouped_topk(x, group_count, k_group, k, True, 1.0, own, 1)
+
+    converted = () if x.dtype is torch.float32 else ("weights to the dtype of the logits",)
+    return Prepared(choose, results=lambda found: (found[0].to(x.dtype), found[1], None), converted=converted)

@@ -15,7 +15,7 @@ import torch
 from opatlas import Prepared, Unsupported, implements
 from opatlas.implementations.support import Support
 
-from ._layouts import contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs
+from ._layouts import contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs, weight_by_columns
 
 DISTRIBUTIONS = ("sgl_kernel",)
 DEVICES = ("cuda",)
@@ -150,10 +150,8 @@ def quant_matmul(
     name, multiple = _PRODUCTS[x1.dtype]
     (m, k), n = x1.shape, x2.shape[1]
     _expect(k % _K == n % multiple == 0, f"K {k}, N {n}", f"multiples of {_K} and {multiple}")
-    converted = []
-    if x2.stride(0) != 1:
-        x2 = x2.mT.contiguous().mT
-        converted.append("weight to (N, K)")
+    converted: list[str] = []
+    x2 = weight_by_columns(x2, converted)
     # A packed scale (INT64) has the scale in float32 in its lower half.
     real = scale if scale.is_floating_point() else scale.view(torch.float32)[..., ::2]
     if scale.dtype is not torch.float32 or len(scale) != n:

@@ -16,7 +16,15 @@ from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import moe_unper
 from opatlas import Prepared, Unsupported, implements
 from opatlas.implementations.support import Support
 
-from ._layouts import contiguous_tokens_by_heads, real_scale, rows_of_tokens, table_of_pairs
+from ._layouts import (
+    chosen_experts,
+    contiguous_tokens_by_heads,
+    real_scale,
+    rows_of_tokens,
+    table_of_pairs,
+    weight_by_columns,
+    written_to_cache,
+)
 
 DISTRIBUTIONS = ("vllm",)
 DEVICES = ("cuda",)
@@ -182,12 +190,7 @@ def reshape_and_cache(
     _expect(key.shape == value.shape, f"keys {tuple(key.shape)}, values {tuple(value.shape)}", "equal shapes")
     _expect_dtype(_REAL, key=key)
     _expect_dtype((key.dtype,), value=value)
-    places, one = slot_indices.long(), torch.ones((), device=key.device)
-    converted = () if slot_indices.dtype is torch.int64 else ("places to INT64",)
-    return Prepared(
-        lambda: ops.reshape_and_cache_flash(key, value, key_cache, value_cache, places, "auto", one, one),
-        converted=converted,
-    )
+    return written_to_cache(ops, key, value, key_cache, value_cache, slot_indices)
 
 
 @implements("QuantBatchMatmulV3")
@@ -211,10 +214,8 @@ def quant_matmul(
         _expect_dtype((output_dtype,), bias=bias)
     k, n = x2.shape
     _expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
-    converted = []
-    if x2.stride(0) != 1:
-        x2 = x2.mT.contiguous().mT
-        converted.append("weight to (N, K)")
+    converted: list[str] = []
+    x2 = weight_by_columns(x2, converted)
     own_scale, own_bias = real_scale(scale, converted), None if bias is None else bias.reshape(-1)
     if pertoken_scale is None:
         converted.append("a scale of one for x1")
@@ -239,26 +240,7 @@ def moe_gating_top_k(
 ) -> Prepared:
     """Computes no normalized logits."""
     _expect_dtype(_REAL, x=x)
-    if norm_type == 0:
-        _expect(bias is None and group_count == 1, "softmax with a bias or groups", "softmax over all experts")
-        weights = torch.empty(len(x), k, device=x.device)
-        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
-
-        def choose() -> Any:
-            ops.topk_softmax(weights, experts, tokens, x, False)
-            return weights, experts
-
-    else:
-        if bias is None:
-            raise Unsupported("sigmoid without a bias: vLLM's grouped_topk has it with a bias")
-        _expect(group_count == 1 or group_select_mode == 1, "groups by their best expert", "groups by their best two")
-        own = bias.to(x.dtype)
-
-        def choose() -> Any:
-            return ops.grouped_topk(x, group_count, k_group, k, True, 1.0, own, 1)
-
-    converted = () if x.dtype is torch.float32 else ("weights to the dtype of the logits",)
-    return Prepared(choose, results=lambda found: (found[0].to(x.dtype), found[1], None), converted=converted)
+    return chosen_experts(ops, x, k, norm_type, bias, (k_group, group_count, group_select_mode), _SUPPORT)
 
 
 @implements("MoeTokenPermute")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +61,19 @@ def read_marks(path: Path) -> Marks:
     defined: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            defined.append(node.name)
-            for kernel_type in _marked(node, path):
-                if kernel_type in functions:
-                    raise OpAtlasError(f"{path}:{node.lineno}: {kernel_type} is marked twice: keep one function")
-                functions[kernel_type] = node.name
+            name, calls = node.name, node.decorator_list
+            defined.append(name)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
+            # `name = implements(...)(function)` marks a function of the library itself.
+            name, calls = node.targets[0].id, [node.value.func] if isinstance(node.value, ast.Call) else []
             if name in constants:
                 constants[name] = _strings(node.value, path, name)
+        else:
+            continue
+        for kernel_type in _marked(calls, path, node.lineno):
+            if kernel_type in functions:
+                raise OpAtlasError(f"{path}:{node.lineno}: {kernel_type} is marked twice: keep one function")
+            functions[kernel_type] = name
     return Marks(
         path,
         (ast.get_docstring(tree) or "").partition("\n")[0],
@@ -81,14 +85,14 @@ def read_marks(path: Path) -> Marks:
     )
 
 
-def _marked(function: ast.FunctionDef, path: Path) -> Iterator[str]:
-    """Yields the kernel types in the `@implements(...)` of a function."""
-    for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call):
-            named = decorator.func
+def _marked(calls: Iterable[ast.expr], path: Path, line: int) -> Iterator[str]:
+    """Yields the kernel types of each `implements(...)` among calls, as decorators are."""
+    for call in calls:
+        if isinstance(call, ast.Call):
+            named = call.func
             name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
             if name == _IMPLEMENTS:
-                yield from _strings(ast.Tuple(decorator.args, ast.Load()), path, f"@{_IMPLEMENTS}", function.lineno)
+                yield from _strings(ast.Tuple(call.args, ast.Load()), path, f"@{_IMPLEMENTS}", line)
 
 
 def _strings(value: ast.expr, path: Path, what: str, line: int | None = None) -> tuple[str, ...]:

@@ -25,17 +25,25 @@ def test_marks_are_read_and_nothing_is_run(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         '"""About it.\n\nMore."""\nDISTRIBUTIONS = ("a", "b")\nDEVICES = ["cuda"]\nraise SystemExit\n'
-        f"{ONE}def wrap(f): ...\n"
+        f'{ONE}def wrap(f): ...\nadd = implements("Add", "AddAiCore")(library.add)\nother = add(1)(2)\n'
     )
     marks = read_marks(path)
-    assert marks.functions == {"RmsNorm": "norm"}
+    assert marks.functions == {"RmsNorm": "norm", "Add": "add", "AddAiCore": "add"}
     assert (marks.about, marks.distributions, marks.devices) == ("About it.", ("a", "b"), ("cuda",))
     assert marks.public == ("norm", "wrap")
     assert marks.wraps
 
 
 @pytest.mark.parametrize(
-    "text", ["DEVICES = KINDS\n", "DISTRIBUTIONS = (name,)\n", "@implements(*names)\ndef f(): ...\n", "\0", "def f(:\n"]
+    "text",
+    [
+        "DEVICES = KINDS\n",
+        "DISTRIBUTIONS = (name,)\n",
+        "@implements(*names)\ndef f(): ...\n",
+        "f = implements(NAME)(g)\n",
+        "\0",
+        "def f(:\n",
+    ],
 )
 def test_a_file_whose_marks_are_not_written_out_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.py"

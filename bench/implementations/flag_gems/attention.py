@@ -13,6 +13,7 @@ import torch
 
 from opatlas import Prepared, implements
 
+from .._layouts import int32
 from .common import HALF, expect, expect_dtype
 
 _LARGEST_HEAD = 256
@@ -52,14 +53,14 @@ def fused_infer_attention_score(
     expect(key.shape == value.shape, f"keys {tuple(key.shape)} and values {tuple(value.shape)}", "equal shapes")
     expect(size <= _LARGEST_HEAD and size % 8 == 0, f"head size {size}", f"multiples of 8 up to {_LARGEST_HEAD}")
     assert actual_seq_lengths is not None
-    starts = _int32([0, *actual_seq_lengths], query)
+    starts = int32([0, *actual_seq_lengths], query.device)
     of_keys: dict[str, Any]
     if block_table is None:
-        of_keys = {"cu_seqlens_k": _int32([0, *actual_seq_lengths_kv], query)}
+        of_keys = {"cu_seqlens_k": int32([0, *actual_seq_lengths_kv], query.device)}
         lengths = _differences(actual_seq_lengths_kv)
     else:
         key, value = (_pages(cache, num_key_value_heads, size) for cache in (key, value))
-        of_keys = {"seqused_k": _int32(actual_seq_lengths_kv, query), "block_table": block_table}
+        of_keys = {"seqused_k": int32(actual_seq_lengths_kv, query.device), "block_table": block_table}
         lengths = list(actual_seq_lengths_kv)
     longest, groups = max(_differences(actual_seq_lengths)), num_heads // num_key_value_heads
 
@@ -106,7 +107,7 @@ def _latent(
     width = latent + sizes[1]
     both = torch.cat([q, q_rope], dim=-1).transpose(1, 2).contiguous()
     pages = [part.reshape(-1, block_size, 1, part.shape[-1]) for part in (cache, rope_cache)]
-    joint, used = torch.cat(pages, dim=-1), _int32(lengths, q)
+    joint, used = torch.cat(pages, dim=-1), int32(lengths, q.device)
     longest = max(lengths)
     return Prepared(
         lambda: flag_gems.flash_mla(
@@ -156,10 +157,6 @@ def _pages(cache: torch.Tensor, heads: int, size: int) -> torch.Tensor:
         return cache.view(*cache.shape[:2], heads, size)
     expect(heads == 1, f"a cache with {heads} heads before the tokens of a block", "the tokens before the heads")
     return cache.transpose(1, 2)
-
-
-def _int32(numbers: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(list(numbers), dtype=torch.int32, device=like.device)
 
 
 def _differences(ends: Sequence[int]) -> list[int]:

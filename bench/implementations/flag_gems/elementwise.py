@@ -14,44 +14,14 @@ from .common import expect
 Operand = Any
 
 
-@implements("Add", "AddAiCore")
-def add(x: Operand, y: Operand) -> Any:
-    return flag_gems.add(x, y)
-
-
-@implements("Sub", "SubAiCore")
-def sub(x: Operand, y: Operand) -> Any:
-    return flag_gems.sub(x, y)
-
-
-@implements("RealDiv", "RealDivAiCore")
-def div(x: Operand, y: Operand) -> Any:
-    return flag_gems.true_divide(x, y)
-
-
-@implements("FloorDiv", "FloorDivAiCore")
-def floor_divide(x: Operand, y: Operand) -> Any:
-    return flag_gems.floor_divide(x, y)
-
-
-@implements("FloorMod", "FloorModAiCore")
-def remainder(x: Operand, y: Operand) -> Any:
-    return flag_gems.remainder(x, y)
-
-
-@implements("LogicalAnd", "LogicalAndAiCore")
-def logical_and(x: Operand, y: Operand) -> Any:
-    return flag_gems.logical_and(x, y)
-
-
-@implements("LogicalOr", "LogicalOrAiCore")
-def logical_or(x: Operand, y: Operand) -> Any:
-    return flag_gems.logical_or(x, y)
-
-
-@implements("Mul", "MulAiCore", "Muls", "MulsAiCore")
-def mul(x: Operand, y: Operand) -> Any:
-    return flag_gems.mul(x, y)
+add = implements("Add", "AddAiCore")(flag_gems.add)
+sub = implements("Sub", "SubAiCore")(flag_gems.sub)
+div = implements("RealDiv", "RealDivAiCore")(flag_gems.true_divide)
+floor_divide = implements("FloorDiv", "FloorDivAiCore")(flag_gems.floor_divide)
+remainder = implements("FloorMod", "FloorModAiCore")(flag_gems.remainder)
+logical_and = implements("LogicalAnd", "LogicalAndAiCore")(flag_gems.logical_and)
+logical_or = implements("LogicalOr", "LogicalOrAiCore")(flag_gems.logical_or)
+mul = implements("Mul", "MulAiCore", "Muls", "MulsAiCore")(flag_gems.mul)
 
 
 @implements("Pows", "PowsAiCore")
@@ -86,59 +56,17 @@ def lt(x: torch.Tensor, y: Operand) -> Any:
     return flag_gems.lt(x, y) if isinstance(y, torch.Tensor) else flag_gems.lt_scalar(x, y)
 
 
-@implements("Neg", "NegAiCore")
-def neg(x: torch.Tensor) -> Any:
-    return flag_gems.neg(x)
-
-
-@implements("Abs", "AbsAiCore")
-def absolute(x: torch.Tensor) -> Any:
-    return flag_gems.abs(x)
-
-
-@implements("Relu", "ReluAiCore")
-def relu(x: torch.Tensor) -> Any:
-    return flag_gems.relu(x)
-
-
-@implements("Log", "LogAiCore")
-def log(x: torch.Tensor) -> Any:
-    return flag_gems.log(x)
-
-
-@implements("Exp", "ExpAiCore")
-def exp(x: torch.Tensor) -> Any:
-    return flag_gems.exp(x)
-
-
-@implements("Square", "SquareAiCore")
-def square(x: torch.Tensor) -> Any:
-    return flag_gems.square(x)
-
-
-@implements("Reciprocal", "ReciprocalAiCore")
-def reciprocal(x: torch.Tensor) -> Any:
-    return flag_gems.reciprocal(x)
-
-
-@implements("Rsqrt", "RsqrtAiCore")
-def rsqrt(x: torch.Tensor) -> Any:
-    return flag_gems.rsqrt(x)
-
-
-@implements("Sin", "SinAiCore")
-def sin(x: torch.Tensor) -> Any:
-    return flag_gems.sin(x)
-
-
-@implements("Cos", "CosAiCore")
-def cos(x: torch.Tensor) -> Any:
-    return flag_gems.cos(x)
-
-
-@implements("LogicalNot", "LogicalNotAiCore")
-def logical_not(x: torch.Tensor) -> Any:
-    return flag_gems.logical_not(x)
+neg = implements("Neg", "NegAiCore")(flag_gems.neg)
+absolute = implements("Abs", "AbsAiCore")(flag_gems.abs)
+relu = implements("Relu", "ReluAiCore")(flag_gems.relu)
+log = implements("Log", "LogAiCore")(flag_gems.log)
+exp = implements("Exp", "ExpAiCore")(flag_gems.exp)
+square = implements("Square", "SquareAiCore")(flag_gems.square)
+reciprocal = implements("Reciprocal", "ReciprocalAiCore")(flag_gems.reciprocal)
+rsqrt = implements("Rsqrt", "RsqrtAiCore")(flag_gems.rsqrt)
+sin = implements("Sin", "SinAiCore")(flag_gems.sin)
+cos = implements("Cos", "CosAiCore")(flag_gems.cos)
+logical_not = implements("LogicalNot", "LogicalNotAiCore")(flag_gems.logical_not)
 
 
 @implements("ClipByValueV2", "ClipByValueV2AiCore")
@@ -148,9 +76,7 @@ def clamp(x: torch.Tensor, least: Operand, most: Operand) -> Any:
     return flag_gems.clamp(x, least, most)
 
 
-@implements("SelectV2", "SelectV2AiCore")
-def where(condition: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
-    return flag_gems.where_self(condition, x, y)
+where = implements("SelectV2", "SelectV2AiCore")(flag_gems.where_self)
 
 
 @implements("MaskedFill", "MaskedFillAiCore")

@@ -63,11 +63,5 @@ def swiglu(x: torch.Tensor, dim: int) -> torch.Tensor:
     return result
 
 
-@implements("SoftmaxV2", "SoftmaxAiCore")
-def softmax(x: torch.Tensor, dim: int) -> Any:
-    return flag_gems.softmax(x, dim)
-
-
-@implements("Swish")
-def silu(x: torch.Tensor) -> Any:
-    return flag_gems.silu(x)
+softmax = implements("SoftmaxV2", "SoftmaxAiCore")(flag_gems.softmax)
+silu = implements("Swish")(flag_gems.silu)

@@ -16,7 +16,7 @@ from flag_gems.fused.fused_moe import try_get_optimal_moe_config
 from opatlas import Prepared, implements
 from opatlas.engine.inputs.operands import SCALE_BLOCK
 
-from .._layouts import real_scale
+from .._layouts import real_scale, weight_by_columns
 from .common import HALF, expect, expect_dtype
 
 _REAL = (*HALF, torch.float32)
@@ -68,10 +68,8 @@ def quant_matmul(
     if x1.is_cuda:
         major, minor = torch.cuda.get_device_capability(x1.device)
         expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")
-    converted = []
-    if x2.stride(0) != 1:
-        x2 = x2.mT.contiguous().mT
-        converted.append("weight to (N, K)")
+    converted: list[str] = []
+    x2 = weight_by_columns(x2, converted)
     if bias is not None and bias.dim() > 1:
         bias = bias.reshape(-1)
     b_scale = real_scale(scale, converted)

@@ -12,7 +12,7 @@ import torch
 
 from opatlas import Prepared, implements
 
-from .._layouts import axis_of_heads, rows_of_tokens, tokens_by_heads
+from .._layouts import axis_of_heads, pairs_in_halves, rows_of_tokens, tokens_by_heads, written_to_cache
 from .common import SUPPORT, expect
 
 
@@ -72,12 +72,7 @@ def reshape_and_cache(
         ("dtypes", key.dtype, value.dtype),
     ):
         expect(first == second, f"{what} {first} and {second}", f"keys and values of equal {what}")
-    places, one = slot_indices.long(), torch.ones((), device=key.device)
-    converted = () if slot_indices.dtype is torch.int64 else ("places to INT64",)
-    return Prepared(
-        lambda: flag_gems.reshape_and_cache_flash(key, value, key_cache, value_cache, places, "auto", one, one),
-        converted=converted,
-    )
+    return written_to_cache(flag_gems, key, value, key_cache, value_cache, slot_indices)
 
 
 def _one_tensor(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, adjacent: bool) -> Prepared:
@@ -89,9 +84,7 @@ def _one_tensor(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, adjace
 
     def results(turned: Any) -> torch.Tensor:
         y = torch.cat(turned, dim=1)
-        if adjacent:
-            y = torch.cat([y[..., ::2], y[..., 1::2]], dim=-1)
-        return _as_row(y, x, heads)
+        return _as_row(pairs_in_halves(y) if adjacent else y, x, heads)
 
     converted = ["heads of the result put together"]
     if adjacent:

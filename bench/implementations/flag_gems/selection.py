@@ -8,9 +8,10 @@ from typing import Any
 import flag_gems
 import torch
 
-from opatlas import Prepared, Unsupported, implements
+from opatlas import Prepared, implements
 
-from .common import HALF, expect, expect_dtype
+from .._layouts import chosen_experts
+from .common import HALF, SUPPORT, expect, expect_dtype
 
 #: grouped_topk and topk_softmax choose no more experts, grouped_topk a power of two.
 _MOST_EXPERTS = 32
@@ -31,27 +32,8 @@ def moe_gating_top_k(
     """FlagGems computes sigmoid scores in the dtype of the logits: in 16 bits it chooses other experts (5.0.2)."""
     expect_dtype((*HALF, torch.float32) if norm_type == 0 else (torch.float32,), x=x)
     expect(k <= _MOST_EXPERTS, f"{k} experts of a token", f"up to {_MOST_EXPERTS}")
-    converted = () if x.dtype is torch.float32 else (f"weights to {str(x.dtype).removeprefix('torch.')}",)
-    if norm_type == 0:
-        expect(bias is None and group_count == 1, "softmax with a bias or groups", "softmax over all experts")
-        weights = torch.empty(len(x), k, device=x.device)
-        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
-
-        def choose() -> Any:
-            flag_gems.topk_softmax(weights, experts, tokens, x, False)
-            return weights, experts
-
-    else:
-        if bias is None:
-            raise Unsupported("sigmoid without a bias: FlagGems has it with a bias")
-        expect(k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
-        expect(group_count == 1 or group_select_mode == 1, "groups by their best expert", "groups by their best two")
-        of_scores = bias.to(x.dtype)
-
-        def choose() -> Any:
-            return flag_gems.grouped_topk(x, group_count, k_group, k, True, 1.0, of_scores, 1)
-
-    return Prepared(choose, results=lambda found: (found[0].to(x.dtype), found[1], None), converted=converted)
+    expect(norm_type == 0 or k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
+    return chosen_experts(flag_gems, x, k, norm_type, bias, (k_group, group_count, group_select_mode), SUPPORT)
 
 
 @implements("Sort", "SortAiCore")
@@ -59,9 +41,7 @@ def sort(x: torch.Tensor, *, dim: int, descending: bool) -> Any:
     return flag_gems.sort(x, dim, descending)
 
 
-@implements("TopKV2", "TopKV2AiCore")
-def top_k(x: torch.Tensor, k: int, dim: int) -> Any:
-    return flag_gems.topk(x, k, dim)
+top_k = implements("TopKV2", "TopKV2AiCore")(flag_gems.topk)
 
 
 @implements("ArgMaxV2", "ArgMaxV2AiCore")
@@ -81,25 +61,11 @@ def embedding(table: torch.Tensor, indices: torch.Tensor) -> Any:
     return flag_gems.embedding(table, indices)
 
 
-@implements("GatherV3", "GatherV3AiCore", "Gather")
-def index_select(x: torch.Tensor, dim: int, indices: torch.Tensor) -> Any:
-    """FlagGems gathers along the last axis; for another axis, kernels that transpose are in the time."""
-    return flag_gems.index_select(x, dim, indices)
-
-
-@implements("GatherElements", "GatherElementsV2")
-def gather(x: torch.Tensor, dim: int, indices: torch.Tensor) -> Any:
-    return flag_gems.gather(x, dim, indices)
-
-
-@implements("Index", "IndexAiCore")
-def index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    return flag_gems.index(x, indices)
-
-
-@implements("IndexPutV2", "IndexPutV2AiCore")
-def index_put(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> Any:
-    return flag_gems.index_put_(x, indices, values)
+# FlagGems gathers along the last axis; for another axis, kernels that transpose are in the time.
+index_select = implements("GatherV3", "GatherV3AiCore", "Gather")(flag_gems.index_select)
+gather = implements("GatherElements", "GatherElementsV2")(flag_gems.gather)
+index = implements("Index", "IndexAiCore")(flag_gems.index)
+index_put = implements("IndexPutV2", "IndexPutV2AiCore")(flag_gems.index_put_)
 
 
 @implements("ScatterNdUpdate", "ScatterNdUpdateAiCore")
@@ -113,24 +79,10 @@ def concatenate(parts: Sequence[torch.Tensor], dim: int) -> Any:
     return flag_gems.cat(parts, dim)
 
 
-@implements("Pack", "PackAiCore")
-def stack(parts: Sequence[torch.Tensor], dim: int) -> Any:
-    return flag_gems.stack(parts, dim)
-
-
-@implements("PadV3", "PadV3AiCore")
-def pad(x: torch.Tensor, padding: Sequence[int]) -> Any:
-    return flag_gems.pad(x, padding)
-
-
-@implements("Tile", "TileAiCore")
-def tile(x: torch.Tensor, repeats: Sequence[int]) -> Any:
-    return flag_gems.tile(x, repeats)
-
-
-@implements("TensorMove", "TensorMoveAiCore")
-def copy_(destination: torch.Tensor, source: torch.Tensor) -> Any:
-    return flag_gems.copy_(destination, source)
+stack = implements("Pack", "PackAiCore")(flag_gems.stack)
+pad = implements("PadV3", "PadV3AiCore")(flag_gems.pad)
+tile = implements("Tile", "TileAiCore")(flag_gems.tile)
+copy_ = implements("TensorMove", "TensorMoveAiCore")(flag_gems.copy_)
 
 
 @implements("Transpose", "TransposeAiCore")

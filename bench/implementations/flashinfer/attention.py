@@ -12,7 +12,8 @@ import torch
 
 from opatlas import Prepared, implements
 
-from .common import HALF, expect, expect_dtype, int32, words, workspace
+from .._layouts import int32
+from .common import HALF, expect, expect_dtype, words, workspace
 
 #: Head sizes of queries and keys, and of values, that attention on Hopper is compiled for.
 _ATTENTION_SIZES = ((64, 64), (128, 128), (256, 256), (192, 128))

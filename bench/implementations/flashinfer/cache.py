@@ -7,7 +7,8 @@ import torch
 
 from opatlas import Prepared, implements
 
-from .common import HALF, HEAD_SIZES, expect, expect_dtype, int32, words
+from .._layouts import int32
+from .common import HALF, HEAD_SIZES, expect, expect_dtype, words
 
 #: Threads of a block, which writes all heads of a token.
 _MOST_THREADS = 1024

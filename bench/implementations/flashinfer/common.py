@@ -24,10 +24,6 @@ def words(values: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def int32(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(list(numbers), dtype=torch.int32, device=device)
-
-
 @cache
 def workspace(device: torch.device) -> torch.Tensor:
     """Returns the memory that all wrappers use, which the first one must find zeroed."""

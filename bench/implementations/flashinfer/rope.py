@@ -10,7 +10,7 @@ import torch
 
 from opatlas import Prepared, implements
 
-from .._layouts import axis_of_heads, rows_of_tokens, table_of_pairs, tokens_by_heads
+from .._layouts import axis_of_heads, pairs_in_halves, rows_of_tokens, table_of_pairs, tokens_by_heads
 from .common import HALF, HEAD_SIZES, SUPPORT, expect, expect_dtype, words
 
 
@@ -100,13 +100,10 @@ def _rotated(
         flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_size, table, not adjacent)
         return changed
 
-    def in_halves(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
-
     return Prepared(
         call,
         changes=() if changed is None else (changed,),
-        results=in_halves if adjacent and changed is not None else None,
+        results=pairs_in_halves if adjacent and changed is not None else None,
         converted=converted,
     )
 

@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from opatlas.engine.inputs.operands import SCALE_BLOCK, blocks
 
+from .._layouts import real_scale
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: The tensor cores multiply matrices of so many rows and columns, or multiples.
 _ALIGNED = 16
@@ -46,7 +48,7 @@ def scaled_product(
         taken = b.dtype is torch.float8_e4m3fn and (dtype is torch.bfloat16 or (real and _cublas_has_scales(a)))
     if not (taken and a.dim() == b.dim() == 2 and _fits(a, b, _ADA if one_scale else _HOPPER)):
         return None
-    a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), _real(scale, converted)
+    a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), real_scale(scale, converted)
     if bias is not None:
         if bias.dtype is not dtype:
             converted.append("bias to the result's dtype")
@@ -55,7 +57,7 @@ def scaled_product(
         converted.append("a scale of one for x1")
         token = torch.ones(1 if one_scale else len(a), device=a.device)
     else:
-        token = _real(token, converted)
+        token = real_scale(token, converted)
     if not one_scale:
         token, of_columns = token.unsqueeze(1), of_columns.expand(b.shape[1]).contiguous().unsqueeze(0)
     return lambda: torch._scaled_mm(a, weight, token, of_columns, bias=bias, out_dtype=dtype, use_fast_accum=False)
@@ -124,12 +126,12 @@ def scaled_groups(
     if not (taken and hasattr(torch, "_scaled_grouped_mm") and _fits(rows, matrices, _HOPPER, below=_AFTER_BLACKWELL)):
         return None
     assert scale is not None
-    a, weight, of_columns = _by_rows(rows, converted), _by_columns(matrices, converted), _real(scale, converted)
+    a, weight, of_columns = _by_rows(rows, converted), _by_columns(matrices, converted), real_scale(scale, converted)
     converted.append("ends of groups to int32")
     offs = ends.to(torch.int32)
     if token is None:
         converted.append("a scale of one for each row")
-    of_rows = torch.ones(len(rows), device=rows.device) if token is None else _real(token, converted)
+    of_rows = torch.ones(len(rows), device=rows.device) if token is None else real_scale(token, converted)
     return lambda: torch._scaled_grouped_mm(
         a, weight, of_rows, of_columns, offs=offs, out_dtype=dtype, use_fast_accum=False
     )
@@ -162,11 +164,3 @@ def _by_columns(matrices: torch.Tensor, converted: list[str]) -> torch.Tensor:
         return matrices
     converted.append("weight stored by columns")
     return matrices.mT.contiguous().mT
-
-
-def _real(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
-    """Returns a scale in float32. A packed scale (INT64) has it in its lower half."""
-    if scale.dtype is torch.float32:
-        return scale
-    converted.append("scale to FLOAT")
-    return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()

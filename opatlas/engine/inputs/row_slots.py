@@ -172,6 +172,11 @@ class RowSlots:
                 "correct this cell or the inputs' shapes",
             )
 
+    def expect(self, fits: object, column: str, problem: str, remedy: str = "correct what does not fit") -> None:
+        """Refuses a row whose cell in `column` does not fit: `problem` says what it is or must be."""
+        if not fits:
+            raise self.refuse(column, problem, remedy)
+
     def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
         """Returns the error for a row that cannot be replayed because of the cell in `column`."""
         return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
