@@ -92,8 +92,8 @@ def next_steps(settings: Settings, *, measured: int) -> Iterator[str]:
     """Yields what a user may do next with a database whose rows were measured."""
     if measured and settings.writes:
         database = shlex.quote(os.path.relpath(settings.database))
-        plot = f"opatlas plot {database} --output plots"
-        yield f"next: `opatlas check {database}` tests the durations, `{plot}` draws them"
+        report = f"opatlas report {database} --output site"
+        yield f"next: `opatlas check {database}` tests the durations, `{report}` shows them"
 
 
 def _stale_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:

@@ -28,7 +28,6 @@ from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.store.pace import Pace, replay_pace
 from opatlas.text import parse_whole, pluralize
 from opatlas.theory.report import (
-    ENOUGH_SIZES,
     KernelResult,
     coverage_page,
     summary_lines,
@@ -97,24 +96,7 @@ OPTIONS = (
         type=at_least(0),
         metavar="N",
         default=_DEFAULT_ROWS,
-        help="the most theory rows of a kernel type; 0: the whole grid, or all of --sizes-per-shape "
-        "(default: %(default)s)",
-    ),
-    declare(
-        "--sizes-per-shape",
-        Scope.THEORY,
-        type=at_least(2),
-        metavar="N",
-        default=0,
-        help="rows of each shape of a model at N sizes of its axis of tokens, batch or context, spread geometrically "
-        "from 1 to the largest that fits, and at the edges of tiles; no other rows (default: a sample of sizes)",
-    ),
-    declare(
-        "--for-query",
-        Scope.THEORY,
-        action="store_true",
-        help="rows from which `opatlas query` can tell most others: of the rows of --sizes-per-shape (16 unless given) "
-        "the --rows that are farthest from each other and from captured ones (default: a sample of rows)",
+        help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
     ),
     declare(
         "--seed",
@@ -176,7 +158,6 @@ class Theory:
         """The plan of the session. Raises OpAtlasError, pytest.UsageError."""
         from opatlas.shapes.strategies import sample_rows
 
-        from opatlas.query.spread import spread_rows
         from opatlas.theory.catalog import built_in_catalog, database_kernels
         from opatlas.theory.models import TargetError
         from opatlas.theory.plan import Request
@@ -210,8 +191,6 @@ class Theory:
             budget_bytes,
             sample_rows,
             is_npu=kind == "npu",
-            sizes_per_shape=option.sizes_per_shape,
-            spread=spread_rows if option.for_query else None,
         )
         return TheoryPlan(database, kind, request, kernels)
 
@@ -290,7 +269,7 @@ class Theory:
         else:
             done = add_theory_rows(plan.database, kernel, plan.request)
         table = read_table(plan.database, kernel_type)
-        coverage = model_coverage(kernel, table, plan.request.targets, self._enough_sizes)
+        coverage = model_coverage(kernel, table, plan.request.targets)
         return replace(done.result, coverage=tuple(coverage))
 
     @pytest.hookimpl(tryfirst=True)
@@ -313,9 +292,7 @@ class Theory:
         try:
             if added:
                 self._manifest(added).write(database)
-            page = coverage_page(
-                self._results, f"run {self._run_id}, {pluralize(added, 'row')} added", self._enough_sizes
-            )
+            page = coverage_page(self._results, f"run {self._run_id}, {pluralize(added, 'row')} added")
             write_text(self._coverage_path, page)
         except OpAtlasError as error:
             self._problem = str(error)
@@ -334,8 +311,6 @@ class Theory:
                 "tp_sizes": list(self.plan.request.targets.tp_sizes),
                 "ep_sizes": list(self.plan.request.targets.ep_sizes),
                 "rows": option.rows,
-                "sizes_per_shape": option.sizes_per_shape,
-                "for_query": option.for_query,
                 "seed": option.seed,
                 "max_hbm_gb": option.max_hbm_gb,
                 "keyword": option.keyword,
@@ -344,11 +319,6 @@ class Theory:
             code=code_digest([_SHAPES, PACKAGE / "theory"]),
             statuses={"added": added},
         )
-
-    @property
-    def _enough_sizes(self) -> int:
-        """The number of sizes that are enough for a shape."""
-        return self._config.option.sizes_per_shape or ENOUGH_SIZES
 
     @cached_property
     def _run_id(self) -> str:
@@ -367,7 +337,7 @@ class Theory:
             return
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
-        for line in summary_lines(self._results, self._pace(), read_only=read_only, sizes=self._enough_sizes):
+        for line in summary_lines(self._results, self._pace(), read_only=read_only):
             terminalreporter.write_line(fitted(self._config, line))
         for warning in self.plan.database.misspelt_columns():
             terminalreporter.write_line(fitted(self._config, f"warning: {warning}"))

@@ -40,7 +40,6 @@ LAYERS = (
     "report",
     "compare",
     "query",
-    "calibration",
     "checks",
     "experiment",
     "generation",

@@ -25,7 +25,6 @@ ORIGINAL = {
 OWN = "Options that OpAtlas adds"
 #: Without a table of the original: commands of their own.
 COMMANDS = {
-    "Calibrate": "calibrate",
     "Show": "show",
     "Implementations": "implementations",
     "History": "history",

@@ -67,10 +67,6 @@ COMMANDS = {
     "report": Command("write a site that shows a database in a browser", "opatlas.cli.report"),
     "suite": Command("score kernels of torch's operators that a suite measured", "opatlas.cli.suite"),
     "superkernel": Command("find the scopes of a capture that a SuperKernel may fuse", "opatlas.cli.superkernel"),
-    "calibrate": Command(
-        "measure 30 rows here, and tell whether a database holds here",
-        "opatlas.cli.calibrate",
-    ),
     "doctor": Command("examine step by step whether this machine can measure rows", "opatlas.cli.doctor"),
 }
 

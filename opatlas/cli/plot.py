@@ -1,7 +1,6 @@
 """Plots the durations of databases: every figure of one database, or one kind of figure of several databases.
 
-The figures: durations over the sizes of tensors, the roofline, memory bandwidth, replays against captures, bus
-bandwidth of collectives (docs/plots.md).
+The figures: the roofline, replays against captures, bus bandwidth of collectives (docs/plots.md).
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ from opatlas.progress import Progress
 from opatlas.report.plots.communication import COMMUNICATION, communication_plots
 from opatlas.report.plots.durations import (
     COMPARISON,
-    DURATIONS,
     comparison_plots,
-    durations_plots,
     product_lines,
     products_figure,
 )
 from opatlas.report.plots.figure import FORMATS, Plot, expect_plot_file, save
-from opatlas.report.plots.roofline import BANDWIDTH, ROOFLINE, bandwidth_plots, roofline_plots
+from opatlas.report.plots.roofline import ROOFLINE, roofline_plots
 from opatlas.report.plots.timed_rows import (
     TimedRow,
     expect_tables,
@@ -63,19 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kind",
-        choices=("all", "compositions", "collectives", "products"),
+        choices=("all", "collectives", "products"),
         default="all",
-        help="all: every plot that one database has data for; compositions: the same, with the replays of several "
-        "torch operators in place of a kernel, which all leaves out; collectives: their bus bandwidth; products: "
-        "matrix products of chosen weights (default: %(default)s)",
+        help="all: every plot that one database has data for; collectives: their bus bandwidth; products: matrix "
+        "products of chosen weights (default: %(default)s)",
     )
     parser.add_argument(
         "--output",
         required=True,
         type=Path,
         metavar="PATH",
-        help="all, compositions: folder of the plots, made where it does not exist; else the plot, a .svg, .png or "
-        ".pdf file",
+        help="all: folder of the plots, made where it does not exist; else the plot, a .svg, .png or .pdf file",
     )
     parser.add_argument(
         "--ops",
@@ -123,13 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
             return _plot_collectives(folders, names, arguments.output)
         return _plot_products(folders, names, arguments.weights, arguments.output)
     if len(folders) > 1:
-        raise UsageError(
-            f"--kind {arguments.kind} plots one database, and {len(folders)} are named: leave one, or choose a --kind"
-        )
+        raise UsageError(f"--kind all plots one database, and {len(folders)} are named: leave one, or choose a --kind")
     output: Path = arguments.output
     if output.suffix.removeprefix(".").lower() in FORMATS and not output.is_dir():
         raise UsageError(
-            f"--output {output}: --kind {arguments.kind} writes several plots into a folder: name a folder; --format "
+            f"--output {output}: --kind all writes several plots into a folder: name a folder; --format "
             f"chooses their format"
         )
     return _plot_all(folders[0], names, arguments)
@@ -182,20 +175,16 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     peak = _peak(device, dict(arguments.peaks or ()))
     # Replays on another device are left out. Captures may come from another device, and are left out if there are
     # replays.
-    left_out = [row for row in timed.rows if row.is_composition and arguments.kind == "all"]
-    chosen = [row for each in timed.rows if (row := without_composition(each) if left_out else each) is not None]
+    left_out = sum(row.is_composition for row in timed.rows)
+    chosen = [row for each in timed.rows if (row := without_composition(each)) is not None]
     rows_of_device = [row for each in chosen if (row := on_device(each, device)) is not None]
     others = sorted({row.device for row in timed.rows if row.device and not are_one_device(row.device, device)})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
     both = [row for row in chosen if row.microbench_us is not None and row.profiling_us is not None]
-    made: dict[str, list[Plot]] = {}
-    for title, kind, draw, rows in (
-        ("Kernel durations", DURATIONS, durations_plots, rows_of_device),
-        ("Roofline", ROOFLINE, roofline_plots, of_one),
-        ("Memory bandwidth", BANDWIDTH, bandwidth_plots, of_one),
-    ):
-        made[kind.name] = draw(rows, _title(title, device, rows), peak)
-    made[COMPARISON.name] = comparison_plots(both, _title_of_both(both, timed.captured_on), peak)
+    made: dict[str, list[Plot]] = {
+        ROOFLINE.name: roofline_plots(of_one, _title("Roofline", device, of_one), peak),
+        COMPARISON.name: comparison_plots(both, _title_of_both(both, timed.captured_on)),
+    }
     if not kernel_types:
         try:
             made[COMMUNICATION.name] = communication_plots([folder], COLLECTIVES)
@@ -210,7 +199,7 @@ def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Nam
     if others:
         show(f"replays on {', '.join(others)} are only in {COMPARISON.name} (--device plots another device)")
     if left_out:
-        show(f"{pluralize(len(left_out), 'composition')} of torch operators left out (--kind compositions plots them)")
+        show(f"{pluralize(left_out, 'composition')} of torch operators left out")
     print_problems(problems)
     print_problems(Database(folder).misspelt_columns(), word="warning")
     return 1 if problems or not any(made.values()) else 0
@@ -257,12 +246,12 @@ def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], devi
         width = max(map(len, files))
         lines += [f"plots of {device or 'an unknown device'}, in {arguments.output}:"]
         lines += [f"  {file:{width}}  {plot.content}" for file, plot in zip(files, plots, strict=True)]
-    needs = {kind.name: kind.needs for kind in (DURATIONS, ROOFLINE, BANDWIDTH, COMPARISON, COMMUNICATION)}
+    needs = {kind.name: kind.needs for kind in (ROOFLINE, COMPARISON, COMMUNICATION)}
     without = [name for name, found in made.items() if not found]
     if without:
         lines += ["", "not made, because of missing data:"] if plots else ["no plot was made, because of missing data:"]
         lines += [f"  {name}: {needs[name]}" for name in without]
-    if (made[ROOFLINE.name] or made[BANDWIDTH.name]) and not peak.bandwidth_gbps:
+    if made[ROOFLINE.name] and not peak.bandwidth_gbps:
         lines += ["", "The peak of the device is not known: no roofs (--peaks)."]
     return "\n".join(lines)
 

@@ -209,7 +209,8 @@ def _tree_path(path: PurePosixPath) -> str:
 def _write_files(repository: Path, tree: str, suffix: str, folder: Path) -> None:
     """Writes the regular files with a suffix that a tree of a commit has itself; none if there is no such tree.
 
-    Contents are those that git keeps: no filter of the repository runs, since it may be a stranger's.
+    Contents are those that git keeps: no filter of the repository runs, since it may be a stranger's. `git worktree`
+    and `git archive` would run its filters.
     """
     listed = (_git(repository, "ls-tree", "-l", "-z", "--full-tree", tree) or b"").split(b"\0")
     files: list[tuple[str, bytes]] = []

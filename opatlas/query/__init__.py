@@ -18,7 +18,6 @@ export.py          the rows for other tools: one long table, and the tables of a
 msmodeling.py      a data source for msmodeling's simulations
 fits.py            all models of a database, fitted ahead
 next_rows.py       which rows to measure next, for steps of models
-spread.py          which rows to measure first, for any question
 model_cost.py      what a step of a model costs: the durations of its calls, and their sum
 
 Imports neither torch nor pytest.

@@ -66,15 +66,6 @@ class DrawRows(Protocol):
         """Returns up to `count` distinct rows by signature, none of which is in `exclude`."""
 
 
-class SpreadRows(Protocol):
-    """Chooses rows that are spread over all; `opatlas.query.spread.spread_rows` does so."""
-
-    def __call__(
-        self, kernel_type: str, rows: Sequence[Mapping[str, str]], known: Sequence[Mapping[str, str]], count: int
-    ) -> list[int]:
-        """Returns the positions of up to `count` rows that are far from each other and from the known ones."""
-
-
 @dataclass(frozen=True)
 class Request:
     """The theory rows that a run requests.
@@ -86,7 +77,6 @@ class Request:
         budget_bytes: memory for the tensors of a row and the buffer that flushes the cache.
         draw: draws the rows of a sample.
         sizes_per_shape: each shape has rows at so many sizes of its axes of tokens, and no other rows; 0: see `rows`.
-        spread: chooses among the rows of `sizes_per_shape` (16 if that is 0); None: see there.
         edges: whether `sizes_per_shape` has the edges of tiles besides.
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
     """
@@ -99,7 +89,6 @@ class Request:
     is_npu: bool = True
     sizes_per_shape: int = 0
     edges: bool = True
-    spread: SpreadRows | None = None
 
 
 @dataclass(frozen=True)
@@ -167,16 +156,10 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
     spaces = pattern_spaces(kernel, request, known if forms_of_database else None, table.path.parent)
     existing = signatures(kernel.kernel_type, table.frame)
     captured = {s for s, row in zip(existing, known.rows, strict=True) if row.captured} if known is not None else set()
-    beyond_rows = 0
     wanted: Iterable[_PlannedRows]
-    if request.spread is not None:
-        there = table.frame[[name in captured for name in existing]]
-        chosen, beyond_rows = _spread(kernel.kernel_type, spaces, captured, there, request, request.spread)
-        wanted = _parts(chosen)
-    elif request.sizes_per_shape:
+    if request.sizes_per_shape:
         queues = [_rows_of_sizes(space, request) for space in spaces if len(space)]
-        chosen, beyond_rows = _choose(queues, captured, request.rows or sys.maxsize)
-        wanted = _parts(chosen)
+        wanted = _parts(_choose(queues, captured, request.rows or sys.maxsize))
     elif request.rows:
         wanted = _sample(spaces, captured, request)
     else:
@@ -201,7 +184,6 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
         existing=repeated,
         refused=refused,
         over_budget=sum(space.over_budget for space in spaces),
-        beyond_rows=beyond_rows,
         smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
         missing=tuple(sorted({space.missing_source for space in spaces if space.missing_source})),
         unknown_dtypes=tuple(known.unknown_dtypes()) if known is not None else (),
@@ -229,9 +211,6 @@ def _batch_rows(batch: Batch) -> _PlannedRows:
     return _PlannedRows(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
 
 
-#: The sizes of a shape that rows are chosen from, besides the edges of tiles; and the rows, at least four times those
-#: that are wanted: the time grows with both numbers.
-_SIZES_TO_SPREAD, _MOST_TO_SPREAD = 16, 4000
 #: Signature, part and position of a row.
 _Entry = tuple[str, _PlannedRows, int]
 
@@ -239,7 +218,7 @@ _Entry = tuple[str, _PlannedRows, int]
 def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_PlannedRows]:
     """Yields the required rows, pattern by pattern in turn, then drawn rows, `request.rows` in all."""
     queues = [_required(space) for space in spaces if len(space)]
-    chosen, _ = _choose(queues, captured, request.rows)
+    chosen = _choose(queues, captured, request.rows)
     yield from _parts(chosen)
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
@@ -250,44 +229,17 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
         yield _PlannedRows(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
 
 
-def _choose(
-    queues: Sequence[Iterable[_Entry]], captured: set[str], most: int
-) -> tuple[dict[str, tuple[_PlannedRows, int]], int]:
-    """Returns the first rows of the queues, which take turns, by signature; and how many further rows there are."""
+def _choose(queues: Sequence[Iterable[_Entry]], captured: set[str], most: int) -> dict[str, tuple[_PlannedRows, int]]:
+    """Returns the first rows of the queues, which take turns, by signature."""
     chosen: dict[str, tuple[_PlannedRows, int]] = {}
-    further = set()
     for in_turn in zip_longest(*queues):
         for entry in in_turn:
             if entry is None or entry[0] in captured:
                 continue
-            if len(chosen) < most:
-                chosen.setdefault(entry[0], entry[1:])
-            elif entry[0] not in chosen:
-                further.add(entry[0])
-    return chosen, len(further)
-
-
-def _spread(
-    kernel_type: str,
-    spaces: Sequence[Space],
-    captured: set[str],
-    there: pd.DataFrame,
-    request: Request,
-    spread: SpreadRows,
-) -> tuple[dict[str, tuple[_PlannedRows, int]], int]:
-    """Returns rows at many sizes that are far from each other, by signature; and how many further rows there are."""
-    sized = replace(request, sizes_per_shape=request.sizes_per_shape or _SIZES_TO_SPREAD)
-    queues = [_rows_of_sizes(space, sized) for space in spaces if len(space)]
-    every, beyond = _choose(queues, captured, max(_MOST_TO_SPREAD, 4 * request.rows))
-    cells = {place: _cells(part.frame) for place, part in {id(part): part for part, _ in every.values()}.items()}
-    rows = [cells[id(part)][i] for part, i in every.values()]
-    names = list(every)
-    order = spread(kernel_type, rows, _cells(there), request.rows or len(names))
-    return {names[i]: every[names[i]] for i in order}, beyond + len(names) - len(order)
-
-
-def _cells(frame: pd.DataFrame) -> list[dict[str, str]]:
-    return [{str(name): str(cell) for name, cell in row.items()} for row in frame.to_dict("records")]
+            chosen.setdefault(entry[0], entry[1:])
+            if len(chosen) == most:
+                return chosen
+    return chosen
 
 
 def _parts(chosen: Mapping[str, tuple[_PlannedRows, int]]) -> Iterator[_PlannedRows]:

@@ -65,7 +65,6 @@ class KernelResult:
         added: rows that were added, or would be.
         existing: rows of the run that the database had before.
         largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
-        beyond_rows: rows of further sizes that --rows leaves out.
         refused: rows left out because the device's kernel refuses them.
         over_budget: points of the grid left out because their tensors exceed the memory budget.
         smallest_bytes: bytes of the tensors of the smallest of these points; 0 if there are none.
@@ -79,7 +78,6 @@ class KernelResult:
     existing: int = 0
     largest_bytes: int = 0
     total_bytes: int = 0
-    beyond_rows: int = 0
     refused: int = 0
     over_budget: int = 0
     smallest_bytes: int = 0
@@ -105,14 +103,11 @@ class KernelResult:
 _FEW_NAMED = 3
 
 
-def summary_lines(
-    results: Sequence[KernelResult], pace: Pace, *, read_only: bool, sizes: int = ENOUGH_SIZES
-) -> Iterator[str]:
+def summary_lines(results: Sequence[KernelResult], pace: Pace, *, read_only: bool) -> Iterator[str]:
     """Yields a table of the kernel types, then the coverage of each model.
 
     Args:
         pace: the pace of a replay, for the time that the new rows take.
-        sizes: the number of sizes that are enough for a shape.
     """
     ordered = sorted(results, key=lambda result: result.kernel_type)
     width = max(len(result.kernel_type) for result in ordered)
@@ -123,8 +118,6 @@ def summary_lines(
             f"{result.kernel_type:{width}}  {result.added:8,}  {result.existing:8,}  {result.over_budget:9,}  "
             f"{format_bytes(result.largest_bytes):>8}  {format_bytes(result.total_bytes):>8}"
         )
-        if result.beyond_rows:
-            yield f"  {pluralize(result.beyond_rows, 'row')} of further sizes left out by --rows"
         if result.refused:
             yield f"  {pluralize(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
         if result.unknown_dtypes:
@@ -137,10 +130,10 @@ def summary_lines(
     yield f"{added}, {existing:,} existed before"
     if total:
         yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"
-    yield from _coverage_lines(ordered, sizes)
+    yield from _coverage_lines(ordered)
 
 
-def _coverage_lines(results: Sequence[KernelResult], sizes: int) -> Iterator[str]:
+def _coverage_lines(results: Sequence[KernelResult]) -> Iterator[str]:
     by_model: dict[str, list[tuple[str, ShapeCoverage]]] = {}
     for result in results:
         for part in result.coverage:
@@ -148,7 +141,7 @@ def _coverage_lines(results: Sequence[KernelResult], sizes: int) -> Iterator[str
     for model, named in by_model.items():
         shapes = [shape for _, shape in named]
         enough = sum(shape.is_enough for shape in shapes)
-        have = f"{enough:,} of {pluralize(len(shapes), 'shape has', 'shapes have')} at least {sizes} sizes"
+        have = f"{enough:,} of {pluralize(len(shapes), 'shape has', 'shapes have')} at least {ENOUGH_SIZES} sizes"
         line = f"{model}: {have}, {_share(shapes, None)} of the calls in a step"
         if enough == len(shapes):
             yield line
@@ -201,12 +194,9 @@ def _share(shapes: Sequence[ShapeCoverage], division: str | None) -> str:
     return f"{100 * enough // total if total else 0} %"
 
 
-def coverage_page(results: Sequence[KernelResult], title: str, sizes: int = ENOUGH_SIZES) -> str:
-    """Returns the coverage report in Markdown.
-
-    Args:
-        sizes: the number of sizes that are enough for a shape.
-    """
+def coverage_page(results: Sequence[KernelResult], title: str) -> str:
+    """Returns the coverage report in Markdown."""
+    header = f"shapes with a row | {ENOUGH_SIZES} sizes | of the calls | fewest | widest gap"
     lines = [
         "# Coverage",
         "",
@@ -214,7 +204,7 @@ def coverage_page(results: Sequence[KernelResult], title: str, sizes: int = ENOU
         "Its sizes are the different numbers of tokens, sequences or keys of its rows. Calls are those of a step, one",
         "for each layer. The gap is the widest between neighbouring sizes of a shape; the ends of the range count too.",
         "",
-        f"| kernel type | model | divided | shapes with a row | {sizes} sizes | of the calls | fewest | widest gap |",
+        f"| kernel type | model | divided | {header} |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     few: list[str] = []
@@ -229,7 +219,7 @@ def coverage_page(results: Sequence[KernelResult], title: str, sizes: int = ENOU
                 for shape in part.shapes
                 if not shape.is_enough
             ]
-    lines += ["", f"## Shapes with fewer than {sizes} sizes", "", *(few or ["None."])]
+    lines += ["", f"## Shapes with fewer than {ENOUGH_SIZES} sizes", "", *(few or ["None."])]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Chooses sizes of an axis that are spread geometrically, with the edges of tiles, for `--sizes-per-shape`."""
+"""Chooses sizes of an axis that are spread geometrically, with the edges of tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opatlas.theory.patterns import Axis
 
 #: Offsets of sizes at the edge of a tile and beside it.
 BESIDE = (-1, 0, 1)
-#: Sizes at the edges of tiles and beside them that each shape gets with --sizes-per-shape.
+#: Sizes at the edges of tiles and beside them that each shape gets besides.
 _EDGES = tuple(tile + beside for tile in (64, 128, 256) for beside in BESIDE)
 #: The least number of sizes between two powers of two that spread sizes are chosen from: 8, 9 ... 15, 16, 18 ... 30.
 _STEPS = 8

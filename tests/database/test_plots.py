@@ -27,20 +27,12 @@ from opatlas.model.schema import (
 )
 from opatlas.model.slots import Slot
 from opatlas.report.plots.durations import (
-    CAPTURED,
-    NOISY,
-    REPLAYED,
     Agreement,
-    DurationPoint,
     agreement,
-    duration_points,
-    durations_plots,
 )
 from opatlas.report.plots.figure import bytes_text
 from opatlas.report.plots.roofline import (
-    BandwidthPoint,
     RooflinePoint,
-    bandwidth_points,
     rate_unit,
     roofline_plots,
     roofline_points,
@@ -106,17 +98,6 @@ def test_the_device_is_the_folder_under_data_or_what_most_rows_were_measured_on(
     assert database_device(folder) == "NVIDIA_H100"
 
 
-def test_durations_are_by_type_size_and_source() -> None:
-    rows = [timed("Sub", 4, replayed=3.0), timed("abs", 8, replayed=1.0, captured=2.0), timed("Sub", 0, replayed=1.0)]
-    assert duration_points(rows) == {
-        "abs": [
-            DurationPoint(48, 1.0, "BF16", REPLAYED),
-            DurationPoint(48, 2.0, "BF16", CAPTURED),
-        ],
-        "Sub": [DurationPoint(24, 3.0, "BF16", REPLAYED)],
-    }
-
-
 def test_durations_whose_samples_vary_are_noisy(tmp_path: Path) -> None:
     header = f"{HEADER},{MICROBENCH_STD},{QUALITY}"
     ends = ["0.5,", "0.01,", "0.01,bimodal", "0.5,quiet", "0.5,unknown", ",noisy", ",word", ","]
@@ -124,11 +105,6 @@ def test_durations_whose_samples_vary_are_noisy(tmp_path: Path) -> None:
     (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
     read = read_timed_rows(tmp_path).rows
     assert [row.noisy for row in read] == [True, False, True, False, False, True, False, False]
-    points = duration_points(read)["Add"]
-    assert [point.source for point in points[:4]] == [
-        *(NOISY, CAPTURED),
-        *(REPLAYED, CAPTURED),
-    ]
 
 
 def test_replays_of_another_device_are_in_no_plot_of_this_one(
@@ -153,7 +129,7 @@ def test_replays_of_another_device_are_in_no_plot_of_this_one(
     assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots"), "--device", "NVIDIA_H200"]) == 0
     out = capsys.readouterr().out
     numbers = numbers_by_line(out)
-    assert (numbers["roofline.png"], numbers["durations.png"]) == ((1, 1), (3, 1))
+    assert numbers["roofline.png"] == (1, 1)
     assert "AMD_EPYC" in out.splitlines()[-1]
     assert "AMD_EPYC" not in titles["roofline"]
     assert "AMD_EPYC, NVIDIA_H200" in titles["microbench_against_profiling"]
@@ -182,35 +158,6 @@ def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> Non
     assert known.figure.get_suptitle() == "Roofline"
 
 
-def test_one_kernel_type_is_no_strip() -> None:
-    pytest.importorskip("matplotlib")
-    (plot,) = durations_plots([timed("Add", 4096, replayed=9.0)], "Durations", Peak())
-    width, height = plot.figure.get_size_inches()
-    assert height > width / 2
-
-
-def test_many_kernel_types_are_pages_of_equal_size() -> None:
-    pytest.importorskip("matplotlib")
-    rows = [timed(f"Type{number:02}", 4, replayed=3.0) for number in range(26)]
-    made = durations_plots(rows, "Durations", Peak(100.0))
-    assert [plot.name for plot in made] == ["durations_1", "durations_2"]
-    assert numbers_in(made[0].content) == (13, 13)
-    assert [axis.get_title() for axis in made[1].figure.axes if axis.get_visible()] == [
-        f"Type{number}" for number in range(13, 26)
-    ]
-    assert numbers_in(made[1].figure.get_suptitle()) == (2, 2)
-
-
-def test_the_line_of_durations_is_that_of_the_bandwidth() -> None:
-    pytest.importorskip("matplotlib")
-    rows = [timed("Add", 4, replayed=3.0), timed("Add", 4096, replayed=9.0)]
-    (axis,) = durations_plots(rows, "", Peak(bandwidth_gbps=2.0))[0].figure.axes
-    (line,) = axis.get_lines()
-    # 24 and 24,576 bytes at 2 bytes a nanosecond.
-    assert list(line.get_xdata()) == [24, 24576]
-    assert list(line.get_ydata()) == pytest.approx([0.012, 12.288])
-
-
 def test_a_product_stands_where_its_operations_and_bytes_put_it(folder: Path) -> None:
     rows = read_timed_rows(folder, ["MatMulV2"]).rows
     flops, size = 2 * 8 * 512 * 1024, 2 * (8 * 512 + 512 * 1024 + 8 * 1024)
@@ -231,13 +178,7 @@ def test_roofs_meet_where_memory_and_arithmetic_take_equally_long(folder: Path) 
     assert not bare.get_lines()
 
 
-def test_bandwidth_is_of_kernels_that_stream(folder: Path) -> None:
-    points = bandwidth_points(read_timed_rows(folder).rows)
-    assert list(points) == ["Add"]
-    assert points["Add"][0] == BandwidthPoint(3 * 2 * 1024, pytest.approx(6144 / 2.5e-6 / 1e9))
-
-
-def test_compositions_are_plotted_only_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compositions_are_in_no_plot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = folder / "Add.csv"
     header, *rows = path.read_text().splitlines()
@@ -245,13 +186,9 @@ def test_compositions_are_plotted_only_if_asked_for(folder: Path, capsys: pytest
     assert {row.is_composition for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
     out = capsys.readouterr().out
-    assert "--kind compositions" in out
+    # Of Add the roofline has the row that was captured only.
     assert numbers_by_line(out)["roofline.png"] == (2, 1)
-    assert not (folder / "plots" / "bandwidth.png").exists()
-    asked = ["plot", str(folder), "--kind", "compositions", "--output", str(folder / "plots")]
-    assert main(asked) == 0
-    assert "--kind compositions" not in capsys.readouterr().out
-    assert (folder / "plots" / "bandwidth.png").exists()
+    assert numbers_in(out.splitlines()[-1]) == (2,)
 
 
 def test_agreement_of_few_rows_has_no_tenths() -> None:
@@ -267,7 +204,7 @@ def test_every_plot_that_there_is_data_for(
 ) -> None:
     pytest.importorskip("matplotlib")
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
-    names = ["durations", "roofline", "bandwidth", "microbench_against_profiling", "bus_bandwidth"]
+    names = ["roofline", "microbench_against_profiling", "bus_bandwidth"]
     assert sorted(path.name for path in (folder / "plots").iterdir()) == sorted(f"{name}.png" for name in names)
     for path in (folder / "plots").iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -291,7 +228,7 @@ def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureF
     pytest.importorskip("matplotlib")
     output = folder / "plots"
     assert main(["plot", str(folder), "--output", str(output), "--ops", "Add", "--device", "X", "--format", "svg"]) == 0
-    assert sorted(path.suffix for path in output.iterdir()) == [".svg"] * 4
+    assert sorted(path.suffix for path in output.iterdir()) == [".svg"] * 2
     table(folder, "Add", add(1))
     assert main(["plot", str(folder), "--output", str(output), "--ops", "Add"]) == 1
     first, second = capsys.readouterr().out.split("no plot ")
@@ -315,7 +252,7 @@ def test_what_cannot_be_read_is_left_out_and_told(folder: Path, capsys: pytest.C
     (folder / "hcom_allReduce_.csv").write_text(MESSAGES.replace("1024", "many"))
     assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 1
     printed = capsys.readouterr()
-    assert numbers_by_line(printed.out)["durations.png"][1] == 3
+    assert numbers_by_line(printed.out)["roofline.png"][1] == 3
     # A line about the progress is among them where that took seconds.
     errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
     for error, place in zip(errors, ("Mul.csv", "Sub.csv", "hcom_allReduce_.csv:2"), strict=True):

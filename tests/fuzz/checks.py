@@ -10,7 +10,6 @@ from pathlib import Path
 
 import captures
 
-from opatlas.calibration.rows import CALIBRATION, read_set, stored_durations
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
 from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
@@ -27,7 +26,7 @@ from opatlas.model.schema import (
     STATUS,
 )
 
-from .target import Broken, Target, expect, refusing
+from .target import Target, expect, refusing
 
 _KNOWN = b"""
 - checks: [monotone, spikes]
@@ -90,27 +89,6 @@ def _table(data: bytes, folder: Path) -> None:
             expect(check.name != "against" or not found, "a database that disagrees with itself")
 
 
-_CALIBRATION = b"""{"version": 1, "rows": [
-{"family": "products", "kernel_type": "MatMulV2", "case_id": "MatMulV2-20x512_4096x512-BF16_BF16-20x4096-09467cfcf889"}
-]}
-"""
-
-
-def _seeds_of_calibration() -> Iterator[bytes]:
-    yield _CALIBRATION
-
-
-def _calibration(data: bytes, folder: Path) -> None:
-    path = folder / CALIBRATION
-    path.write_bytes(data)
-    with refusing(path):
-        rows = read_set(folder)
-        if rows:
-            # The database has none of these rows.
-            stored_durations(folder, rows)
-            raise Broken("rows that no database has")
-
-
 KNOWN = Target(
     "known-findings",
     "known findings are read, or refused with their place",
@@ -124,11 +102,4 @@ CHECKED = Target(
     _seeds_of_table,
     _table,
     (b"1e308", b"nan", b"-inf", b"999999999999999999", b";", b"0", b"cold", b"failed", b"bimodal"),
-)
-CALIBRATION_SET = Target(
-    "calibration",
-    "a calibration set is read, or refused with its place",
-    _seeds_of_calibration,
-    _calibration,
-    (b'"rows"', b"[]", b"null", b"../", b"\\u0000", b"hcom_allReduce_"),
 )

@@ -44,7 +44,6 @@ TARGETS: dict[str, Target] = {
         catalogs.MODEL,
         checks.KNOWN,
         checks.CHECKED,
-        checks.CALIBRATION_SET,
         comparisons.STEP,
         exchanges.EXCHANGES,
         exchanges.MODELS,

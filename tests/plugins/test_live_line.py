@@ -114,7 +114,7 @@ def test_a_terminal_says_what_comes_next_and_a_log_does_not(sessions: Sessions) 
     sessions.write("Toy", [row(1)])
     terminal = OnTerminal(sessions)
     assert terminal.read_to_the_end() == 0
-    assert "opatlas plot database" in terminal.shown
+    assert "opatlas report database" in terminal.shown
     assert "next:" not in sessions.run_in_process("--mixed")
 
 

@@ -75,15 +75,6 @@ def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows
     assert not (device / "vllm0.19.0_torch2.9.0_cann8.5").exists()
 
 
-def test_each_shape_has_as_many_sizes_as_the_option_says(tmp_path: Path) -> None:
-    options = ("--ops=MatMulV2", "--device=cpu", "--target-models=qwen3-0.6b", "--tp-sizes=1", "--sizes-per-shape=8")
-    assert run(tmp_path, *options).returncode == 0
-    # 5 weights: 8 sizes from 1 to 32,768, and 64, 128, 256 with the sizes beside them.
-    assert rows_in(tmp_path) == 5 * (8 + 9)
-    (manifest,) = (tmp_path / "runs").glob("*.json")
-    assert json.loads(manifest.read_text())["options"]["sizes_per_shape"] == 8
-
-
 def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
     done = run(tmp_path / "new", "bench/", *FEW)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

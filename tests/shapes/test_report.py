@@ -33,7 +33,7 @@ def results() -> list[KernelResult]:
     coverage = ModelCoverage("Mul", "Qwen", shapes)
     one = ModelCoverage("Neg", "Llama", [ShapeCoverage("cache: n 1", {"": 3}, True, 0, 0)])
     return [
-        KernelResult("Mul", 2000, 2, 10**9, 10**12, beyond_rows=700, refused=2, over_budget=3, coverage=(coverage,)),
+        KernelResult("Mul", 2000, 2, 10**9, 10**12, refused=2, over_budget=3, coverage=(coverage,)),
         KernelResult("Neg", 1, 1, 8, 8, refused=1, unknown_dtypes=("FLOAT3",), coverage=(one,)),
         KernelResult("Add"),
     ]

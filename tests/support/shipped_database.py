@@ -3,8 +3,7 @@
     python -m tests.support.shipped_database SOURCE TARGET "an NVIDIA H200, torch 2.11.0 with CUDA 13.0, cold cache"
 
 Left out are rows that were not measured, compositions of torch operators, journals, reports and histories. SOURCE may
-be a database that `opatlas combine --pool` made of those of several machines; it stays as it is. TARGET gets a
-calibration set, unless its rows are those of an implementation.
+be a database that `opatlas combine --pool` made of those of several machines; it stays as it is.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from opatlas.calibration.rows import choose, write_set
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import SHIPPED, implementation_of
+from opatlas.model.location import SHIPPED
 from opatlas.model.quality import is_composition, valid_duration
 from opatlas.model.schema import AVERAGE, QUALITY, STAND_IN, STATUS, Status
 from opatlas.store.database import Database, Table
@@ -72,8 +70,6 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         counts = ship(Database(arguments.source), arguments.target, arguments.note)
-        if not implementation_of(arguments.target)[0]:
-            write_set(arguments.target, choose(arguments.target))
     except OpAtlasError as error:
         raise SystemExit(f"error: {error}") from None
     for kernel_type, (kept, left_out) in counts.items():

@@ -2,7 +2,7 @@
 
 timed_rows.py       reads rows that have a duration
 durations.py        plots of durations
-roofline.py         plots of rates
+roofline.py         the roofline
 communication.py    plots of bandwidths of collectives
 figure.py           figures of matplotlib, written in one step
 """

@@ -1,10 +1,8 @@
-"""Plots of durations: against the bytes of a call, against captured durations, and of products against M."""
+"""Plots of durations: of replays against captures, and of products against M."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any, NamedTuple
 
 from opatlas.errors import CellError, TableError
 from opatlas.model.quality import is_composition, valid_duration
-from opatlas.model.roofline import Peak, tensor_bytes
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
@@ -31,7 +28,6 @@ from opatlas.report.plots.figure import (
     color_map,
     escape_formulas,
     new_figure,
-    use_byte_axis,
     use_decades,
     whole_decades,
 )
@@ -39,141 +35,6 @@ from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
 from opatlas.store.database import Database
 from opatlas.text import pluralize
-
-DURATIONS = PlotKind("durations", needs="rows with a duration and with dtypes that are known")
-
-_PANEL_INCHES = (2.6, 2.0)
-_MOST_COLUMNS = 6
-_PANELS_OF_A_PAGE = 24
-_OF_LEGENDS_INCHES = 1.0
-#: Width of an entry of the legend.
-_LEGEND_INCHES = 1.6
-#: Least width: narrower figures cut titles off.
-_FEWEST_INCHES = 7.8
-#: Dtypes with a fixed colour, so that plots of two databases are comparable.
-_DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL", "FLOAT8_E4M3FN")
-_DTYPE_COLOR = color_map(_DTYPES)
-_OTHER_DTYPES = "others"
-REPLAYED, NOISY, CAPTURED = "replayed", "replayed, noisy", "captured"
-_MARKERS = {REPLAYED: ".", NOISY: "o", CAPTURED: "+"}
-#: Least height of a page with few panels.
-_LEAST_HEIGHT_INCHES = 4.0
-
-
-@dataclass(frozen=True)
-class DurationPoint:
-    """A duration. `tensor_bytes` counts all inputs and outputs; `source` is a key of `_MARKERS`."""
-
-    tensor_bytes: int
-    duration_us: float
-    dtype: str
-    source: str
-
-
-def duration_points(rows: Sequence[TimedRow]) -> dict[str, list[DurationPoint]]:
-    """Returns the points by kernel type; a row with both durations has two. Skips empty calls and unknown dtypes."""
-    points: dict[str, list[DurationPoint]] = defaultdict(list)
-    for row in rows:
-        slots = (*row.inputs, *row.outputs)
-        size = tensor_bytes(slots)
-        if not size:
-            continue
-        dtype = next(slot.dtype for slot in slots if not slot.absent)
-        for duration_us, source in (
-            (row.microbench_us, NOISY if row.noisy else REPLAYED),
-            (row.profiling_us, CAPTURED),
-        ):
-            if duration_us is not None:
-                points[row.kernel_type].append(DurationPoint(size, duration_us, dtype, source))
-    return dict(sorted(points.items(), key=lambda named: named[0].lower()))
-
-
-def durations_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """Plots durations against bytes, a figure for every 24 kernel types. Raises OpAtlasError without matplotlib."""
-    points = duration_points(rows)
-    count = math.ceil(len(points) / _PANELS_OF_A_PAGE)
-    # Distributes the panels evenly over pages.
-    size = math.ceil(len(points) / count) if count else 0
-    types = list(points)
-    return [
-        Plot(
-            DURATIONS.name if count == 1 else f"{DURATIONS.name}_{page + 1}",
-            _durations_page(shown, f"{title}, page {page + 1} of {count}" if count > 1 else title, peak),
-            f"{pluralize(sum(map(len, shown.values())), 'duration')} of {pluralize(len(shown), 'kernel type')}",
-        )
-        for page in range(count)
-        for shown in [{name: points[name] for name in types[page * size : (page + 1) * size]}]
-    ]
-
-
-def _durations_page(points: dict[str, list[DurationPoint]], title: str, peak: Peak) -> Any:
-    columns = _columns(len(points))
-    rows = math.ceil(len(points) / columns)
-    width = max(_PANEL_INCHES[0] * columns, _FEWEST_INCHES)
-    height = max(_PANEL_INCHES[1] * rows, _LEAST_HEIGHT_INCHES if columns < _MOST_COLUMNS // 2 else 0)
-    figure, axes = new_figure(width, height + _OF_LEGENDS_INCHES, columns, rows)
-    everything = list(itertools.chain.from_iterable(points.values()))
-    for number, (axis, (kernel_type, shown)) in enumerate(zip(axes, points.items(), strict=False)):
-        for source, marker in _MARKERS.items():
-            chosen = [point for point in shown if point.source == source]
-            colors = [_DTYPE_COLOR(point.dtype) for point in chosen]
-            axis.scatter(
-                [point.tensor_bytes for point in chosen],
-                [point.duration_us for point in chosen],
-                s=8 if source == NOISY else 20,
-                marker=marker,
-                linewidths=0 if source == REPLAYED else 0.7,
-                alpha=0.7,
-                **({"facecolors": "none", "edgecolors": colors} if source == NOISY else {"c": colors}),
-            )
-        if peak.bandwidth_gbps:
-            ends = [min(point.tensor_bytes for point in everything), max(point.tensor_bytes for point in everything)]
-            axis.plot(ends, [end / peak.bandwidth_gbps / 1e3 for end in ends], color="0.5", linewidth=0.8, zorder=0)
-        use_byte_axis(axis)
-        axis.set_yscale("log")
-        axis.grid(alpha=0.3)
-        axis.set_title(escape_formulas(kernel_type), fontsize="small")
-        axis.set_xlabel("bytes of inputs and outputs", fontsize="small")
-        axis.minorticks_off()
-        axis.label_outer()
-        # Panels without a panel below them need labels.
-        axis.tick_params(labelbottom=number + columns >= len(points), labelsize="small")
-    # The scale depends on durations only, not on the line of the bandwidth.
-    durations_us = [point.duration_us for point in everything]
-    axes[0].set_ylim(*whole_decades(min(durations_us) * 0.9, max(durations_us) * 1.1))
-    for axis in axes[len(points) :]:
-        axis.set_visible(False)
-    figure.suptitle(escape_formulas(title))
-    figure.supylabel("duration (us)", fontsize="medium")
-    figure.legend(
-        handles=_dtype_legend(everything, peak), loc="outside lower center", ncols=int(width / _LEGEND_INCHES)
-    )
-    return figure
-
-
-def _columns(panels: int) -> int:
-    """Returns the columns of a grid that is a little wider than high, with few empty places."""
-    return min(range(_MOST_COLUMNS, 0, -1), key=lambda n: round(-panels % n + abs(n - math.sqrt(1.5 * panels)), 3))
-
-
-def _dtype_legend(points: Sequence[DurationPoint], peak: Peak) -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    there = {point.dtype for point in points}
-    handles: list[Any] = [Patch(color=_DTYPE_COLOR(dtype), label=dtype) for dtype in _DTYPES if dtype in there]
-    if there - set(_DTYPES):
-        handles.append(Patch(color=_DTYPE_COLOR(_OTHER_DTYPES), label=_OTHER_DTYPES))
-    for source, marker in _MARKERS.items():
-        if any(point.source == source for point in points):
-            fill: Any = "none" if source == NOISY else "full"
-            handles.append(
-                Line2D([], [], color="black", marker=marker, fillstyle=fill, markersize=5, linestyle="", label=source)
-            )
-    if peak.bandwidth_gbps:
-        handles.append(Line2D([], [], color="0.5", linewidth=0.8, label=f"bytes at {peak.bandwidth_gbps:,.0f} GB/s"))
-    return handles
-
 
 COMPARISON = PlotKind("microbench_against_profiling", needs="rows with a replayed and a captured duration")
 
@@ -212,7 +73,7 @@ def agreement(rows: Sequence[TimedRow]) -> Agreement:
     )
 
 
-def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
+def comparison_plots(rows: Sequence[TimedRow], title: str) -> list[Plot]:
     """Plots replayed against captured durations. Raises OpAtlasError without matplotlib."""
     if not rows:
         return []

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from opatlas.model.roofline import (
@@ -25,7 +24,6 @@ from opatlas.model.siblings import base_type
 from opatlas.report.plots.figure import (
     Plot,
     PlotKind,
-    bytes_text,
     color_map,
     escape_formulas,
     new_figure,
@@ -129,81 +127,3 @@ def _roofs(axis: Any, points: Sequence[RooflinePoint], peak: Peak) -> None:
     highest = max([*levels, *([right * slope] if slope and not levels else []), top])
     axis.set_xlim(left, right)
     axis.set_ylim(bottom, whole_decades(bottom, highest)[1])
-
-
-BANDWIDTH = PlotKind("bandwidth", needs="kernels that read and write each element once, with a duration")
-
-_WIDTH_INCHES = 8.5
-_LINE_INCHES = 0.24
-_AXIS_INCHES = 1.4
-#: Least height: smaller figures cut labels off.
-_LEAST_INCHES = 3.6
-_POWERS_BETWEEN_TICKS = 5
-
-
-@dataclass(frozen=True)
-class BandwidthPoint:
-    """A row: `moved_bytes` counts each input and each output once."""
-
-    moved_bytes: int
-    gbps: float
-
-
-def bandwidth_points(rows: Sequence[TimedRow]) -> dict[str, list[BandwidthPoint]]:
-    """Returns the points by kernel type, without products, which memory does not bound."""
-    points: dict[str, list[BandwidthPoint]] = defaultdict(list)
-    for row in rows:
-        size = moved_bytes(row.kernel_type, row.inputs, row.outputs)
-        if size and base_type(row.kernel_type) not in PRODUCTS:
-            points[row.kernel_type].append(BandwidthPoint(size, size / row.duration_us / 1e3))
-    return dict(points)
-
-
-def bandwidth_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """Plots bytes per second, the type with the fastest row on top. Raises OpAtlasError without matplotlib."""
-    points = bandwidth_points(rows)
-    if not points:
-        return []
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    types = sorted(points, key=lambda name: max(point.gbps for point in points[name]))
-    figure, (axis,) = new_figure(_WIDTH_INCHES, max(_LINE_INCHES * len(types) + _AXIS_INCHES, _LEAST_INCHES))
-    everything = [(line, point) for line, name in enumerate(types) for point in points[name]]
-    drawn = axis.scatter(
-        [point.gbps for _, point in everything],
-        [line for line, _ in everything],
-        c=[point.moved_bytes for _, point in everything],
-        norm=LogNorm(),
-        cmap="viridis",
-        s=40,
-        marker="|",
-        label="row",
-    )
-    axis.scatter(
-        [median(point.gbps for point in points[name]) for name in types],
-        range(len(types)),
-        s=24,
-        facecolors="none",
-        edgecolors="red",
-        label="median",
-    )
-    if peak.bandwidth_gbps:
-        axis.axvline(peak.bandwidth_gbps, color="black", linewidth=1, label=f"memory: {peak.bandwidth_gbps:,.0f} GB/s")
-    axis.set_xscale("log")
-    axis.set_yticks(
-        range(len(types)), [f"{escape_formulas(name)} ({len(points[name]):,})" for name in types], fontsize="small"
-    )
-    axis.set_ylim(-0.6, len(types) - 0.4)
-    axis.grid(alpha=0.3)
-    figure.suptitle(escape_formulas(title))
-    axis.set_xlabel("10⁹ bytes/s (each input read once, each output written once)")
-    axis.set_ylabel("kernel type (rows), sorted by its fastest row")
-    figure.legend(loc="outside lower left", ncols=3, fontsize="small")
-    bar = figure.colorbar(drawn, ax=axis, label="bytes read and written", aspect=60)
-    bar.ax.yaxis.set_major_locator(LogLocator(base=2**_POWERS_BETWEEN_TICKS))
-    bar.ax.yaxis.set_minor_locator(NullLocator())
-    bar.ax.yaxis.set_major_formatter(lambda size, _: bytes_text(size))
-    return [
-        Plot(BANDWIDTH.name, figure, f"{pluralize(len(everything), 'row')} of {pluralize(len(types), 'kernel type')}")
-    ]
