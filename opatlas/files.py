@@ -13,8 +13,6 @@ import fcntl
 import gzip
 import io
 import os
-import platform
-import re
 import shutil
 import stat
 import tempfile
@@ -230,10 +228,6 @@ def _remove_abandoned() -> None:
                 os.close(folder)
 
 
-#: `C:`, or `C:\Users\me\db`, which is one name on a system that separates folders by `/`.
-_DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
-
-
 def absolute_path(path: Path) -> Path:
     """Returns the absolute path without `..`. Links are resolved only if the path contains `..`."""
     return path.resolve() if ".." in path.parts else path.absolute()
@@ -248,15 +242,9 @@ def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: boo
         may_be_made: whether the folder may be missing, because the caller makes it.
 
     Raises:
-        UsageError: the path is a file, is a path of Windows on another system, or does not exist.
+        UsageError: the path is a file, or does not exist.
     """
     named = f"{option} " if option else ""
-    drive = next((index for index, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
-    if drive is not None and os.name != "nt" and not path.is_dir():
-        raise UsageError(
-            f"{named}{Path(*path.parts[drive:])}: a path of Windows, which {platform.system()} does not have: name the "
-            f"folder as this system does (in WSL, C: is /mnt/c)"
-        )
     if path.exists() and not path.is_dir():
         raise UsageError(f"{named}{path}: a file, not a folder: name a folder ({path.parent} holds this file)")
     if not may_be_made and not path.is_dir():
