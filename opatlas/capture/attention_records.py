@@ -27,7 +27,7 @@ from opatlas.model.quality import number_cell
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.model.slots import split_cell
 from opatlas.text import MOST_DIGITS, shorten
-from opatlas.text_format import binary_format, wide_encoding
+from opatlas.text_format import NOT_TEXT, is_text
 
 Shape = tuple[int, ...]
 _RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
@@ -213,10 +213,8 @@ class DistinctRecords:
 
 def _format_problem(begin: bytes) -> str:
     """Returns why a file is not JSON Lines, and the remedy; "" for a valid file."""
-    if packed := binary_format(begin):
-        return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
-    if encoding := wide_encoding(begin, ("query_shape",)):
-        return f"this is {encoding}, not UTF-8: save it as UTF-8"
+    if not is_text(begin):
+        return f"{NOT_TEXT}: write one JSON object a line"
     if _ARRAY.match(begin):
         return "this is a JSON array, not JSON Lines: write one object a line (`jq -c '.[]'` does so)"
     return ""

