@@ -8,15 +8,12 @@ and devices are not opened.
 from __future__ import annotations
 
 import ast
-import contextlib
-import fcntl
 import gzip
 import io
 import os
 import shutil
 import stat
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,49 +180,22 @@ def size_mb(path: Path) -> float:
     raise OpAtlasError(f"{path}: no such file: check the path")
 
 
-_PREFIX = "opatlas-tmp-"
-#: The age below which a folder may not be locked yet.
-_ABANDONED_AFTER_S = 60.0
-
-
 class TemporaryFolder:
-    """A new folder, locked by the process until `remove`.
-
-    If the process is killed, the folder stays. The next TemporaryFolder of any process removes it.
-    """
+    """A new folder, until `remove`. If the process is killed, the folder stays."""
 
     def __init__(self, purpose: str) -> None:
         """`purpose` is part of the name. Raises OSError if there is no room for a folder."""
-        _remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
-        self._held: int | None = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_SH)
+        self.path = Path(tempfile.mkdtemp(prefix=f"opatlas-tmp-{purpose}-"))
 
     def remove(self) -> None:
         """Removes the folder with all that is in it. A second call does nothing."""
-        if self._held is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._held)
-            self._held = None
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Path:
         return self.path
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-
-def _remove_abandoned() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        # OSError: the folder belongs to another user, is a link, or is locked.
-        with contextlib.suppress(OSError):
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if time.time() - os.fstat(folder).st_mtime > _ABANDONED_AFTER_S:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path)
-            finally:
-                os.close(folder)
 
 
 def absolute_path(path: Path) -> Path:
