@@ -125,7 +125,7 @@ class SessionRecords:
     def __init__(self, context: SessionContext, own_journal: SessionJournal) -> None:
         self._context = context
         self._own_journal = own_journal
-        self._worker_journals: set[Path] = set()
+        self._worker_journals = journal.EndedJournals()
         #: Records that are in no journal, with the number of their target.
         self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
         #: Number of the target and last status, by node id.
@@ -191,8 +191,11 @@ class SessionRecords:
         output = getattr(node, "workeroutput", {})
         self._unsaved += map(tuple, output.get(_UNSAVED, ()))
         self.problems += filter(None, [output.get(_LOST)])
-        for each in self._context.databases:
-            self._worker_journals.update(journal.run_journals(each.database, self._context.run_id))
+        try:
+            for each in self._context.databases:
+                self._worker_journals.hold(journal.run_journals(each.database, self._context.run_id))
+        except OSError as error:
+            self.problems.append(f"the journal of a worker cannot be read: {error}")
 
     def hand_over(self, output: dict[str, Any]) -> None:
         """In a worker: leaves the records to the controller, which receives `output`."""
@@ -275,8 +278,7 @@ class SessionRecords:
             self.problems.append(str(error))
         except OSError as error:
             self.problems.append(f"the journal may be incomplete: {error}")
-        self.problems += [journal.removed(path) for path in sorted(self._worker_journals) if not path.exists()]
-        self._worker_journals.clear()
+        self.problems += self._worker_journals.give_up()
 
     def _removed_tables(self) -> list[Path]:
         plan = self._context.plan

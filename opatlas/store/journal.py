@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely, safe_lock
+from opatlas.files import open_safely, read_safely, safe_lock
 from opatlas.gc_pause import gc_paused
 from opatlas.model.record import Record
 from opatlas.store.csv_files import not_writable, write_text
@@ -129,9 +129,12 @@ class Journal:
     def close(self) -> None:
         """Syncs the file to disk and releases it for write-back.
 
+        If the file was removed meanwhile (by a checkout, by a clean-up), it is written again: at its path, or else in
+        the folder for temporary files.
+
         Raises:
             OSError: the disk is full or gone.
-            OpAtlasError: the file was removed or replaced meanwhile.
+            OpAtlasError: the journal is not at its path; the message names the other path.
         """
         if self._closed:
             return
@@ -140,9 +143,10 @@ class Journal:
         self._syncer.join()
         try:
             with self._file as file:
-                os.fsync(file.fileno())
                 if not _is_in_place(file, self.path):
-                    raise OpAtlasError(removed(self.path))
+                    file.seek(0)
+                    _put_back(file.read(), self.path)
+                os.fsync(file.fileno())
             if self._sync_error is not None:
                 raise self._sync_error
         finally:
@@ -163,9 +167,36 @@ class Journal:
                 time.sleep(_SYNC_PAUSE_S)
 
 
-def removed(path: Path) -> str:
-    """Returns a sentence about a journal that was removed or replaced before its records were merged."""
-    return f"{path}: removed or replaced while rows ran, and its records with it: measure its rows again"
+class EndedJournals:
+    """The journals of processes that have ended, kept open until write-back."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def hold(self, paths: Iterable[Path]) -> None:
+        """Opens journals. Raises OSError if one cannot be read."""
+        for path in paths:
+            if path not in self._files:
+                self._files[path] = open_safely(path)
+
+    def give_up(self) -> list[str]:
+        """Closes the journals, and writes removed journals again, as `Journal.close` does.
+
+        Returns:
+            A sentence for each journal that is not at its path, with the other path.
+        """
+        problems = []
+        while self._files:
+            path, file = self._files.popitem()
+            try:
+                with file:
+                    if not _is_in_place(file, path):
+                        _put_back(file.read(), path)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}: its records cannot be read any more")
+            except OpAtlasError as error:
+                problems.append(str(error))
+        return problems
 
 
 def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:
@@ -301,6 +332,15 @@ def _is_in_place(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
         return False
+
+
+def _put_back(content: bytes, path: Path) -> None:
+    """Writes a journal again. Raises OpAtlasError with the other path if that fails."""
+    text = content.decode(errors="replace")
+    try:
+        write_text(path, text)
+    except OpAtlasError as error:
+        raise OpAtlasError(f"{error}; its records are {save_in_temporary_folder(text, path)}") from None
 
 
 def _owner_lock(path: Path) -> FileLock:

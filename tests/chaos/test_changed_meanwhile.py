@@ -255,27 +255,69 @@ def test_a_table_that_was_removed(sessions: Sessions, mode: str) -> None:
     assert sessions.statuses("Here") == dict.fromkeys(SIZES, "measured")
 
 
-@pytest.mark.parametrize(("what", "devices"), [("database", "1"), ("journal", "1"), ("journal", "2")])
-def test_journals_that_were_removed(sessions: Sessions, what: str, devices: str) -> None:
-    """As `git clean` or the checkout of another branch does. The session says so, and fails."""
-    running, _ = waiting(sessions, ["Here"], devices=devices)
-    paths = journal.journals(Database(sessions.database))
-    shutil.rmtree(sessions.database if what == "database" else sessions.database / "journal")
+@MODES
+def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
+    """As `git clean` or the checkout of another branch does.
+
+    Of several devices, a worker that has no more rows may have ended: its journal goes with the folder.
+    """
+    running, measured = waiting(sessions, ["Gone"], f"--update-mode={mode}", devices="1")
+    shutil.rmtree(sessions.database)
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 4})
-    assert any(done.tells("removed", path) for path in paths)
+    if mode == "all":
+        for name in ("Gone", "Moody"):
+            assert done.tells("written back, but", sessions.database / f"{name}.csv")
+        assert in_tables(sessions).items() >= measured.items()
+    else:
+        assert not list(sessions.database.glob("*.csv"))
+        assert in_journals(named(done)).items() >= measured.items()
+    assert len(in_tables(sessions) | in_journals(named(done))) == 4
+    assert len(list((sessions.database / "runs").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "devices"),
+    [("database", "1"), ("journal", "1"), ("journal", "2"), pytest.param("database", "2", marks=pytest.mark.slow)],
+)
+def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, what: str, devices: str) -> None:
+    """As that of a network share: a file in its place also keeps root from it. What was measured is kept elsewhere."""
+    running, measured = waiting(sessions, ["Gone"], devices=devices)
+    gone = sessions.database if what == "database" else sessions.database / "journal"
+    gone.rename(sessions.folder / "elsewhere")
+    gone.write_text("a file")
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (1, {"measured": 4})
+    kept = [path for path in named(done) if path.parent == sessions.temporary]
+    assert in_journals(kept).items() >= measured.items()
+    assert len(in_journals(kept)) == 4
     assert "Traceback" not in done
+    gone.unlink()
+    (sessions.folder / "elsewhere").rename(gone)
+    for path in set(kept):
+        (command,) = set(re.findall(rf"`(opatlas combine [^`]*{re.escape(path.name)})`", done.output))
+        subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, check=True, capture_output=True)
+    assert len(in_tables(sessions)) == 4
+
+
+def test_journals_that_were_removed(sessions: Sessions) -> None:
+    running, measured = waiting(sessions, ["Here"], devices="1")
+    shutil.rmtree(sessions.database / "journal")
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (0, {"measured": 4})
+    assert in_tables(sessions).items() >= measured.items()
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
 def test_the_journal_of_a_worker_that_has_ended_is_removed(sessions: Sessions) -> None:
-    running, _ = waiting(sessions, ["Here"], devices="2")
-    files = sessions.database / "journal"
-    paths = journal.journals(Database(sessions.database))
-    running.wait_until(lambda: any(not path.with_suffix(".lock").exists() for path in paths))
-    shutil.rmtree(files)
+    running, measured = waiting(sessions, ["Here"], devices="2")
+    files = Path(f"/proc/{running.process.pid}/fd")
+    running.wait_until(lambda: any(os.path.realpath(file).endswith(".jsonl") for file in files.iterdir()))
+    shutil.rmtree(sessions.database / "journal")
     done = go(sessions, running)
-    assert (done.code, done.ledger()) == (1, {"measured": 4})
-    assert all(done.tells("removed", path) for path in paths)
+    assert (done.code, done.ledger()) == (0, {"measured": 4})
+    assert in_tables(sessions).items() >= measured.items()
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
 def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:

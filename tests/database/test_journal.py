@@ -9,8 +9,9 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from opatlas.store import journal
 from opatlas.store.database import Database
 from opatlas.store.journal import Journal, JournalHeader
 from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import recover, write_back
+from opatlas.store.write_back import recover, write_back, write_back_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,6 +257,17 @@ def test_a_record_that_can_be_neither_written_nor_cut_off_costs_no_later_one(
     assert journal.read(kept.path).records == (record(1, 10.0), record(4, 40.0))
 
 
+def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(database: Database) -> None:
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    kept.path.unlink()
+    kept.path.with_suffix(".lock").unlink()
+    kept.close()
+    kept.close()
+    contents = journal.read(kept.path)
+    assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
+
+
 def test_the_processes_of_a_session_have_journals_of_their_own(tmp_path: Path) -> None:
     database = Database(tmp_path / "not" / "there")
     parts = [Journal(database, JournalHeader("run-1", "all", prune=False), part=part) for part in ("", "gw0", "gw1")]
@@ -299,10 +311,70 @@ def test_a_line_is_short_and_holds_nothing_that_is_no_json(database: Database) -
     assert path.read_bytes().startswith(header)
 
 
-def test_a_journal_that_was_removed_or_replaced_is_named(database: Database) -> None:
-    for take_away in (Path.unlink, lambda path: path.replace(path.with_name("elsewhere"))):
-        kept = Journal(database, JournalHeader("run-1", "all", prune=True))
-        take_away(kept.path)
-        with pytest.raises(OpAtlasError, match=re.escape(str(kept.path))):
-            kept.close()
+def file_in_place_of_the_folder(database: Database) -> None:
+    database.path.rename(database.path.with_name("elsewhere"))
+    database.path.write_text("somebody else's")
+
+
+def file_in_place_of_the_journals(database: Database) -> None:
+    database.journal_dir.rename(database.path / "elsewhere")
+    database.journal_dir.write_text("somebody else's")
+
+
+@pytest.mark.parametrize("take_away", [file_in_place_of_the_folder, file_in_place_of_the_journals])
+@pytest.mark.parametrize("of_worker", [False, True])
+def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    take_away: Callable[[Database], None],
+    of_worker: bool,
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    if of_worker:
+        ended = journal.EndedJournals()
+        ended.hold([kept.path])
         kept.close()
+        take_away(database)
+        (problem,) = ended.give_up()
+        assert ended.give_up() == []
+    else:
+        take_away(database)
+        with pytest.raises(OpAtlasError) as raised:
+            kept.close()
+        problem = str(raised.value)
+        kept.close()
+    (elsewhere,) = temporary.iterdir()
+    assert journal.combine_command(database.path, elsewhere) in problem
+    contents = journal.read(elsewhere)
+    assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
+    merged = write_back_run(database, contents.header)
+    assert merged.problems
+
+
+def test_one_journal_that_is_lost_keeps_no_other_from_its_place(database: Database, tmp_path: Path) -> None:
+    paths = [abandoned(database, record(n, 10.0), run=f"run-{n}") for n in (1, 2, 3)]
+    ended = journal.EndedJournals()
+    ended.hold(paths)
+    for path in paths:
+        path.unlink()
+    paths[1].mkdir()
+    (problem,) = ended.give_up()
+    assert str(paths[1]) in problem
+    assert [path.is_file() for path in paths] == [True, False, True]
+
+
+def test_no_room_anywhere_gives_the_text_of_the_journal(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(database.path / "not" / "a" / "folder"))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    file_in_place_of_the_folder(database)
+    with pytest.raises(OpAtlasError) as raised:
+        kept.close()
+    copied = database.path.with_name("copied.jsonl")
+    copied.write_text(str(raised.value).partition("\n")[2])
+    assert journal.read(copied).records == (record(1, 10.0),)
