@@ -8,17 +8,12 @@ and devices are not opened.
 from __future__ import annotations
 
 import ast
-import contextlib
-import fcntl
 import gzip
 import io
 import os
-import platform
-import re
 import shutil
 import stat
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -185,53 +180,22 @@ def size_mb(path: Path) -> float:
     raise OpAtlasError(f"{path}: no such file: check the path")
 
 
-_PREFIX = "opatlas-tmp-"
-#: The age below which a folder may not be locked yet.
-_ABANDONED_AFTER_S = 60.0
-
-
 class TemporaryFolder:
-    """A new folder, locked by the process until `remove`.
-
-    If the process is killed, the folder stays. The next TemporaryFolder of any process removes it.
-    """
+    """A new folder, until `remove`. If the process is killed, the folder stays."""
 
     def __init__(self, purpose: str) -> None:
         """`purpose` is part of the name. Raises OSError if there is no room for a folder."""
-        _remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
-        self._held: int | None = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_SH)
+        self.path = Path(tempfile.mkdtemp(prefix=f"opatlas-tmp-{purpose}-"))
 
     def remove(self) -> None:
         """Removes the folder with all that is in it. A second call does nothing."""
-        if self._held is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._held)
-            self._held = None
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Path:
         return self.path
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-
-def _remove_abandoned() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        # OSError: the folder belongs to another user, is a link, or is locked.
-        with contextlib.suppress(OSError):
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if time.time() - os.fstat(folder).st_mtime > _ABANDONED_AFTER_S:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path)
-            finally:
-                os.close(folder)
-
-
-#: `C:`, or `C:\Users\me\db`, which is one name on a system that separates folders by `/`.
-_DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
 
 
 def absolute_path(path: Path) -> Path:
@@ -248,15 +212,9 @@ def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: boo
         may_be_made: whether the folder may be missing, because the caller makes it.
 
     Raises:
-        UsageError: the path is a file, is a path of Windows on another system, or does not exist.
+        UsageError: the path is a file, or does not exist.
     """
     named = f"{option} " if option else ""
-    drive = next((index for index, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
-    if drive is not None and os.name != "nt" and not path.is_dir():
-        raise UsageError(
-            f"{named}{Path(*path.parts[drive:])}: a path of Windows, which {platform.system()} does not have: name the "
-            f"folder as this system does (in WSL, C: is /mnt/c)"
-        )
     if path.exists() and not path.is_dir():
         raise UsageError(f"{named}{path}: a file, not a folder: name a folder ({path.parent} holds this file)")
     if not may_be_made and not path.is_dir():

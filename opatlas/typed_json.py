@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -13,7 +12,6 @@ import msgspec
 from opatlas.errors import OpAtlasError
 
 T = TypeVar("T")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 #: A count in a file: from 0 to the largest signed 64-bit integer.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -55,31 +53,13 @@ def decode(text: bytes | str, kind: type[T], place: str) -> T:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Returns values as one line of JSON that `decode` reads, with lone surrogates escaped.
+    """Returns values as one line of JSON that `decode` reads, with `?` for each lone surrogate.
 
     Raises:
         ValueError: a number is infinite or NaN.
     """
-    line = json.dumps(values, separators=(",", ":"), allow_nan=False)
-    return escape_lone_surrogates(line) or line
-
-
-def escape_lone_surrogates(text: bytes | str) -> str | None:
-    """Returns the same JSON value with each lone surrogate as six characters of text (`\\udcff`).
-
-    Returns:
-        None if the text has no lone surrogate, or is not JSON.
-    """
-    try:
-        plain = text.decode() if isinstance(text, bytes) else text
-        if "\\ud" not in plain.lower():
-            return None
-        plain = json.dumps(json.loads(plain), separators=(",", ":"), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return None
-    if not _LONE_SURROGATE.search(plain):
-        return None
-    return _LONE_SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", plain)
+    line = json.dumps(values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return line.encode(errors="replace").decode()
 
 
 @cache

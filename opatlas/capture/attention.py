@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -176,16 +177,13 @@ class FillResult:
     problems: list[str] = field(default_factory=list)
 
 
-def row_keys(database: Database) -> Iterator[tuple[JoinKey, str]]:
-    """Yields the keys of all attention rows, each with its `file:line`. Skips files that cannot be read."""
+def row_keys(database: Database) -> set[JoinKey]:
+    """Returns the keys of all attention rows. Skips files that cannot be read."""
+    keys: set[JoinKey] = set()
     for kernel_type in _tables(database):
-        try:
-            edit = TableEdit(database.read(kernel_type).frame)
-        except OpAtlasError:
-            continue
-        for position, key in enumerate(_keys(edit)):
-            if key is not None:
-                yield key, _place(kernel_type, position)
+        with suppress(OpAtlasError):
+            keys.update(key for key in _keys(TableEdit(database.read(kernel_type).frame)) if key is not None)
+    return keys
 
 
 def fill_rows(database: Database, matched: Mapping[JoinKey, DistinctRecords], limit: int) -> FillResult:

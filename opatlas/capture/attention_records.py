@@ -14,11 +14,10 @@ import heapq
 import json
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import BufferedIOBase
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from opatlas.model.quality import number_cell
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.model.slots import split_cell
 from opatlas.text import MOST_DIGITS, shorten
-from opatlas.text_format import binary_format, wide_encoding
+from opatlas.text_format import NOT_TEXT, is_text
 
 Shape = tuple[int, ...]
 _RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
@@ -47,11 +46,6 @@ class JoinKey(NamedTuple):
 
     def __str__(self) -> str:
         return "; ".join(f"{_WORDS[name]} {_text(part)}" for name, part in zip(self._fields, self, strict=True))
-
-    def differences(self, other: JoinKey) -> str:
-        """Returns the components that differ: `kv sequences 4 (there 5)`."""
-        pairs = zip(self._fields, self, other, strict=True)
-        return ", ".join(f"{_WORDS[name]} {_text(a)} (there {_text(b)})" for name, a, b in pairs if a != b)
 
 
 _WORDS = {
@@ -94,33 +88,6 @@ def _text(part: Shape | int | None) -> str:
     if part is None:
         return "none"
     return str(part) if isinstance(part, int) else ",".join(map(str, part))
-
-
-class NearestKeys:
-    """Finds the first key with the fewest components that differ from a given key."""
-
-    def __init__(self, keys: Iterable[tuple[JoinKey, str]]) -> None:
-        """`keys`: each key with its place."""
-        self._keys = list(keys)
-        # All sets of equal components, the largest first. Each takes one look-up for any number of keys.
-        self._agreeing = [kept for count in range(5, 0, -1) for kept in combinations(range(6), count)]
-        self._tables: dict[tuple[int, ...], dict[tuple[object, ...], int]] = {}
-
-    def to(self, key: JoinKey) -> tuple[JoinKey, str] | None:
-        """Returns the nearest key and its place; None if no key shares a component."""
-        for kept in self._agreeing:
-            wanted = tuple([key[at] for at in kept])
-            if any(part is not None for part in wanted) and wanted in (table := self._table(kept)):
-                return self._keys[table[wanted]]
-        return None
-
-    def _table(self, kept: tuple[int, ...]) -> dict[tuple[object, ...], int]:
-        if kept not in self._tables:
-            table: dict[tuple[object, ...], int] = {}
-            for index, (key, _) in enumerate(self._keys):
-                table.setdefault(tuple([key[at] for at in kept]), index)
-            self._tables[kept] = table
-        return self._tables[kept]
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -178,12 +145,8 @@ class DistinctRecords:
     The selection is unbiased, takes bounded memory, and does not depend on the order of the records.
     """
 
-    def __init__(self, limit: int, first: str) -> None:
-        """Args:
-        limit: the largest number of records to keep; 0: all.
-        first: `file:line` of the first record.
-        """
-        self.first = first
+    def __init__(self, limit: int) -> None:
+        """`limit` is the largest number of records to keep; 0: all."""
         self._limit = limit
         self._by_digest: dict[int, CallValues] = {}
         self._largest: list[int] = []
@@ -213,10 +176,8 @@ class DistinctRecords:
 
 def _format_problem(begin: bytes) -> str:
     """Returns why a file is not JSON Lines, and the remedy; "" for a valid file."""
-    if packed := binary_format(begin):
-        return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
-    if encoding := wide_encoding(begin, ("query_shape",)):
-        return f"this is {encoding}, not UTF-8: save it as UTF-8"
+    if not is_text(begin):
+        return f"{NOT_TEXT}: write one JSON object a line"
     if _ARRAY.match(begin):
         return "this is a JSON array, not JSON Lines: write one object a line (`jq -c '.[]'` does so)"
     return ""
@@ -316,7 +277,7 @@ class Records:
         self, key: JoinKey, values: CallValues, wanted: Container[JoinKey], limit: int, place: str
     ) -> Callable[[], None]:
         if key in wanted:
-            chosen = self.matched.setdefault(key, DistinctRecords(limit, place))
+            chosen = self.matched.setdefault(key, DistinctRecords(limit))
             return lambda: chosen.add(values)
         unmatched = self.unmatched.setdefault(key, UnmatchedKey(place))
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from opatlas.capture.apply import DurationChange, TwoPopulations
 from opatlas.capture.attention import Bundle, FillResult
-from opatlas.capture.attention_records import JoinKey, NearestKeys, Records
+from opatlas.capture.attention_records import JoinKey, Records
 from opatlas.capture.ingest import IngestResult
 from opatlas.capture.launches import LaunchCounts, SkipReason
 from opatlas.capture.manifest import manifest_path
@@ -253,46 +253,36 @@ class UnmatchedEntry:
         count: number of records of this key; 1 for a row.
         place: `file:line` of the first one.
         key: the key that records and rows are joined by.
-        nearest: `file:line` of the key that agrees in the most components.
-        reason: the components that differ, or why there is no such key.
+        reason: why the key can match nothing; "" where nothing has it.
     """
 
     what: str
     count: int
     place: str
     key: str
-    nearest: str
     reason: str
 
 
-_HEADER = ("What", "Count", "Place", "Key", "Nearest", "Reason")
+_HEADER = ("What", "Count", "Place", "Key", "Reason")
 
 
-def unmatched_entries(
-    records: Records, outcome: FillResult, keys_of_rows: Sequence[tuple[JoinKey, str]]
-) -> list[UnmatchedEntry]:
+def unmatched_entries(records: Records, outcome: FillResult) -> list[UnmatchedEntry]:
     """Returns unmatched records, the most frequent key first, then rows without values, in their order."""
     unmatched = sorted(records.unmatched.items(), key=lambda item: -item[1].count)
-    rows = NearestKeys(keys_of_rows)
-    places = [(key, at.first) for key, at in unmatched]
-    calls = NearestKeys([*places, *((key, at.first) for key, at in records.matched.items())])
-    found = [UnmatchedEntry("record", at.count, at.first, str(key), *_why(key, rows, "row")) for key, at in unmatched]
+    found = [UnmatchedEntry("record", at.count, at.first, str(key), _why(key)) for key, at in unmatched]
     for row in outcome.unfilled:
         if row.key is None:
             found.append(
-                UnmatchedEntry("row", 1, row.place, "", "", "its shapes are not lists of whole numbers: correct them")
+                UnmatchedEntry("row", 1, row.place, "", "its shapes are not lists of whole numbers: correct them")
             )
         else:
-            found.append(UnmatchedEntry("row", 1, row.place, str(row.key), *_why(row.key, calls, "record")))
+            found.append(UnmatchedEntry("row", 1, row.place, str(row.key), _why(row.key)))
     return found
 
 
-def _why(key: JoinKey, others: NearestKeys, other: str) -> tuple[str, str]:
+def _why(key: JoinKey) -> str:
     absent = [name for name, shape in (("query", key.query), ("key", key.key), ("value", key.value)) if shape is None]
-    if absent:
-        return "", f"it has no shape of {', '.join(absent)}"
-    nearest = others.to(key)
-    return ("", f"no {other} has any of its shapes") if nearest is None else (nearest[1], key.differences(nearest[0]))
+    return f"it has no shape of {', '.join(absent)}" if absent else ""
 
 
 def fill_summary(
@@ -334,7 +324,8 @@ def _entry_lines(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
     for one in alone[:SHOWN]:
         yield f"  {one.place}" + (f" (and {one.count - 1:,} more)" if one.count > 1 else "")
         yield wrap(one.key or "no key", indent=4)
-        yield wrap(f"nearest {one.nearest}: {one.reason}" if one.nearest else one.reason, indent=4)
+        if one.reason:
+            yield wrap(one.reason, indent=4)
     if len(alone) > SHOWN:
         yield f"  and {len(alone) - SHOWN:,} more"
 

@@ -171,10 +171,9 @@ def _fill(
     lock.acquire(0, show)
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        keys = list(row_keys(database))
-        records = _read(files, total_mb, {key for key, _ in keys}, limit)
+        records = _read(files, total_mb, row_keys(database), limit)
         outcome = fill_rows(database, records.matched, limit)
-        unmatched = unmatched_entries(records, outcome, keys)
+        unmatched = unmatched_entries(records, outcome)
         problems = [*(problem for found in recovered for problem in found.problems), *outcome.problems]
         report = None
         try:

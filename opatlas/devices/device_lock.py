@@ -61,7 +61,7 @@ class DeviceLock:
         self._path = path
         self._file = _open_lock_file(path)
         self._session = _own_session()
-        self._signature = json_line(asdict(self._session)).encode(errors="replace")
+        self._signature = json_line(asdict(self._session)).encode()
 
     @contextmanager
     def held(

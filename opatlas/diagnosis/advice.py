@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+import msgspec
+
 from opatlas.diagnosis.rules import KernelVerdict
-from opatlas.yaml_file import parse_yaml
 
 #: Where kernels are written, in the order of advice.yaml.
 LANGUAGES = ("AscendC", "Triton-Ascend", "TBE", "CUDA", "Triton")
@@ -37,12 +38,12 @@ def advice() -> Mapping[KernelVerdict, Advice]:
     """Returns the advice for each verdict."""
     text = resources.files(__package__).joinpath("advice.yaml").read_bytes()
     return {
-        KernelVerdict(name): Advice(
+        verdict: Advice(
             entry["what"],
             entry["zh"],
             {language: entry[language] for language in LANGUAGES if language in entry},
             entry.get("document", ""),
             entry["source"],
         )
-        for name, entry in parse_yaml(text, strict=True).items()
+        for verdict, entry in msgspec.yaml.decode(text, type=dict[KernelVerdict, dict[str, str]]).items()
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Meta
 
 from opatlas.arrays import Floats
 from opatlas.capture.capture_reader import DURATION, TYPE
@@ -29,8 +31,24 @@ from opatlas.query.features import row_features
 from opatlas.text import suggest
 from opatlas.yaml_file import YamlError, parse_yaml
 
-_KEYS = ("device", "bandwidth_gbps", "tera_ops", "cube_cores", "vector_cores")
-_REMEDY = f"give a YAML mapping of {', '.join(_KEYS)}, or the name of a device whose peaks OpAtlas knows"
+_Rate = Annotated[float, Meta(gt=0, le=1e9)]
+_Cores = Annotated[int, Meta(gt=0)]
+
+
+class _PeaksFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of --peaks: bandwidth in GB/s, rates in 10^12 operations/s for each dtype."""
+
+    device: str = ""
+    bandwidth_gbps: _Rate | None = None
+    tera_ops: dict[str, _Rate] = {}
+    cube_cores: _Cores | None = None
+    vector_cores: _Cores | None = None
+
+
+_REMEDY = (
+    f"give a YAML mapping of {', '.join(_PeaksFile.__struct_fields__)} (numbers above 0; tera_ops: {{BF16: 313}}), or "
+    "the name of a device whose peaks OpAtlas knows"
+)
 #: Columns that the work of a kernel depends on.
 _WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *RUNTIME_IN_SIGNATURE)
 #: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
@@ -85,47 +103,29 @@ def read_peaks(text: str) -> DevicePeaks:
             return of_name
         raise UsageError(f"--peaks {text}: neither a file nor a known device{suggest(text, PEAKS)}: {_REMEDY}")
     try:
-        content = parse_yaml(path.read_bytes(), strict=True)
-    except (OSError, YamlError) as error:
+        given = msgspec.convert(parse_yaml(path.read_bytes(), strict=True), _PeaksFile)
+    except (OSError, YamlError, msgspec.ValidationError) as error:
         raise UsageError(f"--peaks {path}: {error}: {_REMEDY}") from None
-    if not isinstance(content, dict) or not content:
-        raise UsageError(f"--peaks {path}: no mapping: {_REMEDY}")
-    for name in content:
-        if name not in _KEYS:
-            raise UsageError(f"--peaks {path}: {name}: no such key{suggest(name, _KEYS)}: {_REMEDY}")
-    of_device = device_peak(str(content.get("device", "")))
-    cores = {name: _positive(path, name, content[name], whole=True) for name in _KEYS[3:] if name in content}
-    bandwidth = content.get("bandwidth_gbps")
-    peak = Peak(
-        of_device.bandwidth_gbps if bandwidth is None else _positive(path, "bandwidth_gbps", bandwidth),
-        {**of_device.tera_ops, **_rates(path, content.get("tera_ops") or {})},
-    )
+    of_device = device_peak(given.device)
+    bandwidth = of_device.bandwidth_gbps if given.bandwidth_gbps is None else given.bandwidth_gbps
+    has_cores = given.cube_cores is not None or given.vector_cores is not None
     return DevicePeaks(
-        peak,
-        int(cores["cube_cores"]) if "cube_cores" in cores else None,
-        int(cores["vector_cores"]) if "vector_cores" in cores else None,
+        Peak(bandwidth, {**of_device.tera_ops, **_rates(path, given.tera_ops)}),
+        given.cube_cores,
+        given.vector_cores,
         str(path),
-        str(path) if cores else "",
+        str(path) if has_cores else "",
     )
 
 
-def _rates(path: Path, given: Any) -> Mapping[str, float]:
-    if not isinstance(given, dict):
-        raise UsageError(f"--peaks {path}: tera_ops: {given!r}: give 10^12 operations/s for each dtype, as BF16: 313")
+def _rates(path: Path, given: Mapping[str, float]) -> Mapping[str, float]:
     rates = {}
     for word, rate in given.items():
         dtype = known_dtype(word)
         if dtype is None:
             raise UsageError(f"--peaks {path}: tera_ops: {word}: no such dtype: name one as FLOAT16, BF16 or INT8")
-        rates[dtype.name] = _positive(path, f"tera_ops: {word}", rate)
+        rates[dtype.name] = rate
     return rates
-
-
-def _positive(path: Path, name: str, value: Any, *, whole: bool = False) -> float:
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
-        raise UsageError(f"--peaks {path}: {name}: {value!r}: give a {'whole ' if whole else ''}number above 0")
-    return float(value)
 
 
 def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from importlib import resources
+from typing import Any
 
-from opatlas.yaml_file import parse_yaml
+import msgspec
 
 
 class KernelVerdict(str, Enum):
@@ -54,7 +55,7 @@ class VerdictRule:
     verdict: KernelVerdict
     zh: str
     test: str
-    limits: Mapping[str, float]
+    limits: Mapping[str, int | float]
     columns: tuple[str, ...]
     source: str
     counters: str = ""
@@ -67,9 +68,9 @@ def verdict_rules() -> Mapping[KernelVerdict, VerdictRule]:
     """Returns the rules in the order of importance."""
     text = resources.files(__package__).joinpath("rules.yaml").read_bytes()
     rules = {}
-    for name, entry in parse_yaml(text, strict=True).items():
-        read = {"columns": tuple(entry["columns"]), "test": entry["test"].format(**entry["limits"])}
-        rules[KernelVerdict(name)] = VerdictRule(KernelVerdict(name), **{**entry, **read})
+    for verdict, entry in msgspec.yaml.decode(text, type=dict[KernelVerdict, dict[str, Any]]).items():
+        rule = msgspec.convert({"verdict": verdict, **entry}, VerdictRule)
+        rules[verdict] = replace(rule, test=rule.test.format(**rule.limits))
     return rules
 
 

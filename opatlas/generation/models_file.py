@@ -11,16 +11,13 @@ import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, read_safely
-from opatlas.text import shorten, suggest
-from opatlas.yaml_file import YamlError, key_lines, parse_yaml
+from opatlas.yaml_file import YamlError, parse_yaml
 
 from .prices import Dollars, Price, Prices, shipped_prices
 from .settings import KernelLanguage, LoopLimits
 
 _MOST_BYTES = 1 << 20
 _EXAMPLE = "models: {my-model: {endpoint: http://localhost:8000}}"
-#: Characters of a wrong value in a message.
-_SHOWN = 40
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 
 
@@ -97,13 +94,12 @@ def read_models(path: Path) -> ModelsFile:
         OpAtlasError: the file cannot be read, holds something else, or has a cost limit and a model without a price.
     """
     try:
-        text = read_safely(path, _MOST_BYTES)
-        values = parse_yaml(text, strict=True)
+        values = parse_yaml(read_safely(path, _MOST_BYTES), strict=True)
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): write a file as in {_EXAMPLE}") from None
     except YamlError as error:
         raise OpAtlasError(f"{path}: {error}: correct the YAML") from None
-    content = _convert(path, text, values)
+    content = _convert(path, values)
     if not content.models:
         raise OpAtlasError(f"{path}: names no model: write {_EXAMPLE}")
     found = ModelsFile(
@@ -124,40 +120,16 @@ def read_models(path: Path) -> ModelsFile:
     return found
 
 
-def _convert(path: Path, text: bytes, values: object) -> _Content:
-    if not isinstance(values, dict) or not isinstance(values.get("models"), dict):
-        raise OpAtlasError(f"{path}: has no mapping `models`: write {_EXAMPLE}")
-    models = values["models"]
-    lines = key_lines(text, "models")
-    for name, model in models.items():
-        try:
-            msgspec.convert(model, NamedModel | None)
-        except msgspec.ValidationError as error:
-            raise _refused(f"{path}:{lines[name]}: {name}", error, model, NamedModel) from None
+def _convert(path: Path, values: object) -> _Content:
+    place = str(path)
     try:
+        if isinstance(values, dict) and isinstance(values.get("models"), dict):
+            # msgspec does not say which key of a mapping has the wrong value.
+            for name, model in values["models"].items():
+                place = f"{path}: models: {name}"
+                msgspec.convert(model, NamedModel | None)
+            place = str(path)
         return msgspec.convert(values, _Content)
     except msgspec.ValidationError as error:
-        raise _refused(str(path), error, values, _Content) from None
-
-
-#: What the values of keys may be.
-_COUNT_VALUES, _DOLLARS, _TEXT = "a whole number from 1", "dollars, a number from 0 to 1,000,000", "text"
-_VALUES = {
-    "language": ", ".join(KernelLanguage),
-    **dict.fromkeys(("attempts", "max_tokens"), _COUNT_VALUES),
-    **dict.fromkeys(("cost_limit", "request", "in", "out"), _DOLLARS),
-    **dict.fromkeys(("answers", "endpoint", "api_key_variable"), _TEXT),
-}
-
-
-def _refused(place: str, error: msgspec.ValidationError, value: object, expected: type[msgspec.Struct]) -> OpAtlasError:
-    """Returns the error of a value that is none of `expected`: the key, its value, and what it may be."""
-    known = expected.__struct_encode_fields__
-    keys = ", ".join(known)
-    if not isinstance(value, dict):
-        return OpAtlasError(f"{place}: {shorten(repr(value), _SHOWN)} is no mapping: its keys are {keys}")
-    if unknown := [key for key in value if key not in known]:
-        return OpAtlasError(f"{place}: there is no key {unknown[0]}{suggest(unknown[0], known)}: the keys are {keys}")
-    wrong = next(key for key in known if f"`$.{key}`" in str(error))
-    shown = shorten(repr(value[wrong]), _SHOWN)
-    return OpAtlasError(f"{place}: {wrong} cannot be {shown}: it is {_VALUES[wrong]}")
+        known = (_Content if place == str(path) else NamedModel).__struct_encode_fields__
+        raise OpAtlasError(f"{place}: {error}: the keys are {', '.join(known)}; write {_EXAMPLE}") from None

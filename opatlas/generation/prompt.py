@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from opatlas.candidates.judgement import Judgement
 from opatlas.model.roofline import device_peak
 from opatlas.text import cut_middle
-from opatlas.yaml_file import parse_yaml
 
 from .endpoint import ChatMessage
 from .settings import KernelLanguage
@@ -149,4 +150,4 @@ def without_places(text: str) -> str:
 
 @cache
 def _texts() -> _Texts:
-    return _Texts(**parse_yaml(_TEXTS.read_bytes(), strict=True))
+    return msgspec.yaml.decode(_TEXTS.read_bytes(), type=_Texts)

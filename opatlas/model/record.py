@@ -25,7 +25,6 @@ from opatlas.typed_json import (
     Count,
     DecodeError,
     decode,
-    escape_lone_surrogates,
     json_line,
 )
 
@@ -237,13 +236,7 @@ class Record:
         Raises:
             DecodeError: the line is not a record, or a duration, a count or the kernel type is impossible.
         """
-        try:
-            record = decode(line, cls, place)
-        except DecodeError:
-            whole = escape_lone_surrogates(line)
-            if whole is None:
-                raise
-            record = decode(whole, cls, place)
+        record = decode(line, cls, place)
         if not is_run_id(record.run_id):
             raise DecodeError(place, f"run id {record.run_id!r} cannot name a file")
         for kernel_type, cells in record._cases():

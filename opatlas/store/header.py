@@ -32,13 +32,13 @@ from opatlas.model.schema import (
 )
 from opatlas.text import close_matches
 from opatlas.text_format import (
+    NOT_TEXT,
     SAVE_AS_UTF8,
     SAVE_OR_RESTORE,
     SAVE_WITH_COMMAS,
-    binary_format,
+    is_text,
     other_separator,
     undecodable_cell,
-    wide_encoding,
 )
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -102,8 +102,8 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
         path: names the file in errors.
 
     Raises:
-        TableError: the file is a Git LFS pointer, packed, a workbook or empty, or the header is blank, not UTF-8, not
-            separated by commas, has an open quote, no end, or a repeated column.
+        TableError: the file is a Git LFS pointer, no text or empty, or the header is blank, not UTF-8, not separated by
+            commas, has an open quote, no end, or a repeated column.
         OSError: the file cannot be read.
     """
     head = file.read(4096)
@@ -111,10 +111,6 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
         raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
     if not head.removeprefix(_BOM).strip():
         raise TableError(path, "an empty file", "Remove it, or restore it")
-    if packed := binary_format(head):
-        raise TableError(path, f"this is {packed[0]}, not CSV", packed[1])
-    if encoding := wide_encoding(head, _NAMES):
-        raise TableError(path, f"this is {encoding}, not UTF-8", SAVE_AS_UTF8)
     file.seek(len(_BOM) if head.startswith(_BOM) else 0)
     text: list[bytes] = []
     try:
@@ -148,6 +144,8 @@ def _expect_commas(text: Sequence[bytes], path: Path) -> None:
 def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:
     """Yields the lines of a file, and appends them to `text`. Raises TableError, UnicodeDecodeError."""
     while line := file.readline(LONGEST_HEADER_BYTES):
+        if not is_text(line):
+            raise TableError(path, NOT_TEXT, SAVE_AS_UTF8)
         text.append(line)
         size = sum(map(len, text))
         if size >= LONGEST_HEADER_BYTES:

@@ -25,7 +25,7 @@ from opatlas.files import read_safely
 from opatlas.model.location import public_version
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
-from opatlas.typed_json import DecodeError, decode, escape_lone_surrogates
+from opatlas.typed_json import DecodeError, decode
 
 _Kind = TypeVar("_Kind")
 
@@ -105,8 +105,9 @@ class Manifest:
     def write(self, database: Database) -> Path:
         """Writes the manifest, and replaces an existing one. Raises OpAtlasError."""
         path = self.path(database, self.run_id)
-        text = json.dumps(asdict(self), indent=2, default=str)
-        write_text(path, (escape_lone_surrogates(text) or text) + "\n")
+        text = json.dumps(asdict(self), indent=2, default=str, ensure_ascii=False)
+        # `decode` reads no lone surrogate, as an option with a path may have.
+        write_text(path, text.encode(errors="replace").decode() + "\n")
         return path
 
 

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 
+import msgspec
+
 from opatlas.errors import OpAtlasError, TableError
+from opatlas.files import read_safely
 from opatlas.yaml_file import YamlError, key_lines, parse_yaml
 
 _FILE = "kernel_types.yaml"
@@ -44,8 +46,14 @@ class StepPhase(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
-class UnfusableType:
+class Collectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"patterns": "types"}):
+    """Collectives that a SuperKernel may hold, and who says so."""
+
+    patterns: tuple[str, ...]
+    source: str
+
+
+class UnfusableType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"patterns": "types"}):
     """Kernel types that split a SuperKernel, why, and who says so."""
 
     patterns: tuple[str, ...]
@@ -53,34 +61,21 @@ class UnfusableType:
     source: str
 
 
-@dataclass(frozen=True)
-class KernelTypes:
+class KernelTypes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The patterns of `kernel_types.yaml`."""
 
-    collectives: tuple[str, ...]
-    collectives_source: str
+    collectives: Collectives
     unfusable: tuple[UnfusableType, ...]
-    modules: Mapping[Module, tuple[str, ...]]
+    modules: dict[Module, tuple[str, ...]]
     attention: tuple[str, ...]
     normalization: tuple[str, ...]
-    phases: Mapping[StepPhase, tuple[str, ...]]
+    phases: dict[StepPhase, tuple[str, ...]]
 
 
 @cache
 def known_types() -> KernelTypes:
     """Returns the patterns that come with OpAtlas."""
-    content = parse_yaml(resources.files(__package__).joinpath(_FILE).read_bytes(), strict=True)
-    return KernelTypes(
-        collectives=tuple(content["collectives"]["types"]),
-        collectives_source=content["collectives"]["source"],
-        unfusable=tuple(
-            UnfusableType(tuple(each["types"]), each["reason"], each["source"]) for each in content["unfusable"]
-        ),
-        modules={Module(name): tuple(patterns) for name, patterns in content["modules"].items()},
-        attention=tuple(content["attention"]),
-        normalization=tuple(content["normalization"]),
-        phases={StepPhase(name): tuple(patterns) for name, patterns in content["phases"].items()},
-    )
+    return msgspec.yaml.decode(resources.files(__package__).joinpath(_FILE).read_bytes(), type=KernelTypes)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -103,7 +98,7 @@ def is_attention(kernel_type: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_supported_collective(kernel_type: str) -> bool:
     """Returns whether a SuperKernel may hold this collective."""
-    return matches(kernel_type, known_types().collectives)
+    return matches(kernel_type, known_types().collectives.patterns)
 
 
 @lru_cache(maxsize=4096)
@@ -134,14 +129,10 @@ def read_module_map(path: Path) -> Callable[[str, str], Module | None]:
         OpAtlasError: the file cannot be read, is no such mapping, or names another module.
     """
     try:
-        with open(path, "rb") as file:
-            text = file.read(_MOST_BYTES + 1)
+        text = read_safely(path, _MOST_BYTES)
+        content = parse_yaml(text, strict=True)
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
-    if len(text) > _MOST_BYTES:
-        raise OpAtlasError(f"{path}: larger than {_MOST_BYTES:,} bytes: it is no map of modules")
-    try:
-        content = parse_yaml(text, strict=True)
     except YamlError as error:
         raise OpAtlasError(f"{path}: not YAML ({error}): correct the file") from None
     if not isinstance(content, dict) or not content:

@@ -46,7 +46,7 @@ def analysis_as_json(analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, 
             for cut in analysis.cuts
         ],
         "supported_collectives": analysis.collectives,
-        "supported_collectives_source": known_types().collectives_source,
+        "supported_collectives_source": known_types().collectives.source,
         "layers": [asdict(kind) for kind in analysis.layers],
         "module_shares": {str(module): share for module, share in analysis.module_shares.items()},
         "scopes": [

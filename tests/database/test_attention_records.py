@@ -1,4 +1,4 @@
-"""Records of attention calls: what a line holds, which row is nearest, and which records are chosen."""
+"""Records of attention calls: what a line holds, and which records are chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from opatlas.capture.attention_records import (
     CallValues,
     DistinctRecords,
     JoinKey,
-    NearestKeys,
     RecordError,
     parse_record,
     row_key,
@@ -66,27 +65,10 @@ def test_the_shapes_that_the_operator_saw_count():
     assert row_key({INPUT_SHAPES: "a,b;1;1"}) is None
 
 
-KEYS = st.builds(JoinKey, *[st.none() | st.tuples(st.integers(1, 3))] * 3, *[st.none() | st.integers(1, 3)] * 3)
-
-
-@given(st.lists(KEYS, min_size=1, max_size=6), KEYS)
-def test_the_nearest_agrees_in_the_most_components(keys, wanted):
-    def agreeing(key):
-        return sum(a == b for a, b in zip(key, wanted, strict=True) if (a, b) != (None, None))
-
-    found = NearestKeys(enumerate_keys := [(key, at) for at, key in enumerate(keys)]).to(wanted)
-    if all(key == wanted for key in keys):
-        return
-    if found is None:
-        assert not any(agreeing(key) for key in keys if key != wanted)
-    else:
-        assert found in enumerate_keys
-
-
 @given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 10))
 def test_a_choice_does_not_depend_on_the_order(numbers, limit):
     def chosen(order):
-        choice = DistinctRecords(limit, "")
+        choice = DistinctRecords(limit)
         for number in order:
             choice.add(CallValues((str(number),), "", "", ()))
         return {values.case for values in choice.values()}

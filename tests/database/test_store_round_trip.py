@@ -63,7 +63,7 @@ def frame_of(names: list[str], rows: list[list[str]]) -> pd.DataFrame:
 @example((["a", "b\nc", "d\re"], [["1", "2", "3"], ["\ufeff", "", ""]]))
 @example((["a ", " a", "a"], [["1", "2", "3"]]))
 @example((["a", ""], [["", ""]]))
-@example((["a\0", "b"], [["\0", ""]]))
+@example((["a", "b"], [["\0", ""]]))
 @example((['a"', 'b"c'], [['"', '""']]))
 def test_names_and_cells_are_read_again_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, table: tuple[list[str], list[list[str]]]
@@ -76,8 +76,8 @@ def test_names_and_cells_are_read_again_as_they_were_written(
             write_frame(frame_of(names, rows * times), path)
         except TableError:
             assert path.read_text() == "the old file"
-            # The only table that has no header, or none that could be told from another table's.
-            assert len(names) == 1
+            # A table without a header, with one that could not be told from another table's, or with a zero byte in it.
+            assert len(names) == 1 or any("\0" in name for name in names)
             continue
         again = read_text_csv(path)
         assert list(again.columns) == names
@@ -117,7 +117,7 @@ def test_a_lone_surrogate_is_refused_with_its_place_and_the_old_file_stays(
 
 
 @pytest.mark.parametrize(
-    "names", [[], ["", "a", ""], ["version https://git-lfs.github.com/spec/", "a"], [" Status", "a"]]
+    "names", [[], ["", "a", ""], ["version https://git-lfs.github.com/spec/", "a"], [" Status", "a"], ["a\0", "b"]]
 )
 def test_a_header_that_could_not_be_read_is_refused_before_anything_is_written(
     tmp_path: Path, names: list[str]

@@ -215,7 +215,7 @@ _SERVER = {"endpoint": "http://h"}
         ({"models": {"demo": _SERVER}, "cost_limit": 1.0}, "cost_limit"),
         ({"attempts": 0}, "attempts"),
         ({"answer": "answers"}, "answers"),
-        ({"models": {"demo": {"endpiont": "http://h"}}}, "models.yaml:1: demo"),
+        ({"models": {"demo": {"endpiont": "http://h"}}}, "endpiont"),
         ({"models": {"demo": {"in": -1}}}, "demo"),
         ({"models": [1]}, "models"),
     ],
