@@ -1,4 +1,4 @@
-"""The replay of all tasks: `pytest bench/ --tasks tasks/ --implementation candidates/` (docs/candidates.md).
+"""The replay of all tasks (examples/README.md, docs/candidates.md).
 
 A case is a list of inputs of a task. Without --implementation the task's own Model is measured; else the candidate of
 a folder is judged and measured. opatlas/engine/tasks/ has the steps.

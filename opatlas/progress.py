@@ -31,7 +31,6 @@ class Progress:
     Attributes:
         total: the number of units; 0 if it is not known.
         done: the number of finished units.
-        left_out_s: seconds that do not count in the rate.
         on_terminal: whether the line is rewritten.
     """
 
@@ -58,7 +57,6 @@ class Progress:
         self.label = label
         self._stream = sys.stderr if stream is None else stream
         self.on_terminal = self._stream.isatty()
-        self.left_out_s = 0.0
         self._clock = clock
         self._started = self._last_advance = self._last_shown = clock()
         self._note = self._shown = ""
@@ -106,7 +104,7 @@ class Progress:
 
     def line(self, note: str = "", name: str = "", how_long: str = "") -> str:
         """Returns the line. The rate is that of the last advance, so that a running unit does not lower it."""
-        elapsed_s = self._last_advance - self._started - self.left_out_s
+        elapsed_s = self._last_advance - self._started
         rate = self.done / elapsed_s if elapsed_s > 0 else 0.0
         parts = [f"{self.done:.0f}/{self.total:.0f} {self.unit}" if self.total else f"{self.done:.0f} {self.unit}"]
         if self.label:

@@ -20,8 +20,8 @@ from .collector import REFUSED, needs_group, row_of, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
-from .progress import ReplayProgress, RowLines
-from .pytest_internals import fitted, shorten_message, wrap_failure
+from .progress import RowProgress
+from .pytest_internals import fitted, shorten_message
 from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
 from .xdist import has_replays
@@ -50,11 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if xml is not None:
             plugins.append(JUnit(session.results, xml))
         if terminal is not None:
-            progress = ReplayProgress(context, terminal, config.option, session.tally.running_time)
-            session.on_launched = progress.show_launched
-            plugins.append(progress)
-            if config.option.verbose > 0:
-                plugins.append(RowLines(context, terminal, config.option.verbose))
+            plugins.append(RowProgress(context, terminal))
     for plugin in filter(None, plugins):
         config.pluginmanager.register(plugin, f"opatlas-{type(plugin).__name__}")
 
@@ -191,8 +187,6 @@ class MainHooks:
         self._session.receive(report)
         result = yield
         self._session.keep(report)
-        # The summary shows the failure again; JUnit has its text in unbroken lines.
-        wrap_failure(self._session.context.config, report)
         return result
 
     @pytest.hookimpl(tryfirst=True)

@@ -92,14 +92,14 @@ class RowsInBatches(RowsInTurn):
         job_of: JobOf,
         items: Sequence[pytest.Item],
         size: int,
-        on_launched: Callable[[int, int], None],
+        on_launched: Callable[[], None],
         stops: Callable[[], bool],
     ) -> None:
         """
         Args:
             items: the tests of the session.
             size: the most rows of a batch.
-            on_launched: gets the number of rows that have run, and the number of rows in the batch.
+            on_launched: called when a row of the batch has run.
             stops: returns whether no further row may start.
         """
         super().__init__(executor, job_of)
@@ -136,7 +136,7 @@ class RowsInBatches(RowsInTurn):
             # Otherwise the row for which pytest waits had the output of the whole batch.
             take_output(jobs[launched][0])
             launched += 1
-            self._on_launched(launched, len(items))
+            self._on_launched()
             # With --maxfail pytest may never reach the rows after the next failure.
             return self._stops() or (bool(config.option.maxfail) and outcome.pending is None)
 

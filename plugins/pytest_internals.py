@@ -1,8 +1,15 @@
-"""The private parts of pytest that sessions use. pyproject.toml bounds pytest's version because of these."""
+"""The private parts of pytest that sessions use. pyproject.toml bounds pytest's version because of these.
+
+| part | why pytest's public parts do not do |
+| --- | --- |
+| `Expression` | -k selects rows before they are collected, by pytest's own rules |
+| `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
+| `TerminalRepr`, `TerminalWriter`, `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
+| `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
+| `_file` of the terminal writer | lines are wrapped on a terminal only |
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -13,19 +20,6 @@ from _pytest.mark.expression import Expression
 from opatlas.text import wrap_lines
 
 __all__ = ["Expression", "LogXML", "ReprFileLocation", "TerminalRepr", "TerminalWriter", "xml_key"]
-
-
-def hide_progress(terminal: pytest.TerminalReporter) -> None:
-    """Switches off pytest's file names and percentages."""
-    terminal.showfspath = False
-    terminal._show_progress_info = False
-
-
-def count_in_progress(terminal: pytest.TerminalReporter, report: pytest.TestReport) -> None:
-    """Counts a test in the percentages of other tests, though pytest did not show the test."""
-    # Since pytest 9.2 pytest's keys are not text.
-    reported: set[Any] = terminal._progress_nodeids_reported
-    reported.add(getattr(report, "id", report.nodeid))
 
 
 def fitted(config: pytest.Config, text: str, *, hang: int = 2) -> str:
@@ -54,13 +48,6 @@ def take_output(item: pytest.Item) -> None:
     if capture is not None:
         for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
             item.add_report_section("call", name, text)
-
-
-def wrap_failure(config: pytest.Config, report: pytest.TestReport) -> None:
-    """Wraps the text of a failure without a traceback, as `fitted` does."""
-    for entry in getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ()):
-        if entry.style == "value":
-            entry.lines = fitted(config, "\n".join(entry.lines)).split("\n")
 
 
 def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:

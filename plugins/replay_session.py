@@ -17,7 +17,7 @@ records rows. Without xdist one process does everything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import pytest
@@ -62,12 +62,10 @@ class ReplaySession:
 
     Attributes:
         context: options, run, database and the request to stop.
-        on_launched: called during a batch, with the number of rows that have run and the number of rows in the batch.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         self.context = context = SessionContext(config)
-        self.on_launched: Callable[[int, int], None] | None = None
         self.interrupts = Interrupts(context)
         self.collector = Collector(context, self.plan, self.run)
         self.journal = SessionJournal(context)
@@ -309,11 +307,9 @@ class ReplaySession:
             host=host,
         )
 
-    def _launched(self, launched: int, of: int) -> None:
+    def _launched(self) -> None:
         """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
         self.journal.write_manifest(self.rows().describe())
-        if self.on_launched is not None:
-            self.on_launched(launched, of)
 
 
 #: The session of a process of pytest: `config.stash[SESSION]`.

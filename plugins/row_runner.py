@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 class RowRunner:
     """Sends rows to the devices of the session."""
 
-    def __init__(self, context: SessionContext, on_launched: Callable[[int, int], None], on_arrived: Arrived) -> None:
+    def __init__(self, context: SessionContext, on_launched: Callable[[], None], on_arrived: Arrived) -> None:
         """
         Args:
-            on_launched: gets the number of rows that have run, and the number of rows in the batch.
+            on_launched: called when a row of a batch has run.
             on_arrived: gets each outcome that a cluster has sent ahead of pytest.
         """
         self._context = context

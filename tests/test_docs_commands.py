@@ -118,8 +118,7 @@ class ReaderOfTheReadme(ScratchCheckout):
         super().__init__(folder)
         shipped = Path("database", "data", "NVIDIA_H200")
         shutil.copytree(ROOT / shipped, folder / shipped)
-        for name in ("tasks", "candidates", "answers"):
-            shutil.copytree(ROOT / name, folder / name)
+        shutil.copytree(ROOT / "examples", folder / "examples")
         # Of several sizes, so that each shard has some.
         norms = [norm(rows) for rows in (1, 2, 3, 5, 8, 13)]
         dtypes = ["DT_BF16" if shape else "DT_UNDEFINED" for shape in DECODE_SHAPES]

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from opatlas.candidates.floor import drift_notes, expect_possible
-from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_notes
 from opatlas.candidates.judgement import CandidateRejected
+from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_notes
 from opatlas.candidates.source import CandidateSource
 from opatlas.model.roofline import Peak
 

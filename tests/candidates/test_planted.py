@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from opatlas.isolation.candidate_run import run_candidate
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
 from opatlas.candidates.judgement import ErrorClass, Level
@@ -18,6 +17,7 @@ from opatlas.engine import result_check
 from opatlas.engine.runner import Runner
 from opatlas.instruments import kernel_records, timers
 from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.candidate_run import run_candidate
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.schema import Status
 

@@ -81,13 +81,6 @@ def test_a_name_without_room_is_left_out(clock):
     assert "Add" not in progress.line("", "Add 1,1024", "(12 s)")
 
 
-def test_time_that_is_left_out_is_in_no_rate(clock):
-    progress = Progress(200, "rows", stream=io.StringIO(), clock=clock)
-    clock.now, progress.left_out_s = 50.0, 40.0
-    progress.advance(50)
-    assert progress.line().split("  ") == ["50/200 rows", "25 %", "5 rows/s", "30 s left"]
-
-
 def test_an_unknown_total_has_no_end(clock):
     progress = Progress(0, "rows", stream=io.StringIO(), clock=clock)
     clock.now = 2.0

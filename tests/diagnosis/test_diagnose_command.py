@@ -161,7 +161,7 @@ def test_a_change_shows_verdicts_and_counters_side_by_side(
         (["--row", "9"], "choose 1 to 3"),
         (["--source", "kernel.py"], "--prompt"),
         (["--models", "models.yaml"], "--output"),
-        (["--models", str(ROOT / "answers" / "demo.yaml"), "--output", "kernels"], "demo"),
+        (["--models", str(ROOT / "examples" / "answers" / "demo.yaml"), "--output", "kernels"], "demo"),
         (["--against", "nowhere"], "nowhere"),
         (["--against", ".", "--prompt", "p.md"], "--prompt"),
         (["--peaks", "ATLAS_800_A2"], "ATLAS_800_A2_313T_64G"),

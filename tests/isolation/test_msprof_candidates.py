@@ -13,7 +13,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.executor import MsprofSession
 from opatlas.model.schema import Status
 
-TASK = Path(__file__).parents[2] / "tasks" / "softmax.py"
+TASK = Path(__file__).parents[2] / "examples" / "tasks" / "softmax.py"
 
 
 class _Process:

@@ -117,7 +117,7 @@ def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessions) -> None:
     shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
-    given = (f"--tasks={ROOT / 'tasks'}", f"--models={ROOT / 'answers' / 'demo.yaml'}")
+    given = (f"--tasks={ROOT / 'examples' / 'tasks'}", f"--models={ROOT / 'examples' / 'answers' / 'demo.yaml'}")
     done = sessions.run("test_tasks.py", *given)
     assert done.code == pytest.ExitCode.OK, done.output
     attempts = read_attempts(sessions.database / "generated" / "torch" / "attempts.jsonl").attempts
@@ -134,4 +134,4 @@ def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessi
     outcomes = done.outcomes()
     assert (outcomes["passed"], outcomes["xfailed"]) == (4, 1)
     # Nothing was written beside the answers.
-    assert {path.suffix for path in (ROOT / "answers" / "demo").rglob("*") if path.is_file()} == {".md"}
+    assert {path.suffix for path in (ROOT / "examples" / "answers" / "demo").rglob("*") if path.is_file()} == {".md"}

@@ -47,8 +47,8 @@ CHANGING = (
     (r"^(- CPU: |- Host: |- Versions: ).*", r"\1..."),
     # Columns are as wide as their numbers.
     (r"(?<=\S) {2,}", "  "),
-    # A live line of a slow session, and the lines between, which depend on pytest's version.
-    (r"^\d+/\d+ rows .*\n|^!+ .*\n|^(?=\n)\n", ""),
+    # The lines between, which depend on pytest's version.
+    (r"^!+ .*\n|^(?=\n)\n", ""),
 )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
+import pty
 import re
 from xml.etree import ElementTree
 
@@ -31,30 +34,78 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     sessions.write("Moody", [row(Mood.RAISE), row(Mood.UNSUPPORTED)])
     done = sessions.run_in_process("-v", "--tb=no", COLUMNS="80", measure=THRICE)
     lines = [line.rstrip() for line in done.output.splitlines()]
-    (toy,) = (line for line in lines if line.startswith("Toy 5;5 FLOAT "))
-    assert re.search(r" us .* PASSED ", toy)
-    (failed,) = (line for line in lines if line.startswith("Moody 15;15 "))
-    assert re.search(r"bad mood +FAILED ", failed)
-    (skipped,) = (line for line in lines if line.startswith("Moody 17;17 "))
+    (toy,) = (line for line in lines if "[Toy-5_5-" in line)
+    assert re.search(r" PASSED [\d.,]+ us ±?.* \(3\) ", toy)
+    (failed,) = (line for line in lines if "[Moody-15_15-" in line and not line.startswith("FAILED "))
+    assert re.search(r" FAILED failed: .*bad mood", failed)
+    (skipped,) = (line for line in lines if "[Moody-17_17-" in line)
     assert "SKIPPED" in skipped
-    assert max(len(line) for line in (toy, failed, skipped)) < 80
-    # A node id can be copied where it is of use.
-    (summary,) = (line for line in lines if line.startswith("FAILED "))
-    assert "::test_moody[Moody-15_15-" in summary
 
 
-def test_rows_count_in_the_percentages_of_other_tests(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(5)])
-    (sessions.folder / "test_others.py").write_text("def test_other(): pass\n")
-    done = sessions.run_in_process("-v", "test_toys.py", "test_others.py")
-    assert re.search(r"::test_other PASSED +\[100%\]$", done.output, re.MULTILINE)
+#: A session has a line a minute, and this one has a line a row.
+EACH_ROW = """
+from opatlas.plugins import progress
+
+progress.EVERY_S = 0.0
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_long_session_says_how_far_it_is(sessions: Sessions, workers: tuple[str, ...]) -> None:
+    (sessions.folder / "each_row.py").write_text(EACH_ROW)
+    sessions.write("Toy", [row(5), row(6)])
+    told = re.findall(
+        r"^opatlas: (\d of \d rows), .* left$", sessions.run("-p", "each_row", *workers).output, re.MULTILINE
+    )
+    assert list(dict.fromkeys(told)) == ["0 of 2 rows", "1 of 2 rows", "2 of 2 rows"]
+
+
+def shown_on_a_terminal(sessions: Sessions, *options: str) -> str:
+    ours, theirs = pty.openpty()
+    running = sessions.start(*options, terminal=theirs, SIMULATED_DEVICES="1")
+    os.close(theirs)
+    shown = b""
+    # Linux raises OSError when the other end was closed.
+    with contextlib.suppress(OSError):
+        while data := os.read(ours, 4096):
+            shown += data
+    os.close(ours)
+    running.process.wait(300)
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("mood", "said", "options"),
+    [
+        (Mood.RAISE, "\x1b[31m1 row collected = 1 failed\x1b[0m", ()),
+        (1, "next: `opatlas check", ()),
+        pytest.param(1, "next: `opatlas check", ("-n", "1", "test_toys.py"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_terminal_has_red_failures_and_what_comes_next_and_a_log_has_neither(
+    sessions: Sessions, mood: int, said: str, options: tuple[str, ...]
+) -> None:
+    sessions.write("Moody", [row(mood)])
+    shown = shown_on_a_terminal(sessions, *options)
+    assert said in shown
+    # The line that xdist rewrites holds nothing else.
+    assert [line for line in shown.splitlines() if line.startswith("opatlas: 1 row to replay")]
+    log = sessions.run_in_process("--runxfail", "--mixed")
+    assert said not in log
+    assert "\n1 row collected = 1 " in log
+
+
+def test_the_header_has_pytest_benchmark_only_where_it_is_asked_for_something(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    assert "warmup_iterations" not in sessions.run_in_process()
+    assert "warmup_iterations" in sessions.run_in_process("--benchmark-json=benchmark.json")
 
 
 def test_lines_of_workers_have_durations(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5), row(6)])
     done = sessions.run("-v", "-n", "1", measure=THRICE)
-    lines = [line for line in done.output.splitlines() if line.startswith("[gw0] Toy ")]
-    assert [re.search(r" us .* PASSED ", line) is not None for line in lines] == [True, True]
+    lines = [line for line in done.output.splitlines() if line.startswith("[gw0]")]
+    assert [re.search(r" PASSED [\d.,]+ us .*\[Toy-", line) is not None for line in lines] == [True, True]
     assert re.search(r"^Toy +2 ", done.output, re.MULTILINE)
 
 
@@ -129,7 +180,7 @@ def test_a_comparison_with_the_database_is_in_the_line_and_in_ci(sessions: Sessi
     sessions.write("Toy", [row(1)])
     sessions.run_in_process()
     done = sessions.run_in_process("--read-only", "-v", "--junitxml=report.xml", COLUMNS="80")
-    (line,) = (line for line in done.output.splitlines() if line.startswith("Toy 1;1 "))
+    (line,) = (line for line in done.output.splitlines() if "[Toy-1_1-" in line and "PASSED" in line)
     assert re.search(r"PASSED [\d.]+ x ", line)
     (out,) = ElementTree.parse(sessions.folder / "report.xml").iter("system-out")
     assert re.search(r"stored .* \([\d.]+ x\)$", out.text or "")

@@ -29,6 +29,7 @@ PAGES = [
     *READMES,
     ROOT / "CONTRIBUTING.md",
     ROOT / "database" / "README.md",
+    ROOT / "examples" / "README.md",
     *DOCS,
     *sorted((ROOT / ".agents").rglob("*.md")),
 ]

@@ -25,9 +25,9 @@ from opatlas.tasks.task import Task, read_tasks
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
-CANDIDATES = ROOT / "candidates"
+CANDIDATES = ROOT / "examples" / "candidates"
 FILES = sorted(CANDIDATES.rglob("*.py"))
-TASKS = {task.name: task for task in read_tasks(ROOT / "tasks")}
+TASKS = {task.name: task for task in read_tasks(ROOT / "examples" / "tasks")}
 #: It ends the process that runs it.
 CRASH = "crash"
 #: The highest level that candidates of a class pass; those of `hack` differ.
