@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.text import printable, shorten
-from opatlas.typed_json import DecodeError, decode, escape_lone_surrogates
+from opatlas.typed_json import DecodeError, decode
 
 if TYPE_CHECKING:
     import httpx2
@@ -285,7 +286,7 @@ class Endpoint:
     def _answer(self, text: str) -> ChatAnswer:
         start = text.lstrip()[:1]
         try:
-            reply = decode(escape_lone_surrogates(text) or text, _ChatReply, "reply")
+            reply = decode(_without_lone_surrogates(text), _ChatReply, "reply")
         except DecodeError as error:
             if start == "{" and "truncated" in error.problem:
                 raise _Retryable("cut its answer") from None
@@ -377,6 +378,16 @@ def _retry_after(text: str) -> float | None:
     except ValueError:
         return None
     return seconds if 0 <= seconds < float("inf") else None
+
+
+def _without_lone_surrogates(reply: str) -> str:
+    """Returns a reply in JSON with "?" for each half of a pair of surrogates, which models write and msgspec refuses."""
+    if "\\ud" not in reply.lower():
+        return reply
+    try:
+        return json.dumps(json.loads(reply), ensure_ascii=False).encode(errors="replace").decode()
+    except (ValueError, RecursionError):
+        return reply
 
 
 def _without(key: str, text: str) -> str:
