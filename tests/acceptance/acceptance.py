@@ -33,6 +33,8 @@ _MACHINE = re.compile(
 )
 _RUN = re.compile(r"\b(ingest-)?\d{8}T\d{6}Z?-[0-9a-f]{6}\b")
 _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
+#: The version in the folder of a database.
+_TORCH = re.compile(r"torch\d[\d.]*")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?")
 _SIGNIFICANT = 3
 #: Sessions measure on the CPU, or on stand-ins, on machines with GPUs too.
@@ -206,7 +208,7 @@ class Acceptance:
         for path in sorted({path for pattern in self.plan.tables for path in folder.glob(pattern)}):
             with open(path, newline="") as file:
                 rows = [self._cells(each) for each in csv.DictReader(file)]
-            yield self._stable(str(path.relative_to(folder))), rows
+            yield _TORCH.sub("torch<version>", self._stable(str(path.relative_to(folder)))), rows
 
     def _cells(self, cells: Mapping[str, str]) -> dict[str, str]:
         """The cells that are not empty: an empty one is as good as none. Noise depends on the machine."""

@@ -1,6 +1,7 @@
 """Mutates the core, one place at a time, and sees whether the tests of its package notice.
 
     python -m tests.mutations --count 100 --seed 1 --workers 2 --output mutations.json
+    python -m tests.mutations --again tests/mutations/baseline.json --output mutations.json
 
 Each mutation runs in a copy of the checkout, with the tests of its package until the first failure. What no test
 notices survives. Tests that fail without a mutation are left out. With --again FILE the mutations of an earlier run are
