@@ -381,7 +381,7 @@ def _retry_after(text: str) -> float | None:
 
 
 def _without_lone_surrogates(reply: str) -> str:
-    """Returns a reply in JSON with "?" for each half of a pair of surrogates, which models write and msgspec refuses."""
+    """Returns a reply with "?" for each half of a pair of surrogates: models write such, and msgspec refuses it."""
     if "\\ud" not in reply.lower():
         return reply
     try:
