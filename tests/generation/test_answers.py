@@ -148,10 +148,10 @@ def test_wrong_prices_name_the_file(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("language: rust\nmodels: {m: }", ["language", "rust", "triton-ascend"]),
-        ("models: {m: }\nattempts: 0", ["attempts", "0"]),
-        ("models: {m: {max_tokens: many}}", [":1: m:", "max_tokens", "many"]),
-        ("models: {m: {endpont: x}}", [":1: m:", "endpont", "endpoint"]),
+        ("language: rust\nmodels: {m: }", ["language", "rust"]),
+        ("models: {m: }\nattempts: 0", ["attempts", "1"]),
+        ("models: {m: {max_tokens: many}}", ["m:", "max_tokens", "int"]),
+        ("models: {m: {endpont: x}}", ["m:", "endpont", "endpoint"]),
         ("models:\n  m: [open\n", ["line 3"]),
     ],
 )
@@ -160,5 +160,4 @@ def test_a_wrong_value_is_named_with_its_key(tmp_path: Path, text: str, named: S
     path.write_text(text)
     with pytest.raises(OpAtlasError) as caught:
         read_models(path)
-    assert [each for each in named if each not in str(caught.value)] == []
-    assert "`$" not in str(caught.value)
+    assert [each for each in (str(path), *named) if each not in str(caught.value)] == []

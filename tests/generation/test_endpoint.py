@@ -87,10 +87,10 @@ def test_a_passing_fault_is_waited_out(server: ChatServer, faults: list[Fault], 
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        ("x = '\ud800'", r"x = '\ud800'"),
-        ("\udc00\ud83d\ude00\ud83d", "\\udc00\U0001f600\\ud83d"),
+        ("x = '\ud800'", "x = '?'"),
+        ("\udc00\ud83d\ude00\ud83d", "?\U0001f600?"),
         (r"'\ud800'", r"'\ud800'"),
-        ("\\\ud800", r"\\ud800"),
+        ("\\\ud800", "\\?"),
     ],
 )
 def test_half_a_character_costs_no_more_than_itself(server: ChatServer, written: str, text: str) -> None:

@@ -64,8 +64,7 @@ def test_a_failure_fits_the_terminal_and_is_one_line_in_junit(sessions: Sessions
     path = sessions.write("Moody", [row(Mood.RAISE)])
     report = sessions.folder / "junit.xml"
     done = sessions.run("-rN", f"--junitxml={report}", COLUMNS="80")
-    # The path fills the line.
-    assert f"  {path}:2:\n" in done.output.partition(" FAILURES ")[2]
+    assert f"failed: {path}:2: " in done.output.partition(" FAILURES ")[2]
     (failure,) = ElementTree.parse(report).iter("failure")
     assert (failure.text or "").startswith(f"failed: {path}:2: ")
 
