@@ -136,7 +136,8 @@ def test_the_models_of_the_tasks_pass(executor: InThisProcess, rows: TaskRows) -
 @pytest.mark.slow
 def test_the_command_of_the_page_gives_every_verdict(tmp_path: Path) -> None:
     """As a user types it: each candidate in a process of its own, verdicts in the databases, and exit code 0."""
-    words = ["bench/", "--tasks", "tasks/", "--implementation", "candidates/", "--database-path", str(tmp_path / "db")]
+    words = ["bench/", "--tasks", "examples/tasks/", "--implementation", "examples/candidates/"]
+    words += ["--database-path", str(tmp_path / "db")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "--repeat-count=2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
