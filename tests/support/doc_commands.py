@@ -336,6 +336,8 @@ def _of_python(words: Sequence[str]) -> str:
             return _refusal(parser_of(module, module), rest)
         case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split(".")).with_suffix(".py")).exists():
             return _unknown_to_source(path, rest)
+        case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split("."), "__main__.py")).exists():
+            return _unknown_to_source(path, rest)
         case [script, *rest] if (ROOT / script).is_file():
             return _unknown_to_source(ROOT / script, rest)
     return f"python {shlex.join(words)}: no such module or file in the checkout"
