@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from opatlas.text import COLUMNS, percent_text, shorten
 
@@ -191,3 +191,54 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def progress(label: str, total: float | None) -> Iterator[Callable[[float], None]]:
+    """Shows a bar while the block runs.
+
+    Args:
+        label: the name of the work, such as "ingest, MB".
+        total: the number of units; None if it is not known.
+
+    Yields:
+        a function that counts units as done.
+    """
+    if not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    # rich takes 50 ms to import.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def track(items: Sequence[T], label: str) -> Iterator[T]:
+    """Yields the items, and shows how many are done."""
+    with progress(label, len(items)) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+@contextmanager
+def note_after(note: str, seconds: float = 2.0) -> Iterator[None]:
+    """Prints a note to stderr if the block takes longer, so that nobody takes it for a hang.
+
+    Args:
+        note: what takes so long, such as "MatMulV2: fitting its model".
+    """
+    timer = threading.Timer(seconds, lambda: print(note, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,16 @@
+"""What a command or a session found, and how it is shown: on a terminal, as Markdown, as CSV, as JSON."""
+
+from opatlas.show.output import Format, Output, print_error, print_note, print_problems
+from opatlas.show.result import Column, Fields, Result, Table
+
+__all__ = [
+    "Column",
+    "Fields",
+    "Format",
+    "Output",
+    "Result",
+    "Table",
+    "print_error",
+    "print_note",
+    "print_problems",
+]

@@ -1,0 +1,31 @@
+"""Texts of values: durations, shares, sizes."""
+
+from __future__ import annotations
+
+
+def microseconds(us: float) -> str:
+    """Returns a duration with four digits, and all digits before the point: `75.61`, `22,965`."""
+    return f"{us:,.0f}" if us >= 9999.5 else f"{us:.4g}"
+
+
+def percent(share: float) -> str:
+    """Returns a share as a percentage: `8.4 %`."""
+    return f"{share * 100:,.1f} %"
+
+
+def change(share: float) -> str:
+    """Returns a relative change: `+8.4 %`."""
+    return f"{share * 100:+,.1f} %"
+
+
+def ratio(factor: float) -> str:
+    """Returns a factor: `1.32x`."""
+    return f"{factor:.2f}x"
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes with a decimal unit: `12.4 GB`."""
+    for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,86 @@
+"""Where a result goes: stdout in the format that was asked for; problems, errors and notes go to stderr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+from opatlas.show.render import csv_text, json_text, markdown
+from opatlas.show.result import Result
+from opatlas.text import printable_lines
+
+Format = Literal["text", "markdown", "csv", "json"]
+_PROBLEMS_SHOWN = 20
+#: Wider than any line: where no terminal limits it, a row is one line, so that grep finds it.
+UNLIMITED = 100_000
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command shows its result.
+
+    Attributes:
+        format: of stdout.
+    """
+
+    format: Format = "text"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a person reads stdout while the command runs."""
+        return self.format == "text"
+
+    def show(self, result: Result) -> int:
+        """Prints a result, its problems on stderr, and returns its exit status."""
+        if self.format == "json":
+            shown = json_text(result)
+        elif self.format == "csv":
+            shown = csv_text(result.parts)
+        elif self.format == "markdown":
+            shown = markdown(result.parts)
+        else:
+            # rich takes 50 ms to import, which JSON does not need.
+            from opatlas.show.terminal import text
+
+            shown = text(result.parts, output_width(sys.stdout), styled=sys.stdout.isatty())
+        if shown:
+            print(shown, flush=True)
+        print_problems(result.problems)
+        return result.status
+
+
+def output_width(stream: TextIO) -> int:
+    """Returns the columns of a terminal, or COLUMNS; without both, no limit: a row is one line."""
+    if stream.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size().columns
+    return UNLIMITED
+
+
+def print_error(error: object) -> None:
+    """Prints `error: ...` on stderr."""
+    _print(f"error: {error}")
+
+
+def print_note(note: str) -> None:
+    """Prints a line on stderr that is not part of the result, such as what a command waits for."""
+    _print(note)
+
+
+def print_problems(texts: Sequence[str], *, total: int | None = None) -> None:
+    """Prints problems on stderr, one on a line: the first ones, and the number of the others.
+
+    Args:
+        total: the number of problems, if `texts` holds only the first ones.
+    """
+    for each in texts[:_PROBLEMS_SHOWN]:
+        print_error(each)
+    if more := (len(texts) if total is None else total) - len(texts[:_PROBLEMS_SHOWN]):
+        print_error(f"and {more:,} more")
+
+
+def _print(line: str) -> None:
+    print(printable_lines(line), file=sys.stderr, flush=True)
