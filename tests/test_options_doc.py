@@ -23,9 +23,5 @@ def test_the_page_has_a_line_for_each_option() -> None:
 
 
 def test_defaults_on_the_page_are_those_of_the_help() -> None:
-    wrong = [
-        option
-        for option, text in HELPS.items()
-        if not numbers(LINES[option]) <= numbers(text.partition("(default: ")[2])
-    ]
-    assert wrong == []
+    defaults = {option: numbers(text.partition("(default: ")[2]) for option, text in HELPS.items()}
+    assert [option for option, text in LINES.items() if not numbers(text) <= defaults[option]] == []
