@@ -41,7 +41,7 @@ _EACH = """\
 ## Each kernel type
 
 `opatlas show --kernels` prints the same. "timed on a GPU" says what an Ascend kernel type is on a GPU: the operators of
-torch that its replay runs. [gpu.md](gpu.md#what-is-timed) tells how these are timed; another
+torch that its replay runs. [devices.md](devices.md#what-is-timed) tells how these are timed; another
 [table](implementations.md#which-kernel-types-an-implementation-has) tells which libraries have the kernel.
 
 """
