@@ -207,10 +207,10 @@ def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(bas
 
 
 def test_the_public_names_import_without_the_extra(base: Installed) -> None:
-    """With the first block of the page on Python; tests/test_docs_python.py runs all of them."""
+    """With the first block of docs/query.md; tests/test_docs_python.py runs all of them."""
     of_user = base.user / "home" / ".local" / "share" / "opatlas" / "database"
     shutil.copytree(ROOT / "database" / "data" / "NVIDIA_H200", of_user / "NVIDIA_H200")
-    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    page = (ROOT / "docs" / "query.md").read_text("utf-8")
     block = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     of_torch = {"per_element", "per_row", "pointwise", "use"}
     script = f"{block}\nfor name in {{*opatlas.__all__}} - {of_torch!r}: getattr(opatlas, name)\n"

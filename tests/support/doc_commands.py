@@ -247,13 +247,7 @@ def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
             (first + next(i for i, each in enumerate(shown) if line.strip() in each), line)
             for line in script.splitlines()
         ]
-        for command in _of_lines(page, lines, runner):
-            yield replace(command, words=tuple(map(_of_first_runner, command.words)))
-
-
-def _of_first_runner(word: str) -> str:
-    """A word with the values that GitLab gives the variables of `parallel: 4` in the first job."""
-    return word.replace("$CI_NODE_INDEX", "1").replace("$CI_NODE_TOTAL", "4")
+        yield from _of_lines(page, lines, runner)
 
 
 def _of_jenkinsfile(first: int, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
