@@ -20,15 +20,16 @@ PAGE, IMPLEMENTATIONS = "docs/kernels.md", "docs/implementations.md"
 _PAGE = """\
 # Kernel types
 
-The kernel types with a replay, and their calls on an NPU and a GPU. `python -m tests.support.kernel_pages` writes this page.
+The kernel types with a replay, and their calls on an NPU and a GPU. `python -m tests.support.kernel_pages` writes the
+page.
 
-A formula in float64 (`bench/formulas/`) checks each result. On an NPU the NPU call is timed, elsewhere the operators of torch
-in the last column (on a CPU by the same code). These were recorded with a small row of each type on a real GPU
-(`pytest tests/cuda --write-gpu-calls`); larger rows may run other operators. [gpu.md](gpu.md) has how a GPU is timed, and
-[implementations.md](implementations.md#which-kernel-types-an-implementation-has) the libraries that have a kernel.
+A formula in float64 (`bench/formulas/`) checks each result. On an NPU the NPU call is timed, elsewhere the operators of
+torch in the last column (on a CPU by the same code). These were recorded with a small row of each type on a real GPU
+(`pytest tests/cuda --write-gpu-calls`); larger rows may run other operators. [gpu.md](gpu.md) has how a GPU is timed,
+and [implementations.md](implementations.md#which-kernel-types-an-implementation-has) the libraries that have a kernel.
 
-`pytest tests/npu --write-npu-proofs` makes each NPU call with the real torch_npu 2.13, on tensors without values. "Proven by"
-is the evidence that the call takes the arguments of the replay:
+`pytest tests/npu --write-npu-proofs` makes each NPU call with the real torch_npu 2.13, on tensors without values.
+"Proven by" is the evidence that the call takes the arguments of the replay:
 
 """
 
