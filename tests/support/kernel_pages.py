@@ -25,8 +25,9 @@ page.
 
 A formula in float64 (`bench/formulas/`) checks each result. On an NPU the NPU call is timed, elsewhere the operators of
 torch in the last column (on a CPU by the same code). These were recorded with a small row of each type on a real GPU
-(`pytest tests/cuda --write-gpu-calls`); larger rows may run other operators. [gpu.md](gpu.md) has how a GPU is timed,
-and [implementations.md](implementations.md#which-kernel-types-an-implementation-has) the libraries that have a kernel.
+(`pytest tests/cuda --write-gpu-calls`); larger rows may run other operators. How a GPU is timed is in
+[devices.md](devices.md#what-is-timed), and the libraries that have a kernel are in
+[implementations.md](implementations.md#which-kernel-types-an-implementation-has).
 
 `pytest tests/npu --write-npu-proofs` makes each NPU call with the real torch_npu 2.13, on tensors without values.
 "Proven by" is the evidence that the call takes the arguments of the replay:
@@ -38,7 +39,7 @@ _EACH = """\
 
 ## Each kernel type
 
-`opatlas show --kernels` prints the same. Kernel types with one call, such as Add and AddAiCore, share a line.
+By family. `opatlas show --kernels` prints a line for each kernel type; Add and AddAiCore share one here.
 
 """
 
@@ -56,9 +57,9 @@ def as_page(kernels: Sequence[Kernel]) -> str:
     meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
     lines: dict[tuple[str, ...], list[str]] = {}
     for kernel in kernels:
-        facts = (kernel.family, kernel.npu_call, kernel.proven_by, kernel.on_gpu)
+        facts = (kernel.npu_call, kernel.proven_by, kernel.on_gpu)
         lines.setdefault(facts, []).append(kernel.kernel_type)
-    headers = ("kernel types", "family", "NPU call", "proven by", "timed on a GPU")
+    headers = ("kernel types", "NPU call", "proven by", "timed on a GPU")
     table = _table(headers, ((", ".join(types), *facts) for facts, types in lines.items()))
     reasons: dict[str, list[str]] = {}
     for kernel_type, reason in WITHOUT_REPLAY.items():
