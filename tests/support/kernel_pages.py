@@ -29,17 +29,16 @@ torch in the last column (on a CPU by the same code). These were recorded with a
 [devices.md](devices.md#what-is-timed), and the libraries that have a kernel are in
 [implementations.md](implementations.md#which-kernel-types-an-implementation-has).
 
-`pytest tests/npu --write-npu-proofs` makes each NPU call with the real torch_npu 2.13, on tensors without values.
-"Proven by" is the evidence that the call takes the arguments of the replay:
+`pytest tests/npu --write-npu-proofs` makes each NPU call with the real torch_npu 2.13, on tensors without values. This
+proves that the call takes the arguments of the replay, and the sections below say by which evidence.
+
+## Each kernel type
 
 """
 
 
 _EACH = """\
-
-## Each kernel type
-
-By family. `opatlas show --kernels` prints a line for each kernel type; Add and AddAiCore share one here.
+`opatlas show --kernels` prints a line for each; Add and AddAiCore share one here.
 
 """
 
@@ -54,19 +53,22 @@ Rows of these types stay in the database as they are.
 
 def as_page(kernels: Sequence[Kernel]) -> str:
     """docs/kernels.md."""
-    meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
     lines: dict[tuple[str, ...], list[str]] = {}
     for kernel in kernels:
-        facts = (kernel.npu_call, kernel.proven_by, kernel.on_gpu)
+        facts = (kernel.proven_by, kernel.npu_call, kernel.on_gpu)
         lines.setdefault(facts, []).append(kernel.kernel_type)
-    headers = ("kernel types", "NPU call", "proven by", "timed on a GPU")
-    table = _table(headers, ((", ".join(types), *facts) for facts, types in lines.items()))
+    parts = []
+    for kind, meaning in {**KINDS, "not yet": "Run `pytest tests/npu --write-npu-proofs`"}.items():
+        rows = [(", ".join(types), *facts[1:]) for facts, types in lines.items() if facts[0] == kind]
+        if rows:
+            table = _table(("kernel types", "NPU call", "timed on a GPU"), rows)
+            parts.append(f"### Proven by: {kind}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n{table}\n")
     reasons: dict[str, list[str]] = {}
     for kernel_type, reason in WITHOUT_REPLAY.items():
         reasons.setdefault(reason, []).append(f"`{kernel_type}`")
     without = _table(("reason", "kernel types"), ((reason, ", ".join(types)) for reason, types in reasons.items()))
     count = f"{len(kernels)} kernel types have a replay."
-    return f"{_PAGE}{meanings}\n\n{count}\n{_EACH}{table}\n{_WITHOUT}{without}"
+    return f"{_PAGE}{count} {_EACH}{''.join(parts)}{_WITHOUT}{without}"
 
 
 #: What `as_coverage` gives: the last section of its page.
