@@ -1,4 +1,4 @@
-"""What may import what: docs/architecture.md, held up by the syntax trees of every file."""
+"""What may import what: docs/contributing.md, held up by the syntax trees of every file."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ import pytest
 from doc_commands import blocks_of
 
 ROOT = Path(__file__).parents[1]
-OWN_KERNELS = ROOT / "docs" / "own-kernels.md"
+OWN_KERNELS = ROOT / "docs" / "implementations.md"
+#: The heading above the files and commands of a project without a checkout.
+OWN_PROJECT = "## A replay in your project"
 SHIPPED = ("opatlas", "bench", "plugins", "shapes")
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
 #: Whoever imports one of these imports the wrong thing.
@@ -133,7 +135,7 @@ def test_theory_rows_go_to_the_database_in_the_users_data_folder(installed: Inst
 
 @pytest.fixture(scope="module")
 def project(installed: Installed) -> Path:
-    """The files of the page on own kernels."""
+    """The files of the page on implementations."""
     folder = installed.user / "project"
     text = OWN_KERNELS.read_text("utf-8")
     for name, block in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
@@ -155,7 +157,10 @@ def run_in(project: Path, installed: Installed, words: Sequence[str]) -> str:
     return done.stdout
 
 
-COMMANDS = [command.words for block in blocks_of(OWN_KERNELS) for command in block.commands]
+FIRST_LINE = OWN_KERNELS.read_text("utf-8").splitlines().index(OWN_PROJECT)
+COMMANDS = [
+    command.words for block in blocks_of(OWN_KERNELS) for command in block.commands if command.line > FIRST_LINE
+]
 
 
 def test_a_kernel_and_its_rival_are_compared_in_a_project_without_a_checkout(

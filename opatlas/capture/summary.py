@@ -390,5 +390,5 @@ def missing_replay_lines(
     count = f"{pluralize(sum(rows.values()), 'row')} of {pluralize(len(rows), 'kernel type')}{of_time}"
     return [
         wrap(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
-        " " * indent + "docs/adding-a-kernel.md shows how to add a replay",
+        " " * indent + "docs/contributing.md shows how to add a replay",
     ]

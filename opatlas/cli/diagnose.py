@@ -165,7 +165,7 @@ def _ask(arguments: argparse.Namespace, diagnosis: Diagnosis, ranked: RankedKern
             )
             lines.append(f"candidate  {path}")
         measure = f"opatlas bench --implementation {folder} --ops {ranked.kernel_type}"
-        none = f"{ranked.kernel_type} has no replay: add one (docs/adding-a-kernel.md)"
+        none = f"{ranked.kernel_type} has no replay: add one (docs/contributing.md)"
         lines.append(f"measure    {measure if interface else none}")
     return lines
 

@@ -1,7 +1,7 @@
 """Finds the scopes of a capture that a SuperKernel may fuse, and predicts what each gains.
 
 A scope is what `with superkernel_scope(...)` encloses: a module of a layer, a layer, or all layers. A SuperKernel saves
-the gaps between kernels, and costs a synchronization of all cores at each. docs/superkernel.md has the rules.
+the gaps between kernels, and costs a synchronization of all cores at each. docs/diagnosis.md has the rules.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=GainModel.cap_us,
         metavar="US",
         help="the longest gap that a SuperKernel saves; what is above it waits for the host, and a graph removes it; "
-        "an assumption, docs/superkernel.md (default: %(default)s)",
+        "an assumption, docs/diagnosis.md (default: %(default)s)",
     )
     parser.add_argument(
         "--sync",
