@@ -206,6 +206,6 @@ def _version() -> str:
 
 
 def _scopes_page(capture: Path) -> dict[str, Any]:
-    """Returns what `opatlas superkernel CAPTURE --json` writes. Raises OpAtlasError if the capture cannot be read."""
+    """Returns what `opatlas diagnose CAPTURE --superkernel --json` writes. Raises OpAtlasError if the capture cannot be read."""
     analysis = analyse(read_timeline(capture))
     return analysis_as_json(analysis, advise(analysis))
