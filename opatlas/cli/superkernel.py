@@ -94,6 +94,7 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
 
 
 def _scopes(analysis: ScopeAnalysis) -> Table:
+    why = Column("why", wide=True)
     us = [Column(name, microseconds) for name in ("us", "gaps", "host", "saved")]
     return Table(
         (
@@ -111,7 +112,7 @@ def _scopes(analysis: ScopeAnalysis) -> Table:
             (
                 *(gain.kind, gain.occurrences, gain.kernels, gain.fused_kernels, gain.super_kernels),
                 *(gain.duration_us, gain.gaps_us, gain.host_us, gain.saved_us, gain.ceiling, gain.step_share),
-                gain.verdict,
+                *(gain.verdict, gain.reason),
             )
             for gain in analysis.scopes
         ],
