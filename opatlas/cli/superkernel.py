@@ -94,20 +94,10 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
 
 
 def _scopes(analysis: ScopeAnalysis) -> Table:
-    why = Column("why", wide=True)
-    us = [Column(name, microseconds) for name in ("us", "gaps", "host", "saved")]
+    us = (Column(name, microseconds) for name in ("us", "gaps", "host", "saved"))
+    shares = (Column(name, percent) for name in ("of scope", "of step"))
     return Table(
-        (
-            "scope",
-            "each",
-            "kernels",
-            "fused",
-            "SK",
-            *us,
-            Column("of scope", percent),
-            Column("of step", percent),
-            "try",
-        ),
+        ("scope", "each", "kernels", "fused", "SK", *us, *shares, "try", Column("why", wide=True)),
         [
             (
                 *(gain.kind, gain.occurrences, gain.kernels, gain.fused_kernels, gain.super_kernels),
