@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from opatlas.installation import require_extra
 from opatlas.model.named_databases import database_folder
 from opatlas.query.database import model_cost
 from opatlas.query.database import open as open_database
-from opatlas.report.plots.writer import PLOTS, PlotFormat, WrittenPlots, write_plots
+from opatlas.report.plots.writer import PLOTS, PlotFormat, write_plots
 from opatlas.show.result import Fields, Part, Result, Table
 from opatlas.site.writer import write_site
 
@@ -57,19 +56,15 @@ def report(
     site = write_site(place, output, against=against, costs=costs, capture=superkernel)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": f"{site.kernel_types:,}"}),
-        Table(("rows of", "rows"), [*site.rows_of.items(), ("all", site.rows)]),
+        Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),
     ]
     problems = list(site.problems)
     if plots is not None:
         messages = open_database(place).messages
         written = write_plots(place, None if messages is None else messages.path, output / "plots", plots)
-        parts += _plots(written)
         problems += [problem for problem in written.problems if problem not in problems]
+        parts += [
+            Table(("file", "rows"), list(written.rows.items()), title="plots"),
+            Table(("plot", "needs"), [(name, PLOTS[name]) for name in written.missing], title="not drawn"),
+        ]
     return Result(parts, problems=problems, status=1 if problems else 0)
-
-
-def _plots(written: WrittenPlots) -> Iterator[Part]:
-    title = f"plots of {written.device}" if written.device else "plots of an unknown device"
-    yield Table(("plot", "rows"), list(written.rows.items()), title=title)
-    if written.missing:
-        yield Table(("not drawn", "needs"), [(name, PLOTS[name]) for name in written.missing])
