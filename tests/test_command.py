@@ -102,7 +102,7 @@ def test_a_misspelt_option_is_told_from_what_was_meant(
         ("regressions", "NVIDA_H200"),
         ("diagnose", "NVIDA_H200"),
         ("compare", "NVIDA_H200"),
-        ("plot", "NVIDA_H200", "--output", "plots"),
+        ("report", "NVIDA_H200", "--output", "site"),
         ("check", "NVIDA_H200"),
     ],
     ids=lambda arguments: arguments[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,8 +41,17 @@ _Place = Annotated[Path, reads(named_folder)]
 _SUPERKERNEL = Group("SuperKernel", sort_key=50)
 #: Rows of a table.
 _SHOWN = 10
-#: The characters of shapes that a ranking shows.
-_SHAPES = 24
+#: The characters of shapes that a table shows.
+_WIDTH = 24
+
+
+def _first_shapes(cell: str) -> str:
+    """Returns the first shapes of a cell, without empty slots."""
+    text = "; ".join(filter(None, cell.split(";")))
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
+
+
+_SHAPES = Column("shapes", _first_shapes)
 
 
 def diagnose(
@@ -161,39 +171,30 @@ def _parts(found: Diagnosis) -> Iterator[Part]:
 
 
 def _facts(found: Diagnosis) -> Fields:
-    table, hits = found.table, found.verdicts.l2_hit_rate
-    over, over_share = found.memory_over_compute
-    low, article = (limit(KernelVerdict.L2_MISSES, name) for name in ("ratio", "article_ratio"))
-    has_hits = bool(np.isfinite(hits).any())
-    waits = found.verdicts.wait_share
-    return Fields(
-        {
-            "device": table.device or None,
-            "rows": None if table.is_capture else found.kernels,
-            "launches": (found.kernel_launches, "" if table.is_capture else f"of {found.counted:,} rows with a count")
-            if table.is_capture or found.counted
-            else None,
-            "duration(us)": microseconds(found.kernel_us),
-            "collectives, not judged": (found.collectives, f"{microseconds(found.collective_us)} us")
-            if found.collectives
-            else None,
-            "left out": table.left_out or None,
-            "joined": table.joined or None,
-            "bound by no pipe": (found.unbound, f"of {found.with_ratios:,} with ratios of pipes")
-            if found.with_ratios
-            else None,
-            "mte2 > max(vec, mac)": (over, f"{percent(over_share)} of the time") if found.with_ratios else None,
-            f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us": (
-                int(found.verdicts.long_waits.sum()),
-                f"{percent(waits)} of the time",
-            )
-            if waits == waits
-            else None,
-            f"L2 hit rate < {percent(low)}": (int((hits < low).sum()), "npu-mfu-analyzer") if has_hits else None,
-            f"L2 hit rate < {percent(article)}": (int((hits < article).sum()), "article") if has_hits else None,
-        },
-        title=str(table.place),
-    )
+    table, verdicts = found.table, found.verdicts
+    facts: dict[str, object] = {"device": table.device or None}
+    if table.is_capture:
+        facts["launches"] = found.kernel_launches
+    else:
+        facts["rows"] = found.kernels
+        if found.counted:
+            facts["launches"] = (found.kernel_launches, f"counted in {found.counted:,} rows")
+    facts |= {"duration(us)": microseconds(found.kernel_us), "joined": table.joined or None}
+    facts["left out"] = table.left_out or None
+    if found.collectives:
+        facts["collectives, not judged"] = (found.collectives, f"{microseconds(found.collective_us)} us")
+    if found.with_ratios:
+        over, over_share = found.memory_over_compute
+        facts["bound by no pipe"] = (found.unbound, f"of {found.with_ratios:,} with ratios of pipes")
+        facts["mte2 > max(vec, mac)"] = (over, f"{percent(over_share)} of the time")
+    if not math.isnan(verdicts.wait_share):
+        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
+        facts[waits] = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
+    if np.isfinite(verdicts.l2_hit_rate).any():
+        for name, source in (("ratio", "npu-mfu-analyzer"), ("article_ratio", "article")):
+            rate = limit(KernelVerdict.L2_MISSES, name)
+            facts[f"L2 hit rate < {percent(rate)}"] = (int((verdicts.l2_hit_rate < rate).sum()), source)
+    return Fields(facts, title=str(table.place))
 
 
 def _peaks(found: Diagnosis) -> Fields:
@@ -210,34 +211,20 @@ def _peaks(found: Diagnosis) -> Fields:
 
 
 def _ranking(found: Diagnosis) -> Table:
-    counted = found.counted > 0
-    columns: list[Column | str] = [
-        "#",
-        "kernel type",
-        Column("shapes", _first_shapes),
-        *(["launches"] if counted else []),
-        Column("time(us)", microseconds),
-        Column("share", percent),
-        Column("roofline", percent),
-        Column("lost(us)", microseconds),
-        "verdict",
-    ]
+    columns = (
+        *("#", "kernel type", _SHAPES, Column("launches", wide=not found.counted)),
+        *(Column("time(us)", microseconds), Column("share", percent), Column("roofline", percent)),
+        *(Column("lost(us)", microseconds), "verdict"),
+    )
     rows = [
         (
-            each.rank,
-            each.kernel_type,
-            each.shapes,
-            *([each.launches] if counted else []),
-            each.duration_us,
-            each.share,
-            each.roofline,
-            each.lost_us if each.lost_is_known else None,
-            each.verdict,
+            *(each.rank, each.kernel_type, each.shapes, each.launches, each.duration_us, each.share, each.roofline),
+            *(each.lost_us if each.lost_is_known else None, each.verdict),
         )
         for each in found.ranking
     ]
     title = "most time lost; all of it counts where the roofline is not known"
-    return Table(columns, rows[:_SHOWN], title=title, left_out=len(rows[_SHOWN:]))
+    return Table(columns, rows[:_SHOWN], title, left_out=len(rows[_SHOWN:]))
 
 
 def _kernel_types(found: Diagnosis) -> Table:
@@ -254,12 +241,6 @@ def _kernel_types(found: Diagnosis) -> Table:
         rows.append((name, len(kernels), sum(times.values()), lost_us, max(times, key=times.__getitem__)))
     columns = ("kernel type", "kernels", Column("time(us)", microseconds), Column("lost(us)", microseconds), "mostly")
     return Table(columns, rows[:_SHOWN], title="by kernel type", left_out=len(rows[_SHOWN:]))
-
-
-def _first_shapes(cell: str) -> str:
-    """Returns the first shapes of a cell, without empty slots."""
-    text = "; ".join(filter(None, cell.split(";")))
-    return text if len(text) <= _SHAPES else f"{text[:_SHAPES]}..."
 
 
 def _kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
@@ -314,22 +295,18 @@ def _change_parts(changes: DiagnosisChanges, old: Diagnosis, new: Diagnosis) -> 
             "only in new": changes.only_new,
         }
     )
-    yield Table(
-        (
-            *("#", "kernel type", Column("shapes", _first_shapes)),
-            *(Column("old(us)", microseconds), Column("new(us)", microseconds), Column("speed-up", ratio)),
-            *("old verdict", "new verdict"),
-        ),
-        [
-            (
-                *(each.rank, each.kernel_type, each.shapes, each.old_us, each.new_us, each.speed_up),
-                *(each.old_verdict, each.new_verdict),
-            )
-            for each in kernels[:_SHOWN]
-        ],
-        title="largest changes",
-        left_out=len(kernels[_SHOWN:]),
+    columns = (
+        *("#", "kernel type", _SHAPES, Column("old(us)", microseconds), Column("new(us)", microseconds)),
+        *(Column("speed-up", ratio), "old verdict", "new verdict"),
     )
+    rows = [
+        (
+            *(each.rank, each.kernel_type, each.shapes, each.old_us, each.new_us, each.speed_up),
+            *(each.old_verdict, each.new_verdict),
+        )
+        for each in kernels
+    ]
+    yield Table(columns, rows[:_SHOWN], title="largest changes", left_out=len(rows[_SHOWN:]))
     ratios = [(each.rank, name, *both) for each in kernels[:_SHOWN] for name, both in each.changed_ratios.items()]
     if ratios:
         yield Table(("#", "counter", "old", "new"), ratios, title="counters that changed")
