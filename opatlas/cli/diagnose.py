@@ -211,10 +211,11 @@ def _peaks(found: Diagnosis) -> Fields:
 
 
 def _ranking(found: Diagnosis) -> Table:
+    known = any(each.lost_is_known for each in found.ranking)
     columns = (
         *("#", "kernel type", _SHAPES, Column("launches", wide=not found.counted)),
-        *(Column("time(us)", microseconds), Column("share", percent), Column("roofline", percent)),
-        *(Column("lost(us)", microseconds), "verdict"),
+        *(Column("time(us)", microseconds), Column("share", percent, wide=known)),
+        *(Column("roofline", percent, wide=not known), Column("lost(us)", microseconds, wide=not known), "verdict"),
     )
     rows = [
         (
@@ -223,7 +224,7 @@ def _ranking(found: Diagnosis) -> Table:
         )
         for each in found.ranking
     ]
-    title = "most time lost; all of it counts where the roofline is not known"
+    title = "most time lost; all of it counts where the roofline is not known" if known else "most time"
     return Table(columns, rows[:_SHOWN], title, left_out=len(rows[_SHOWN:]))
 
 
@@ -252,16 +253,20 @@ def _kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
     names = (NAME, *BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN)
     yield Fields(
         {
-            "longest launch" if found.table.is_capture else "row": found.place(line),
             "duration(us)": microseconds(float(cells[DURATION])),
-            "source": None if found.table.is_capture else origin_text(ranked.captured, ranked.device, ranked.by),
             "launches": f"{ranked.launches:,}",
             "time(us)": (microseconds(ranked.duration_us), f"{percent(ranked.share)} of all"),
             "lost(us)": (microseconds(ranked.lost_us), "" if ranked.lost_is_known else "at most"),
             "roofline": None if share != share else (percent(share), f"{bound}, {gbps:,.0f} GB/s"),
-            **{name: str(cell) for name in names if (cell := cells.get(name, "")) != "" and cell == cell},
         },
         title=f"{ranked.rank} {ranked.kernel_type}",
+    )
+    yield Fields(
+        {
+            "longest launch" if found.table.is_capture else "row": found.place(line),
+            "source": None if found.table.is_capture else origin_text(ranked.captured, ranked.device, ranked.by),
+            **{name: str(cell) for name in names if (cell := cells.get(name, "")) != "" and cell == cell},
+        }
     )
     yield from (_finding(each, found.table.device) for each in found.findings(line))
     ideals = [(name, value, ideal) for name, (value, ideal) in found.ideals(line).items()]
