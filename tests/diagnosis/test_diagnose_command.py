@@ -141,6 +141,17 @@ def test_an_endpoint_without_an_answer_leaves_no_candidate(
     assert prompt.is_file()
 
 
+def test_a_model_that_does_not_answer_leaves_the_others_their_candidates(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, folder = tmp_path / "models.yaml", tmp_path / "kernels"
+    with chat_server(ChatServer(faults=[Fault.HTML])) as bad, chat_server(ChatServer(lambda body: _ANSWER)) as good:
+        models.write_text(json.dumps({"models": {"a": {"endpoint": bad.url}, "b": {"endpoint": good.url}}}))
+        content = _json(capsys, path, "--row", "2", "--models", models, "--output", folder, status=1)
+    assert content["kernel_type"] == "MyKernel"
+    assert [each.name for each in folder.rglob("*.py")] == ["b_1.py"]
+
+
 def test_a_change_shows_verdicts_and_counters_side_by_side(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
