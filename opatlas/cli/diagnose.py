@@ -360,7 +360,7 @@ def _ask(
     if interface:
         yield f"next: opatlas bench --implementation {folder} --ops {ranked.kernel_type}"
     else:
-        yield f"{ranked.kernel_type} has no replay: docs/adding-a-kernel.md adds one"
+        yield f"{ranked.kernel_type} has no replay: docs/contributing.md adds one"
 
 
 def _models_with_endpoints(path: Path) -> Mapping[str, NamedModel]:
