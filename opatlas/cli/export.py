@@ -15,9 +15,7 @@ from opatlas.show.result import Fields, Result, Table
 from opatlas.store.csv_files import write_text
 
 
-def export(
-    database: Annotated[str, Parameter(name="DB")], /, *, output: Path, compositions: bool = False
-) -> Result:
+def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, compositions: bool = False) -> Result:
     """Write the stored rows for other tools: as one typed table, or as the tables of aiconfigurator.
 
     Rows that cannot answer a question are left out, as in opatlas query.

@@ -18,6 +18,7 @@ from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
+from opatlas.query.model_cache import folder
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.show.formats import microseconds
 from opatlas.show.result import Column, Fields, Part, Result, Table
@@ -26,8 +27,6 @@ from opatlas.text import parse_whole
 
 #: The rows that the text names.
 _SHOWN = 3
-#: What a first question waits for.
-_FITTING = "fitting models to the rows: some seconds, once"
 
 
 def query(
@@ -57,7 +56,7 @@ def query(
     if file is not None and dtypes:
         raise UsageError("the rows of --file have dtypes: leave out --dtypes")
     opened = open_database(database)
-    with note_after(_FITTING):
+    with note_after(f"fitting models to the rows: some seconds, once ({folder()} keeps them)"):
         if file is not None:
             return _answer_file(opened, kernel_type, file, implementation)
         ask = _message if kernel_type in BY_NAME else _call
