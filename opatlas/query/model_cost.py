@@ -210,7 +210,7 @@ def part_costs(
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]) -> PartCost:
     """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
-    found = _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
+    found = answer_call(layouts, answers, stack)
     call = layouts[0]
     part = PartCost(
         part=call.part,
@@ -245,6 +245,18 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         other_dtypes=answer.other_dtypes,
         signature=chosen.signature(),
     )
+
+
+def answer_call(
+    layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
+) -> tuple[ModelCall, QueryResult] | None:
+    """Returns what answers a call; None if no row tells. Rows of compositions answer where no others do.
+
+    Args:
+        layouts: the call with its weight in ND, and in FRACTAL_NZ.
+        stack: as for `part_costs`.
+    """
+    return _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
 
 
 def _estimated_bytes(call: ModelCall) -> float:
@@ -300,13 +312,14 @@ def _answer(
     return next(iter(others), None)
 
 
-def _types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
+def known_types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
+    """Returns the kernel types of a call that a database has: its own, and its twins."""
     known = answers.kernel_types
     return [name for name in (call.kernel_type, *call.twins) if name in known]
 
 
 def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[str]) -> Iterator[StoredRows]:
-    for kernel_type in _types(call, answers):
+    for kernel_type in known_types(call, answers):
         yield from (answers.stored_rows(kernel_type, name) for name in names)
 
 
@@ -328,7 +341,7 @@ def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterato
 def _kernel_answers(
     call: ModelCall, answers: ImplementationAnswers, names: Collection[str]
 ) -> Iterator[tuple[ModelCall, QueryResult]]:
-    for kernel_type in _types(call, answers):
+    for kernel_type in known_types(call, answers):
         with suppress(NoAnswer):
             yield call, best_answer(names, partial(answers.answer_row, kernel_type=kernel_type, cells=call.cells))
 
