@@ -272,19 +272,16 @@ def _estimated_bytes(call: ModelCall) -> float:
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:
     """Returns why nothing tells the duration of a call."""
-    if call.kernel_type in BY_KERNEL_TYPE:
-        return "no row tells it"
     names = [name for level in levels(stack, answers) for name in level]
-    tables = list(_tables(call, answers, names))
-    left_out = [each.device for rows in tables for each in rows.left_out.values()]
-    others = joined(device for device in left_out if not are_one_device(device, answers.device))
-    if others and not any(map(len, tables)):
-        return f"measured on {others} only"
-    beside = [name for name in answers.implementations if name not in names]
-    found = [rows.label for rows in _tables(call, answers, beside) if len(rows)]
-    if found and not any(map(len, tables)):
-        return f"no rows in the stack, but of {', '.join(found)}"
-    return "no row tells it" if tables else "no rows of this kernel type"
+    tables = [] if call.kernel_type in BY_KERNEL_TYPE else list(_tables(call, answers, names))
+    if not any(map(len, tables)):
+        left_out = [each.device for rows in tables for each in rows.left_out.values()]
+        if others := joined(device for device in left_out if not are_one_device(device, answers.device)):
+            return f"only on {others}"
+        beside = [name for name in answers.implementations if name not in names]
+        if found := [rows.label for rows in _tables(call, answers, beside) if len(rows)]:
+            return f"only in {', '.join(found)}"
+    return "no similar row" if tables else "no rows"
 
 
 def _answer(
