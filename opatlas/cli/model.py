@@ -32,6 +32,12 @@ from opatlas.theory.sources import resolve_model
 #: What a table says of a part, by `PartCost.composed`.
 _COMPOSED = {True: "composition", None: "may be composition", False: ""}
 
+#: The properties of `ModelCost` that JSON has.
+_OF_SUM = (
+    *("us", "interval_us", "tokens_per_s", "us_in_layers", "composition_us", "untold_us", "other_dtypes_us"),
+    *("missing_calls_share", "missing_bytes_share"),
+)
+
 
 def model(
     model: str,
@@ -103,28 +109,10 @@ def model(
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
     return {
-        "model": cost.model,
-        "stack": list(cost.stack),
-        "differs": cost.differs,
-        "database": str(cost.database),
-        "tp": cost.tp,
-        "ep": cost.ep,
-        "batch": cost.batch,
-        "context": cost.context,
-        "phase": cost.phase,
-        "dtype": cost.dtype,
-        "us": cost.us,
-        "tokens_per_s": cost.tokens_per_s,
-        "interval_us": cost.interval_us,
+        **asdict(cost),
+        **{name: getattr(cost, name) for name in _OF_SUM},
         "interval_of": "kernels",
         "us_by_how": cost.us_by_how(),
-        "layers": cost.layers,
-        "us_in_layers": cost.us_in_layers,
-        "composition_us": cost.composition_us,
-        "untold_us": cost.untold_us,
-        "other_dtypes_us": cost.other_dtypes_us,
-        "missing_calls_share": cost.missing_calls_share,
-        "missing_bytes_share": cost.missing_bytes_share,
         "us_by_device": cost.us_by("device"),
         "us_by_source": cost.us_by("source"),
         "missing": [part.part for part in cost.missing],
