@@ -150,5 +150,7 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
     rows = [[None if value != value else value for value in row] for row in table.to_numpy().tolist()]
     counts = {str(how): count for how, count in answers["How"].replace("", "no answer").value_counts().items()}
     untold = int((answers["Composition"] == COMPOSITION_WORDS[None]).sum())
-    told = Fields({**counts, "may be compositions": untold or None}, title="answers")
+    if untold:
+        counts["may be compositions"] = untold
+    told = Fields(counts, title="answers")
     return Result([Table(columns, rows, title=kernel_type), told], status=1 if (answers["How"] == "").any() else 0)
