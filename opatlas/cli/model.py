@@ -84,7 +84,7 @@ def model(
     name = resolve_model(model).name
     if next is None:
         # The first questions about a database fit models, which takes up to half a minute.
-        with progress(name, None) as advance:
+        with progress(f"{name}, calls", None) as advance:
             cost = model_cost(
                 place,
                 model,
@@ -101,7 +101,7 @@ def model(
     started_at = time.time()
     opened = open_database(place)
     step = Step(model, tp, ep, batch, context, phase, dtype)
-    with progress(name, None) as advance:
+    with progress(f"{name}, calls", None) as advance:
         found = opened.next_rows(next, steps=[step], tell=lambda _: advance(1))
     added = 0 if dry_run or not found.rows else _add(Database(opened.path), found, step, started_at)
     return Result(list(_next_parts(opened, found, added)), json=_next_json(found))
