@@ -14,8 +14,6 @@ check.py                        opatlas check: the checks of a database, as pyte
 history.py                      opatlas history: durations by run; rebuilds CSVs
 kernels.py                      opatlas show --kernels: kernel types with a replay
 doctor.py                       opatlas doctor: whether this machine can measure
-fit.py                          opatlas fit: models of durations, ahead of questions
-plan.py                         opatlas plan: the rows to measure next
 trace_to_csv.py                 python -m: a Chrome trace as a table
 probe_dispatch_ffn_combine.py   python -m: the shapes that DispatchFFNCombine accepts
 """

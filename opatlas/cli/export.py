@@ -1,71 +1,61 @@
-"""Writes the stored rows of a database for other tools: as a typed table (Parquet, CSV), or as those of aiconfigurator.
-
-DB is a folder or the name of a device. Rows that cannot answer a question are left out, as in `opatlas query`.
-"""
+"""`opatlas export`: the rows of a database for other tools."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.export import long_table, of_other_devices, perf_tables, write_parquet, write_perf_tables
+from opatlas.show.result import Fields, Result, Table
 from opatlas.store.csv_files import write_text
-from opatlas.text import pluralize, show
-
-_AICONFIGURATOR = "aiconfigurator"
-_FORMATS = ("parquet", "csv", _AICONFIGURATOR)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "exit status: 0 written; 1 no row fits, or a file could not be read or written; 2 wrong usage"
-    parser.add_argument("database", metavar="DB", help="folder of {KernelType}.csv files, or name of a device")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="the file; for aiconfigurator the folder of a system, below which each table gets its place",
-    )
-    parser.add_argument(
-        "--format",
-        choices=_FORMATS,
-        help="parquet or csv: one table, durations in us; aiconfigurator: its perf tables, latencies in ms (default: "
-        "by the end of PATH)",
-    )
-    parser.add_argument(
-        "--compositions",
-        action="store_true",
-        help="with durations of compositions of torch operators (default: without)",
-    )
+def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, compositions: bool = False) -> Result:
+    """Write the stored rows for other tools: as one typed table, or as the tables of aiconfigurator.
+
+    Rows that cannot answer a question are left out, as in opatlas query.
+
+    Exit status: 0 written; 1 no row fits, or a file could not be read or written; 2 wrong usage.
+
+    Args:
+        database: folder of {KernelType}.csv files, or name of a device.
+        output: FILE.parquet or FILE.csv: one table, durations in us; a path without a suffix: the folder of a system
+            of aiconfigurator, below which each table gets its place, latencies in ms.
+        compositions: with durations of compositions of torch operators.
+    """
+    if output.suffix not in (".parquet", ".csv", ""):
+        raise UsageError(
+            f"--output {output}: end the name with .parquet or .csv, or give a folder without suffix for aiconfigurator"
+        )
+    opened = open_database(database, compositions=compositions)
+    written = _write_table(opened, output) if output.suffix else _write_perf_tables(opened, output)
+    left_out = of_other_devices(opened)
+    return Result([written, Fields(left_out, title="left out, of other devices")] if left_out else [written])
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Writes, and returns the exit status that the help explains. Raises OpAtlasError."""
-    path: Path = arguments.output
-    written = arguments.format or path.suffix.removeprefix(".")
-    if written not in _FORMATS:
-        raise UsageError(f"--output {path}: the name does not tell the format: add --format {', '.join(_FORMATS)}")
-    database = open_database(arguments.database, compositions=arguments.compositions)
-    for device, count in of_other_devices(database).items():
-        show(f"left out: {pluralize(count, 'duration')} of {device}, and not of {database.answers.device}")
-    if written == _AICONFIGURATOR:
-        tables = perf_tables(database)
-        if not tables:
-            raise OpAtlasError(f"{database.path}: no row belongs to a table of aiconfigurator")
-        write_perf_tables(tables, path)
-        for table in tables:
-            untold = int(table.rows["kernel_source"].str.contains("composition").sum())
-            doubt = f", {untold} of them perhaps of compositions (kernel_source says so)" if untold else ""
-            show(f"{path / table.path}: {pluralize(len(table.rows), 'row')}{doubt}")
-        return 0
+def _write_table(database: OpenDatabase, path: Path) -> Table:
     rows = long_table(database)
     if rows.empty:
         raise OpAtlasError(f"{database.path}: no row has a duration: nothing was written")
-    if written == "parquet":
+    if path.suffix == ".parquet":
         write_parquet(rows, path)
     else:
         write_text(path, rows.to_csv(index=False, lineterminator="\n"))
-    show(f"{path}: {pluralize(len(rows), 'row')} of {pluralize(rows['kernel_type'].nunique(), 'kernel type')}")
-    return 0
+    return Table(("file", "rows", "kernel types"), [(str(path), len(rows), rows["kernel_type"].nunique())])
+
+
+def _write_perf_tables(database: OpenDatabase, folder: Path) -> Table:
+    tables = perf_tables(database)
+    if not tables:
+        raise OpAtlasError(f"{database.path}: no row belongs to a table of aiconfigurator")
+    write_perf_tables(tables, folder)
+    lines = [
+        (str(folder / each.path), len(each.rows), int(each.rows["kernel_source"].str.contains("composition").sum()))
+        for each in tables
+    ]
+    return Table(("file", "rows", "may be compositions"), lines)

@@ -1,120 +1,118 @@
-"""Shows what a step of a model costs on one device, by the durations of a database.
-
-A step is what an engine computes at once: the next token of each sequence (decode), or all tokens of each (prefill).
-Each call is measured, interpolated, extrapolated, analytic or missing; what is missing is not in the sum.
-"""
+"""`opatlas model`: the cost of a step of a model on one device, and which rows to measure next for it."""
 
 from __future__ import annotations
 
-import argparse
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from opatlas.cli.arguments import add_json, add_product_dtype, write_or_print_json
+from cyclopts import Parameter
+
+from opatlas.cli.parameters import Count, Names
 from opatlas.devices.discovery import available_devices, database_name
+from opatlas.errors import UsageError
 from opatlas.model.location import default_path, parse_implementation
+from opatlas.model.record import new_run_id
+from opatlas.model.schema import INPUT_SHAPES
 from opatlas.model.versions import detect
-from opatlas.options import names
-from opatlas.progress import Progress
-from opatlas.query.database import model_cost
+from opatlas.progress import progress
+from opatlas.query.database import OpenDatabase, model_cost
+from opatlas.query.database import open as open_database
 from opatlas.query.model_cost import ModelCost, PartCost, PartField
-from opatlas.text import percent_text, pluralize, shorten, show, wrap
+from opatlas.query.next_rows import NextRows, Step
+from opatlas.show.formats import microseconds, percent
+from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.store.database import Database
+from opatlas.store.manifest import Manifest, code_digest
+from opatlas.theory.plan import append_rows
+from opatlas.theory.sources import resolve_model
 
-_PART, _KERNEL, _IMPLEMENTATION = 16, 15, 10
-#: Longer calls are shown without decimals.
-_WHOLE_US = 10_000
-#: Marks of durations that only compositions tell, and of durations whose rows may be compositions.
-_MARKS = {True: "*", None: "?", False: ""}
-#: Marks what rows of other dtypes tell.
-_OTHER_DTYPES = "~"
+#: What a table says of a part, by `PartCost.composed`.
+_COMPOSED = {True: "composition", None: "may be composition", False: ""}
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "exit status: 0 done, also if durations are missing; 1 a file failed; 2 wrong usage"
-    parser.add_argument("model", metavar="MODEL", help="a model's name, or its config.json or the folder of that")
-    parser.add_argument(
-        "database",
-        nargs="?",
-        metavar="DB",
-        help="a folder, or a device such as NVIDIA_H200 (default: the default database of this machine)",
-    )
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share a layer (default: 1)")
-    parser.add_argument(
-        "--ep",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that share the experts: 1, or some times --tp (default: 1)",
-    )
-    parser.add_argument("--batch", type=int, required=True, metavar="N", help="sequences of a step of --tp devices")
-    parser.add_argument(
-        "--context",
-        type=int,
-        required=True,
-        metavar="N",
-        help="tokens of each sequence, in decode with the one that is computed",
-    )
-    parser.add_argument(
-        "--phase", choices=("prefill", "decode"), default="decode", help="what a step computes (default: %(default)s)"
-    )
-    add_product_dtype(parser)
-    parser.add_argument(
-        "--implementation",
-        type=names,
-        default=(),
-        metavar="NAME[,NAME...]",
-        help="implementations in their order, of which the first with rows of a kernel type answers; fastest: for each "
-        "call the fastest (default: the stack that the database names)",
-    )
-    add_json(parser, "the parts and the sum")
+#: The properties of `ModelCost` that JSON has.
+_OF_SUM = (
+    *("us", "interval_us", "tokens_per_s", "us_in_layers", "composition_us", "untold_us", "other_dtypes_us"),
+    *("missing_calls_share", "missing_bytes_share"),
+)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Prints the cost. Raises OpAtlasError."""
-    place = arguments.database or default_path(database_name(available_devices(None)), detect())
-    # The first questions about a database fit models, which takes up to half a minute.
-    with Progress(0, "calls", label="model") as progress:
-        cost = model_cost(
-            place,
-            arguments.model,
-            tp=arguments.tp,
-            ep=arguments.ep,
-            batch=arguments.batch,
-            context=arguments.context,
-            phase=arguments.phase,
-            dtype=arguments.dtype,
-            implementation=arguments.implementation,
-            tell=lambda kernel_type: progress.advance(1, kernel_type),
-        )
-    if not write_or_print_json(arguments.json, _as_json(cost)):
-        show("\n".join(_lines(cost)))
-    return 0
+def model(
+    model: str,
+    database: Annotated[str | None, Parameter(name="DB")] = None,
+    /,
+    *,
+    tp: Count = 1,
+    ep: Count = 1,
+    batch: Count,
+    context: Count,
+    phase: Literal["prefill", "decode"] = "decode",
+    dtype: str = "",
+    implementation: Names = (),
+    next: Count | None = None,  # noqa: A002
+    dry_run: bool = False,
+) -> Result:
+    """The cost of a step of a model on one device: the sum of its calls, and what is missing from it.
+
+    A step is what an engine computes at once: the next token of each sequence (decode), or all tokens of each
+    (prefill). The sum is that of kernels, one after another, without gaps.
+
+    Exit status: 0 done, also if durations are missing; 1 a file failed; 2 wrong usage.
+
+    Args:
+        model: a model's name, or its config.json or the folder of that.
+        database: a folder, or a device such as NVIDIA_H200 (default: the default database of this machine).
+        tp: devices that share a layer.
+        ep: devices that share the experts: 1, or some times --tp.
+        batch: sequences of a step of --tp devices.
+        context: tokens of each sequence, in decode with the one that is computed.
+        phase: what a step computes.
+        dtype: BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: that of the model's weights).
+        implementation: implementations in their order, of which the first with rows of a kernel type answers; fastest:
+            for each call the fastest (default: the stack that the database names).
+        next: add the N rows to the database whose measurement tells most about this step; opatlas bench measures them.
+        dry_run: with --next: show the rows, and add nothing.
+    """
+    if next is None and dry_run:
+        raise UsageError("--dry-run: only --next adds rows")
+    if next is not None and implementation:
+        raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
+    place = database or default_path(database_name(available_devices(None)), detect())
+    # A wrong model is told before a wrong database.
+    name = resolve_model(model).name
+    if next is None:
+        # The first questions about a database fit models, which takes up to half a minute.
+        with progress(f"{name}, calls", None) as advance:
+            cost = model_cost(
+                place,
+                model,
+                tp=tp,
+                ep=ep,
+                batch=batch,
+                context=context,
+                phase=phase,
+                dtype=dtype,
+                implementation=implementation,
+                tell=lambda _: advance(1),
+            )
+        return Result(list(_cost_parts(cost)), json=_cost_json(cost))
+    started_at = time.time()
+    opened = open_database(place)
+    step = Step(model, tp, ep, batch, context, phase, dtype)
+    with progress(f"{name}, calls", None) as advance:
+        found = opened.next_rows(next, steps=[step], tell=lambda _: advance(1))
+    added = 0 if dry_run or not found.rows else _add(Database(opened.path), found, step, started_at)
+    return Result(list(_next_parts(opened, found, added)), json=_next_json(found))
 
 
-def _as_json(cost: ModelCost) -> dict[str, object]:
+def _cost_json(cost: ModelCost) -> dict[str, object]:
     return {
-        "model": cost.model,
-        "stack": list(cost.stack),
-        "differs": cost.differs,
-        "database": str(cost.database),
-        "tp": cost.tp,
-        "ep": cost.ep,
-        "batch": cost.batch,
-        "context": cost.context,
-        "phase": cost.phase,
-        "dtype": cost.dtype,
-        "us": cost.us,
-        "tokens_per_s": cost.tokens_per_s,
-        "interval_us": cost.interval_us,
+        **asdict(cost),
+        **{name: getattr(cost, name) for name in _OF_SUM},
         "interval_of": "kernels",
         "us_by_how": cost.us_by_how(),
-        "layers": cost.layers,
-        "us_in_layers": cost.us_in_layers,
-        "composition_us": cost.composition_us,
-        "untold_us": cost.untold_us,
-        "other_dtypes_us": cost.other_dtypes_us,
-        "missing_calls_share": cost.missing_calls_share,
-        "missing_bytes_share": cost.missing_bytes_share,
         "us_by_device": cost.us_by("device"),
         "us_by_source": cost.us_by("source"),
         "missing": [part.part for part in cost.missing],
@@ -122,75 +120,140 @@ def _as_json(cost: ModelCost) -> dict[str, object]:
     }
 
 
-def _lines(cost: ModelCost) -> Iterator[str]:
-    differs = f", with differences: {'; '.join(cost.differs)}" if cost.differs else ""
-    yield wrap(f"{cost.model} by {', then '.join(cost.stack)}{differs}", indent=0)
-    if cost.missing:
-        yield f"  {_missing(cost)}"
-    yield f"  {cost.database}"
-    sequences = pluralize(cost.batch, "sequence")
-    yield f"  {cost.phase} of {sequences} of {cost.context:,} tokens, {cost.dtype}, tp {cost.tp}, ep {cost.ep}"
-    if cost.us:
-        source, device, cache, instrument = (
-            _shares(cost, field) for field in ("source", "device", "cache", "instrument")
-        )
-        yield wrap(f"{source} on {device}; cache {cache}; {instrument}", indent=2)
-    yield ""
-    yield _line("part", "kernel", "calls", "us each", "share", "how known", "ran")
-    for part in cost.parts:
-        yield _part_line(part, cost.us)
+def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     low, high = cost.interval_us
-    yield ""
-    if cost.missing:
-        yield f"no total, {_missing(cost)}"
-    what = "the others" if cost.missing else "sum"
-    yield f"{what}: {cost.us:,.0f} us, 90 % interval {low:,.0f} to {high:,.0f} us"
-    if cost.us:
-        yield "  " + ", ".join(f"{percent_text(us / cost.us)} {how}" for how, us in cost.us_by_how().items())
-        each, outside = cost.us_in_layers / cost.layers, cost.us - cost.us_in_layers
-        yield f"  a layer, as the mean of {cost.layers}: {each:,.0f} us; outside of layers {outside:,.0f} us"
-    if cost.tokens_per_s is not None:
-        yield f"  {cost.tokens_per_s:,.0f} tokens/s, if steps follow each other without gaps"
-    yield "  sum: one kernel after another, no gaps between launches, nothing overlaps"
-    yield "  interval: of kernels only, not of a step; errors of one kernel type add up,"
-    yield "    those of others are independent"
-    for us, mark, what in (
-        (cost.composition_us, _MARKS[True], "is that of compositions of torch operators, not of the kernel"),
-        (cost.untold_us, _MARKS[None], "may be that of compositions: the rows do not tell"),
-        (cost.other_dtypes_us, _OTHER_DTYPES, "comes from rows of other dtypes"),
-    ):
-        if us:
-            yield f"  {mark} {percent_text(us / cost.us)} of the sum {what}"
-    if cost.composition_us or cost.untold_us:
-        yield "  Kernels of libraries in their place: opatlas bench --implementation all"
-    if cost.missing:
-        yield "missing, and in no sum:"
-        for part in cost.missing:
-            yield f"  {part.part}: {part.kernel_type}, {pluralize(part.calls, 'call')}: {part.reason}"
+    name = "sum without missing(us)" if cost.missing else "sum(us)"
+    of_kernels = f"90 %: {microseconds(low)} to {microseconds(high)}, of kernels"
+    of_bytes = f"{percent(cost.missing_bytes_share)} of all bytes"
+    yield Fields(
+        {
+            name: (round(cost.us), of_kernels) if cost.us else None,
+            "missing calls": (percent(cost.missing_calls_share), of_bytes) if cost.missing else None,
+            "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
+            "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
+            "outside of layers(us)": round(cost.us - cost.us_in_layers),
+        },
+        title=f"{cost.model}, {cost.phase}: batch {cost.batch}, context {cost.context}, {cost.dtype}, tp {cost.tp}, "
+        f"ep {cost.ep}",
+    )
+    fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
+    yield Fields(
+        {
+            "unlike the model": "; ".join(cost.differs) or None,
+            **{field: _shares(cost, field) for field in fields},
+            "compositions": _share(cost.composition_us, cost),
+            "may be compositions": _share(cost.untold_us, cost),
+            "other dtypes": _share(cost.other_dtypes_us, cost),
+            "stack": ", ".join(cost.stack),
+            "database": str(cost.database),
+        }
+    )
+    us, notes = Column("each(us)", microseconds), list(map(_note, cost.parts))
+    note = Column("note", wide=not any(notes))
+    yield Table(
+        ("part", "kernel type", "calls", us, Column("share", percent), "how", "implementation", note),
+        [
+            (
+                part.part,
+                part.kernel_type,
+                part.calls,
+                part.us_per_call,
+                part.us / cost.us if part.us else None,
+                part.how,
+                parse_implementation(part.implementation)[0],
+                words,
+            )
+            for part, words in zip(cost.parts, notes, strict=True)
+        ],
+        title="parts",
+    )
 
 
-def _missing(cost: ModelCost) -> str:
-    calls, moved = percent_text(cost.missing_calls_share), percent_text(cost.missing_bytes_share)
-    return f"no duration: {calls} of the calls, {moved} of their estimated bytes"
+def _note(part: PartCost) -> str:
+    other = "other dtypes" if part.other_dtypes else ""
+    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other)))
 
 
-def _shares(cost: ModelCost, field: PartField) -> str:
+def _share(us: float, cost: ModelCost) -> str | None:
+    return percent(us / cost.us) if us else None
+
+
+def _shares(cost: ModelCost, field: PartField) -> str | None:
     """Returns the values of a field of the parts: one alone, several with their shares of the sum."""
-    sums = cost.us_by(field)
-    told = {value or "unknown": percent_text(us / cost.us) for value, us in sums.items()}
-    return next(iter(told)) if len(told) == 1 else ", ".join(f"{value} {share}" for value, share in told.items())
+    shares = {value or "unknown": percent(us / cost.us) for value, us in cost.us_by(field).items()}
+    return ", ".join(shares if len(shares) == 1 else (f"{value} {share}" for value, share in shares.items())) or None
 
 
-def _part_line(part: PartCost, total: float) -> str:
-    us = part.us_per_call
-    each = "-" if us is None else f"{us:.2f}" if us < _WHOLE_US else f"{us:,.0f}"
-    share = "-" if part.us is None or not total else percent_text(part.us / total)
-    how = part.how + _MARKS[part.composed] + _OTHER_DTYPES * part.other_dtypes
-    name, _ = parse_implementation(part.implementation)
-    return _line(part.part, part.kernel_type, str(part.calls), each, share, how, name)
+def _next_json(found: NextRows) -> dict[str, object]:
+    now, waiting, after = found.error
+    return {
+        "rows": [{**asdict(row), "signature": row.signature} for row in found.rows],
+        "waiting": found.waiting,
+        "differs": found.differs,
+        "error": now,
+        "error_with_waiting": waiting,
+        "error_with_rows": after,
+    }
 
 
-def _line(part: str, kernel: str, calls: str, each: str, share: str, how: str, implementation: str) -> str:
-    names = f"{shorten(part, _PART):{_PART}} {shorten(kernel, _KERNEL):{_KERNEL}}"
-    ran = shorten(implementation, _IMPLEMENTATION)
-    return f"{names} {calls:>5} {each:>8} {share:>6} {how:14} {ran}".rstrip()
+def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[Part]:
+    us = [Column(name, microseconds) for name in ("duration(us)", "low(us)", "high(us)")]
+    if found.rows:
+        yield Table(
+            ("kernel type", "input shapes", Column("gain", _small_percent), *us, "implementation"),
+            [
+                (
+                    row.kernel_type,
+                    row.cells[INPUT_SHAPES].rstrip(";"),
+                    row.gain,
+                    row.duration_us,
+                    *row.interval_us,
+                    row.implementation,
+                )
+                for row in found.rows
+            ],
+            title="rows to measure",
+        )
+    now, waiting, after = found.error
+    yield Fields(
+        {
+            **{f"unlike {name}": "; ".join(differs) for name, differs in found.differs.items()},
+            "now": percent(now),
+            "with rows that wait": (percent(waiting), f"{found.waiting:,} rows") if found.waiting else None,
+            "with rows to measure": (percent(after), f"{len(found.rows):,} rows"),
+        },
+        title="expected error of the step",
+    )
+    yield Fields({"database": str(opened.path), "rows added": str(added)})
+    if added:
+        yield f"next: opatlas bench --database-path {opened.path}{_implementations(opened, found)}"
+
+
+def _small_percent(share: float) -> str:
+    return f"{share * 100:.3f} %"
+
+
+def _implementations(opened: OpenDatabase, found: NextRows) -> str:
+    """Returns the option that measures the implementations that answer; "" for the default one."""
+    default, *_ = opened.implementations
+    others = dict.fromkeys(row.implementation for row in found.rows if row.implementation != default)
+    return f" --implementation {','.join([default, *others])}" if others else ""
+
+
+def _add(database: Database, found: NextRows, step: Step, started_at: float) -> int:
+    added = 0
+    with database.lock():
+        for kernel_type in dict.fromkeys(row.kernel_type for row in found.rows):
+            rows = [row.cells for row in found.rows if row.kernel_type == kernel_type]
+            added += append_rows(database, kernel_type, rows)
+    options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **asdict(step)}
+    here = Path(__file__).parents[1]
+    Manifest(
+        run_id=new_run_id(),
+        started_at=started_at,
+        finished_at=time.time(),
+        options=options,
+        code=code_digest([here / "query", here / "theory"]),
+        statuses={"added": added},
+    ).write(database)
+    return added

@@ -13,7 +13,6 @@ from cyclopts import Parameter, Token
 from opatlas import options
 from opatlas.model.named_databases import named_folder
 from opatlas.text import parse_whole
-from opatlas.theory.model_calls import Phase
 
 
 def reads(read: Callable[[str], Any]) -> Parameter:
@@ -62,6 +61,9 @@ class StepArgument:
 
 
 def _read_step(text: str) -> StepArgument:
+    # The catalog takes 50 ms to import, which few commands need.
+    from opatlas.theory.model_calls import Phase
+
     model, *settings = [word.strip() for word in text.split(",")]
     found: dict[str, Any] = {}
     for setting in settings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +15,9 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.communication import BY_NAME
 from opatlas.progress import note_after
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
-from opatlas.query.compositions import NOT_TOLD
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
+from opatlas.query.model_cache import folder
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.show.formats import microseconds
 from opatlas.show.result import Column, Fields, Part, Result, Table
@@ -26,8 +26,6 @@ from opatlas.text import parse_whole
 
 #: The rows that the text names.
 _SHOWN = 3
-#: What a first question waits for.
-_FITTING = "fitting models to the rows: some seconds, once"
 
 
 def query(
@@ -57,7 +55,7 @@ def query(
     if file is not None and dtypes:
         raise UsageError("the rows of --file have dtypes: leave out --dtypes")
     opened = open_database(database)
-    with note_after(_FITTING):
+    with note_after(f"fitting models to the rows: some seconds, once ({folder()} keeps them)"):
         if file is not None:
             return _answer_file(opened, kernel_type, file, implementation)
         ask = _message if kernel_type in BY_NAME else _call
@@ -150,11 +148,9 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
         for name in map(str, table.columns)
     ]
     rows = [[None if value != value else value for value in row] for row in table.to_numpy().tolist()]
-    counts = Fields(_counts(answers), title=f"{len(answers):,} rows of {file}")
-    return Result([Table(columns, rows, title=kernel_type), counts], status=1 if (answers["How"] == "").any() else 0)
-
-
-def _counts(answers: pd.DataFrame) -> Mapping[str, object]:
     counts = {str(how): count for how, count in answers["How"].replace("", "no answer").value_counts().items()}
-    unknown = int((answers["Composition"] == COMPOSITION_WORDS[None]).sum())
-    return {**counts, **({"composition unknown": (unknown, NOT_TOLD)} if unknown else {})}
+    untold = int((answers["Composition"] == COMPOSITION_WORDS[None]).sum())
+    if untold:
+        counts["may be compositions"] = untold
+    told = Fields(counts, title="answers")
+    return Result([Table(columns, rows, title=kernel_type), told], status=1 if (answers["How"] == "").any() else 0)

@@ -16,7 +16,9 @@ implementation_answers.py  what each implementation of a database answers
 database.py        `opatlas.open`: the implementations of a device, and the questions that they answer
 export.py          the rows for other tools: one long table, and the tables of aiconfigurator
 msmodeling.py      a data source for msmodeling's simulations
-fits.py            all models of a database, fitted ahead
+stack.py           which implementations answer for the steps of a model
+collectives.py     durations of messages between devices
+typed_rows.py      rows as typed columns
 next_rows.py       which rows to measure next, for steps of models
 model_cost.py      what a step of a model costs: the durations of its calls, and their sum
 

@@ -363,7 +363,7 @@ class OpenDatabase:
             tp, ep, batch, context, phase, dtype: the steps, as for `model_cost`; each of these with each. A prefill has
                 one sequence. Default of `batch`: 1, 4, 16, 64, 256; of `context`: 1024, 4096.
             steps: in place of all these, steps that differ in more.
-            tell: called with each kernel type before its rows are predicted, which may fit a model.
+            tell: called with the kernel type of each row before it is predicted, which may fit a model.
 
         Raises:
             OpAtlasError: a model is unknown or cannot be divided so, or a table cannot be read.

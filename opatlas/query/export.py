@@ -33,7 +33,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.model.slots import dtype_name, known_dtype
-from opatlas.progress import progress_over
+from opatlas.progress import track
 from opatlas.query.database import OpenDatabase
 from opatlas.query.stored_rows import CAPTURED_SOURCE
 from opatlas.query.typed_rows import typed_rows
@@ -94,7 +94,7 @@ def of_other_devices(database: OpenDatabase) -> Counter[str]:
 
 def _sources(database: OpenDatabase) -> Iterator[tuple[OpenDatabase, str]]:
     """Yields the kernel types, each with its database; messages may be in a database of their own."""
-    for kernel_type in progress_over(database.kernel_types(), "kernel types", label="export"):
+    for kernel_type in track(database.kernel_types(), "export, kernel types"):
         yield database, kernel_type
     messages = database.messages
     if messages is not None and messages is not database:

@@ -206,15 +206,8 @@ class ImplementationAnswers:
         machines, floor = None, self._floor_of_one
         if position is not None:
             machines, floor = rows.machines[position][0], float(self._floors(rows)[position])
-        duration_us = np.array([stored.duration_us])
-        half = measured_half_widths(
-            np.array([stored.std_us]),
-            np.array([stored.samples]),
-            duration_us,
-            np.array([floor]),
-            np.array([stored.noisy]),
-        )
-        (low,), (high,) = interval_of(duration_us, half)
+        half = measured_half_widths(stored.std_us, stored.samples, stored.duration_us, floor, stored.noisy)
+        low, high = interval_of(stored.duration_us, half)
         return QueryResult(
             stored.duration_us,
             (float(low), float(high)),

@@ -35,7 +35,7 @@ _LOCAL, _LOCAL_PRIOR = 24, 6.0
 _TOGETHER = 256
 #: The rows that are hidden in turn to find a quantile.
 _CALIBRATED = 300
-LEVEL = 0.9
+_LEVEL = 0.9
 #: The rows that tell how predictions are correlated: the time grows with the cube.
 _MOST_JOINT = 1000
 #: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
@@ -119,12 +119,7 @@ class _Smoother:
 
 
 class KernelModel:
-    """A model of the durations of a kernel type.
-
-    Attributes:
-        errors: for each class of questions the median and the 90th percentile of the relative errors of rows that were
-            predicted with others hidden; NaN where too few rows are left.
-    """
+    """A model of the durations of a kernel type."""
 
     def __init__(
         self, features: Sequence[RowFeatures], duration_us: Floats, fit: Mapping[str, Floats] | None = None
@@ -145,14 +140,12 @@ class KernelModel:
         if fit is not None:
             for number in range(int(fit["smoothers"])):
                 self._add(_Smoother.stored(fit, number, self._is_smooth()))
-            self._scores, self._quantiles, self.errors = fit["scores"], fit["quantiles"].tolist(), fit["errors"]
+            self._scores, self._quantiles = fit["scores"], fit["quantiles"].tolist()
             return
         self._fit_smoothers(features)
         self._scores = np.ones(len(features))
-        self._scores, _ = self._left_out(np.arange(len(features)), Asked.NEAR)
-        found = [self._calibrate(asked) for asked in Asked]
-        self._quantiles = [quantile for quantile, _ in found]
-        self.errors = np.array([errors for _, errors in found])
+        self._scores = self._left_out(np.arange(len(features)), Asked.NEAR)
+        self._quantiles = [self._calibrate(asked) for asked in Asked]
 
     @property
     def fit(self) -> dict[str, Floats]:
@@ -162,7 +155,6 @@ class KernelModel:
             "jumps": np.array(self._jumps).reshape(-1, 2),
             "scores": self._scores,
             "quantiles": np.array(self._quantiles),
-            "errors": self.errors,
         }
         for number, smoother in enumerate(self._smoothers):
             found |= smoother.numbers(number)
@@ -258,14 +250,9 @@ class KernelModel:
             hidden = octaves > -1
         return hidden
 
-    def _left_out(self, rows: Positions, asked: Asked) -> tuple[Floats, Floats]:
-        """Predicts rows with others hidden.
-
-        Returns:
-            How many deviations each prediction is off, and the difference of the logarithms; NaN where too few rows are
-            left.
-        """
-        scores, off = (np.full(len(rows), np.nan) for _ in range(2))
+    def _left_out(self, rows: Positions, asked: Asked) -> Floats:
+        """Returns how many deviations predictions of rows are off with others hidden; NaN where too few are left."""
+        scores = np.full(len(rows), np.nan)
         for first in range(0, len(rows), _TOGETHER):
             part = slice(first, first + _TOGETHER)
             hidden = self._hidden(rows[part], asked)
@@ -274,9 +261,9 @@ class KernelModel:
                 continue
             these = rows[where]
             kriged = self._krige(self._work[these], self._matrix[these], hidden[where - first])
-            off[where] = kriged.mean - self._log_us[these]
-            scores[where] = np.abs(off[where]) / kriged.deviation / self._local_scale(kriged)
-        return scores, off
+            off = np.abs(kriged.mean - self._log_us[these])
+            scores[where] = off / kriged.deviation / self._local_scale(kriged)
+        return scores
 
     def _krige(self, work: Floats, matrix: Floats, hidden: Mask | None = None) -> Kriged:
         """Returns the logarithms of durations: the mean of all smoothers, and the rows near the last one's points."""
@@ -296,15 +283,13 @@ class KernelModel:
         scale: Floats = (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
         return scale
 
-    def _calibrate(self, asked: Asked) -> tuple[float, tuple[float, float]]:
-        """Returns the quantile of the scores of a class, and the median and 90th percentile of the relative errors."""
-        scores, off = self._left_out(self._some(int(asked)), asked)
-        known = np.isfinite(scores)
-        scores, errors = np.sort(scores[known]), np.abs(np.expm1(off[known]))
+    def _calibrate(self, asked: Asked) -> float:
+        """Returns the quantile of the scores of a class."""
+        scores = self._left_out(self._some(int(asked)), asked)
+        scores = np.sort(scores[np.isfinite(scores)])
         if len(scores) < 2 * LEAST_ROWS:
-            return (np.nan if asked is not Asked.NEAR else 2.0), (np.nan, np.nan)
-        quantile = float(scores[min(int(np.ceil((len(scores) + 1) * LEVEL)), len(scores)) - 1])
-        return quantile, (float(np.median(errors)), float(np.quantile(errors, LEVEL)))
+            return np.nan if asked is not Asked.NEAR else 2.0
+        return float(scores[min(int(np.ceil((len(scores) + 1) * _LEVEL)), len(scores)) - 1])
 
     def predict(self, features: Sequence[RowFeatures]) -> Predictions:
         """Returns the durations of rows, with intervals."""

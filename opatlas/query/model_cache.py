@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from zipfile import BadZipFile
@@ -40,15 +41,12 @@ def load(key: str) -> Arrays | None:
         return None
 
 
-def store(key: str, arrays: Arrays) -> bool:
-    """Stores a fit. Returns whether the user's cache could be written; otherwise it is fitted again next time."""
+def store(key: str, arrays: Arrays) -> None:
+    """Stores a fit. Where the user's cache cannot be written, it is fitted again next time."""
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
-    try:
+    with suppress(OpAtlasError):
         write_bytes(_path(key), content.getvalue())
-    except OpAtlasError:
-        return False
-    return True
 
 
 def folder() -> Path:

@@ -210,7 +210,7 @@ def part_costs(
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]) -> PartCost:
     """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
-    found = _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
+    found = answer_call(layouts, answers, stack)
     call = layouts[0]
     part = PartCost(
         part=call.part,
@@ -247,6 +247,18 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     )
 
 
+def answer_call(
+    layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
+) -> tuple[ModelCall, QueryResult] | None:
+    """Returns what answers a call; None if no row tells. Rows of compositions answer where no others do.
+
+    Args:
+        layouts: the call with its weight in ND, and in FRACTAL_NZ.
+        stack: as for `part_costs`.
+    """
+    return _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
+
+
 def _estimated_bytes(call: ModelCall) -> float:
     """Returns what a call reads and writes at least, by its shapes and dtypes; 0 if they do not tell."""
     features = row_features(call.kernel_type, call.cells, 1)
@@ -260,19 +272,16 @@ def _estimated_bytes(call: ModelCall) -> float:
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:
     """Returns why nothing tells the duration of a call."""
-    if call.kernel_type in BY_KERNEL_TYPE:
-        return "no row tells it"
     names = [name for level in levels(stack, answers) for name in level]
-    tables = list(_tables(call, answers, names))
-    left_out = [each.device for rows in tables for each in rows.left_out.values()]
-    others = joined(device for device in left_out if not are_one_device(device, answers.device))
-    if others and not any(map(len, tables)):
-        return f"measured on {others} only"
-    beside = [name for name in answers.implementations if name not in names]
-    found = [rows.label for rows in _tables(call, answers, beside) if len(rows)]
-    if found and not any(map(len, tables)):
-        return f"no rows in the stack, but of {', '.join(found)}"
-    return "no row tells it" if tables else "no rows of this kernel type"
+    tables = [] if call.kernel_type in BY_KERNEL_TYPE else list(_tables(call, answers, names))
+    if not any(map(len, tables)):
+        left_out = [each.device for rows in tables for each in rows.left_out.values()]
+        if others := joined(device for device in left_out if not are_one_device(device, answers.device)):
+            return f"only on {others}"
+        beside = [name for name in answers.implementations if name not in names]
+        if found := [rows.label for rows in _tables(call, answers, beside) if len(rows)]:
+            return f"only in {', '.join(found)}"
+    return "no similar row" if tables else "no rows"
 
 
 def _answer(
@@ -300,13 +309,14 @@ def _answer(
     return next(iter(others), None)
 
 
-def _types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
+def known_types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
+    """Returns the kernel types of a call that a database has: its own, and its twins."""
     known = answers.kernel_types
     return [name for name in (call.kernel_type, *call.twins) if name in known]
 
 
 def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[str]) -> Iterator[StoredRows]:
-    for kernel_type in _types(call, answers):
+    for kernel_type in known_types(call, answers):
         yield from (answers.stored_rows(kernel_type, name) for name in names)
 
 
@@ -328,7 +338,7 @@ def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterato
 def _kernel_answers(
     call: ModelCall, answers: ImplementationAnswers, names: Collection[str]
 ) -> Iterator[tuple[ModelCall, QueryResult]]:
-    for kernel_type in _types(call, answers):
+    for kernel_type in known_types(call, answers):
         with suppress(NoAnswer):
             yield call, best_answer(names, partial(answers.answer_row, kernel_type=kernel_type, cells=call.cells))
 

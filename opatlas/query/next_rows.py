@@ -8,22 +8,21 @@ what the earlier rows leave open.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
-from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from opatlas.arrays import Floats
 from opatlas.errors import UsageError
 from opatlas.model.signature import signature, signatures
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.implementation_answers import ImplementationAnswers
-from opatlas.query.result import NORMAL_90
+from opatlas.query.model_cost import answer_call, known_types
+from opatlas.query.result import NORMAL_90, How, QueryResult
 from opatlas.query.stack import default_stack
 from opatlas.store.database import Database
 from opatlas.theory.catalog import built_in_catalog
@@ -173,7 +172,7 @@ def next_rows(
 
     Args:
         steps: the calls of each step.
-        tell: called with each kernel type that is predicted.
+        tell: called with the kernel type of each row before it is predicted.
 
     Raises:
         UsageError: `n` is below 1.
@@ -181,23 +180,14 @@ def next_rows(
     """
     if n < 1:
         raise UsageError(f"{n} rows: give a number above 0")
-    types: dict[str, _Calls] = {}
-    known, stack = answers.kernel_types, default_stack(answers)
-    for number, calls in enumerate(steps):
-        for call in calls:
-            # A twin has equal rows; the device runs one of them.
-            kernel_type = next((name for name in (call.kernel_type, *call.twins) if name in known), call.kernel_type)
-            types.setdefault(kernel_type, _Calls(kernel_type)).add(number, call)
-    tables: list[_Table] = []
-    for each in types.values():
-        tell(each.kernel_type)
-        tables += each.tables(answers, stack)
+    rows = _rows_of(answers, steps, tell)
     step_us = np.zeros(len(steps))
-    for table in tables:
-        for row, of_steps in enumerate(table.calls):
-            for number, count in of_steps.items():
-                step_us[number] += count * table.us[row]
-    choices = [_Choice(table, answers, step_us) for table in tables]
+    tables: dict[tuple[str, str], list[_CalledRow]] = defaultdict(list)
+    for row in rows:
+        tables[row.kernel_type, row.implementation].append(row)
+        for number, count in row.calls.items():
+            step_us[number] += count * row.us
+    choices = [_Choice(table, answers, step_us) for table in tables.values()]
     now = sum(choice.error for choice in choices)
     for choice in choices:
         choice.take_waiting()
@@ -208,79 +198,69 @@ def next_rows(
     return NextRows(chosen, (now, waiting, max(after, 0.0)), sum(len(choice.waiting) for choice in choices))
 
 
-@dataclass
-class _Table:
-    """The rows that steps call of one kernel type, and that one implementation answers.
+@dataclass(frozen=True)
+class _CalledRow:
+    """A row that steps call.
 
     Attributes:
-        implementation: the name of the implementation.
-        cells: the cells of each.
-        calls: how often each step calls it.
+        kernel_type, cells: the row.
+        implementation: the name of the implementation that answers it; the first one, if none does.
         us, low, high: its duration and its interval.
         measured, listed: whether a stored row answers, and whether the CSV has the row.
+        calls: how often each step calls it.
     """
 
     kernel_type: str
+    cells: Mapping[str, str]
     implementation: str
-    cells: Sequence[Mapping[str, str]]
-    calls: Sequence[Mapping[int, int]]
-    us: Floats
-    low: Floats
-    high: Floats
-    measured: npt.NDArray[np.bool_]
-    listed: npt.NDArray[np.bool_]
+    us: float
+    low: float
+    high: float
+    measured: bool
+    listed: bool
+    calls: Counter[int] = field(default_factory=Counter)
 
 
-@dataclass
-class _Calls:
-    """The calls of one kernel type, by the signatures of their rows."""
+def _rows_of(
+    answers: ImplementationAnswers, steps: Sequence[Sequence[ModelCall]], tell: Callable[[str], None]
+) -> list[_CalledRow]:
+    """Returns the rows that steps call, each once."""
+    called: dict[tuple[str, str], ModelCall] = {}
+    counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for number, calls in enumerate(steps):
+        for call in calls:
+            key = call.kernel_type, call.signature()
+            called.setdefault(key, call)
+            counts[key][number] += call.calls_per_step
+    stack = default_stack(answers)
+    names = {each.label.strip(): name for name, each in answers.implementations.items()}
+    listed: dict[str, set[str]] = {}
+    rows: dict[tuple[str, str], _CalledRow] = {}
+    for key, call in called.items():
+        tell(call.kernel_type)
+        found = answer_call((call, call), answers, stack)
+        answer = None if found is None else found[1]
+        # A twin has equal rows; the device runs one of them.
+        kernel_type = next(iter(known_types(call, answers)), call.kernel_type) if answer is None else answer.kernel_type
+        if kernel_type not in listed:
+            listed[kernel_type] = set(signatures(kernel_type, Database(answers.path).read_or_empty(kernel_type).frame))
+        own = signature(kernel_type, call.cells)
+        if (kernel_type, own) not in rows:
+            name = stack[0] if answer is None else names[answer.implementation]
+            rows[kernel_type, own] = _CalledRow(
+                kernel_type, call.cells, name, *_duration(call, answer), listed=own in listed[kernel_type]
+            )
+        rows[kernel_type, own].calls.update(counts[key])
+    return list(rows.values())
 
-    kernel_type: str
-    cells: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    counts: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add(self, step: int, call: ModelCall) -> None:
-        name = signature(self.kernel_type, call.cells)
-        self.cells.setdefault(name, call.cells)
-        self.counts[name][step] = self.counts[name].get(step, 0) + call.calls_per_step
-
-    def tables(self, answers: ImplementationAnswers, stack: Sequence[str]) -> Iterator[_Table]:
-        """Yields the rows by the implementation that answers them; those that none answers are the first one's."""
-        names, cells = list(self.cells), list(self.cells.values())
-        us, low, high = (np.full(len(cells), np.nan) for _ in range(3))
-        measured = np.zeros(len(cells), dtype=bool)
-        owner = [stack[0]] * len(cells)
-        listed: set[str] = set()
-        if self.kernel_type in answers.kernel_types:
-            listed = set(signatures(self.kernel_type, Database(answers.path).read_or_empty(self.kernel_type).frame))
-            # As `OpenDatabase.model` asks.
-            for asked, of_dtypes, name in product((answers, answers.with_compositions), (True, False), stack):
-                rows = asked.stored_rows(self.kernel_type, name)
-                here = [
-                    i
-                    for i in np.flatnonzero(np.isnan(us)).tolist()
-                    if len(rows) and (not of_dtypes or rows.has_dtypes(cells[i]))
-                ]
-                found = asked.predictor(self.kernel_type, name).predict([cells[i] for i in here]) if here else []
-                for i, prediction in zip(here, found, strict=True):
-                    known_us = rows.duration_by_signature.get(names[i])
-                    if known_us is not None:
-                        us[i] = low[i] = high[i] = known_us
-                        measured[i] = True
-                    elif prediction is not None:
-                        us[i], (low[i], high[i]) = prediction.duration_us, prediction.interval_us
-                    else:
-                        continue
-                    owner[i] = name
-        for i in np.flatnonzero(np.isnan(us)).tolist():
-            us[i] = _guess_us(row_features(self.kernel_type, cells[i], 1))
-            low[i], high[i] = us[i] / _FACTOR, us[i] * _FACTOR
-        in_csv = np.array([name in listed for name in names])
-        for name in dict.fromkeys(owner):
-            own = [i for i, each in enumerate(owner) if each == name]
-            counts = [self.counts[names[i]] for i in own]
-            numbers = (us[own], low[own], high[own], measured[own], in_csv[own])
-            yield _Table(self.kernel_type, name, [cells[i] for i in own], counts, *numbers)
+def _duration(call: ModelCall, answer: QueryResult | None) -> tuple[float, float, float, bool]:
+    """Returns a duration, the ends of its interval, and whether it is measured."""
+    if answer is None:
+        us = _guess_us(row_features(call.kernel_type, call.cells, 1))
+        return us, us / _FACTOR, us * _FACTOR, False
+    us = answer.duration_us
+    return (us, us, us, True) if answer.how is How.MEASURED else (us, *answer.interval_us, False)
 
 
 def _guess_us(features: RowFeatures | None) -> float:
@@ -292,31 +272,34 @@ def _guess_us(features: RowFeatures | None) -> float:
 
 
 class _Choice:
-    """Chooses rows of one kernel type, one after the other.
+    """Chooses rows of one kernel type and implementation, one after the other.
 
     Attributes:
         waiting: positions of candidates that the CSV has without a duration.
         error: the sum of the expected errors of all candidates, as a share of a step's time.
     """
 
-    def __init__(self, table: _Table, answers: ImplementationAnswers, step_us: Floats) -> None:
-        self._table = table
-        share = np.array([sum(n / step_us[step] for step, n in each.items()) for each in table.calls]) / len(step_us)
-        log_deviation = np.log(table.high / table.low) / (2 * NORMAL_90)
-        counted = share * table.us * log_deviation
-        open_rows = np.flatnonzero(~table.measured)
-        self._rows = open_rows[np.argsort(-counted[open_rows], kind="stable")[:_MOST_CANDIDATES]]
-        self._value = (share * table.us)[self._rows]
-        deviation = log_deviation[self._rows]
-        self._joint = self._correlations(answers) * np.outer(deviation, deviation)
-        self.waiting = np.flatnonzero(table.listed[self._rows])
+    def __init__(self, rows: Sequence[_CalledRow], answers: ImplementationAnswers, step_us: Floats) -> None:
+        def weight(row: _CalledRow) -> float:
+            return row.us * sum(count / float(step_us[step]) for step, count in row.calls.items()) / len(step_us)
+
+        def deviation(row: _CalledRow) -> float:
+            return math.log(row.high / row.low) / (2 * NORMAL_90)
+
+        unknown = [row for row in rows if not row.measured]
+        self._rows = sorted(unknown, key=lambda row: -weight(row) * deviation(row))[:_MOST_CANDIDATES]
+        self._value = np.array(list(map(weight, self._rows)))
+        deviations = np.array(list(map(deviation, self._rows)))
+        self._joint = self._correlations(answers) * np.outer(deviations, deviations)
+        self._listed = np.array([row.listed for row in self._rows], dtype=bool)
+        self.waiting = np.flatnonzero(self._listed)
 
     def _correlations(self, answers: ImplementationAnswers) -> Floats:
-        kernel_type, cells = self._table.kernel_type, [self._table.cells[i] for i in self._rows]
-        if not cells:
+        if not self._rows:
             return np.zeros((0, 0))
+        kernel_type, cells = self._rows[0].kernel_type, [row.cells for row in self._rows]
         if kernel_type in answers.kernel_types:
-            found = answers.predictor(kernel_type, self._table.implementation).correlations(cells)
+            found = answers.predictor(kernel_type, self._rows[0].implementation).correlations(cells)
             if found is not None:
                 return found
         sizes = [() if (row := row_features(kernel_type, each, 1)) is None else row.sizes for each in cells]
@@ -343,7 +326,7 @@ class _Choice:
 
     def rows(self) -> Iterator[NextRow]:
         """Yields the rows that are not in the CSV, each time the one with the largest gain."""
-        left = ~self._table.listed[self._rows]
+        left = ~self._listed
         while left.any():
             gains = np.where(left, self._gains(), -np.inf)
             best = int(gains.argmax())
@@ -351,15 +334,14 @@ class _Choice:
                 return
             left[best] = False
             row = self._rows[best]
-            table = self._table
             yield NextRow(
-                table.kernel_type,
-                table.cells[row],
-                len(table.calls[row]),
-                float(table.us[row]),
-                (float(table.low[row]), float(table.high[row])),
+                row.kernel_type,
+                row.cells,
+                len(row.calls),
+                row.us,
+                (row.low, row.high),
                 _MEAN_ERROR * float(gains[best]),
-                table.implementation,
+                row.implementation,
             )
             self._take(best)
 

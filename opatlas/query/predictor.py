@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 
 import numpy as np
@@ -18,7 +17,6 @@ from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import LEAST_ROWS, Asked, KernelModel
 from opatlas.query.result import How, UsedRow
 from opatlas.query.stored_rows import StoredRows
-from opatlas.text import pluralize
 
 #: The rows that an answer names.
 _NAMED = 8
@@ -30,15 +28,6 @@ _REASONS = {
     Asked.GAP: "the rows that predict it have fewer or more tokens only",
     Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
-
-
-class FitSource(Enum):
-    """Where a fitted model comes from."""
-
-    ROWS = "fitted"
-    CACHE = "in the cache"
-    ROWS_NOT_KEPT = "fitted, and not kept"  # the cache cannot be written
-    TOO_FEW_ROWS = "too few rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +69,20 @@ class Predictor:
         self._features = [each for i in self._positions if (each := found[i]) is not None]
         self._width = usual
         self._model: KernelModel | None = None
-        self._source = FitSource.TOO_FEW_ROWS
 
     def model(self) -> KernelModel | None:
-        """Returns the fitted model; None for fewer than LEAST_ROWS rows."""
-        self.fit()
+        """Returns the model, fitted or as the cache has it; None for fewer than LEAST_ROWS rows."""
+        if self._model is None and len(self._features) >= LEAST_ROWS:
+            duration_us = self._rows.duration_us[self._positions]
+            telling = self._rows.telling.tolist()
+            names = "\n".join(name for name, tells in zip(self._rows.signatures, telling, strict=True) if tells)
+            key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
+            stored = model_cache.load(key)
+            with _one_blas_thread():
+                self._model = KernelModel(self._features, duration_us, stored)
+            if stored is None:
+                model_cache.store(key, self._model.fit)
         return self._model
-
-    def fit(self) -> FitSource:
-        """Fits the model, or reads its fit, unless that was done before; returns where the fit comes from."""
-        if len(self._features) < LEAST_ROWS:
-            return FitSource.TOO_FEW_ROWS
-        if self._model is not None:
-            return self._source
-        duration_us = self._rows.duration_us[self._positions]
-        telling = self._rows.telling.tolist()
-        names = "\n".join(name for name, tells in zip(self._rows.signatures, telling, strict=True) if tells)
-        key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
-        stored = model_cache.load(key)
-        with _one_blas_thread():
-            self._model = KernelModel(self._features, duration_us, stored)
-        if stored is not None:
-            self._source = FitSource.CACHE
-        else:
-            self._source = FitSource.ROWS if model_cache.store(key, self._model.fit) else FitSource.ROWS_NOT_KEPT
-        return self._source
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
         """Returns the durations of rows; None where the cells mean no tensors, or no stored row tells.
@@ -177,7 +155,7 @@ class Predictor:
             near = int(np.abs(work - asked).sum(axis=1).argmin())
             us = float(max(duration_us[near] * np.exp((asked - work[near]).max()), duration_us.min()))
             interval = us / _FACTOR_OF_FEW, us * _FACTOR_OF_FEW
-            note = f"{pluralize(len(self._features), 'row')}, too few for a model: scaled by bytes and operations"
+            note = f"too few rows for a model ({len(self._features)}): scaled by bytes and operations"
             found.append(Prediction(us, interval, How.ANALYTIC, self._used([near], [0.0]), note))
         return found
 

@@ -142,9 +142,13 @@ def machine_floor(machines: int | None, spread: float | None) -> float:
 
 
 def measured_half_widths(
-    std_us: Floats, samples: Floats, duration_us: Floats, floors: Floats, noisy: npt.NDArray[np.bool_]
+    std_us: Floats | float,
+    samples: Floats | float,
+    duration_us: Floats | float,
+    floors: Floats | float,
+    noisy: npt.NDArray[np.bool_] | bool,
 ) -> Floats:
-    """Returns the half widths, as shares of the durations, of the intervals of stored rows.
+    """Returns the half widths, as shares of the durations, of the intervals of stored rows, or of one row.
 
     Args:
         std_us, samples: standard deviation and number of the samples; NaN if unknown, which counts as NOISE_LIMIT, and
@@ -159,6 +163,6 @@ def measured_half_widths(
     return widths
 
 
-def interval_of(duration_us: Floats, half_widths: Floats) -> tuple[Floats, Floats]:
+def interval_of(duration_us: Floats | float, half_widths: Floats) -> tuple[Floats, Floats]:
     """Returns the lower and the upper ends of intervals by their half widths as shares of the durations."""
     return duration_us * (1 - np.minimum(half_widths, LARGEST_HALF_WIDTH)), duration_us * (1 + half_widths)

@@ -241,11 +241,6 @@ class StoredRows:
         """The position of each row; of rows with equal signatures the first."""
         return {signature: i for i, signature in reversed(list(enumerate(self.signatures)))}
 
-    @cached_property
-    def duration_by_signature(self) -> Mapping[str, float]:
-        """The duration of each row in microseconds; of rows with equal signatures that of the first."""
-        return {signature: float(self.duration_us[i]) for signature, i in self.by_signature.items()}
-
     def case_id(self, position: int) -> str:
         """Returns the id of a row."""
         return make_case_id(self.kernel_type, self.signatures[position])

@@ -15,7 +15,7 @@ of the four nearest ones, the rules of tables that others look up. For each: med
 relative error; for the model also the share of the durations in their 90 % intervals, and the median half width.
 
 With --plan: the calls of steps of two models, as far as they have rows, are predicted from a tenth of these, which
-`opatlas plan` chooses in rounds, each with models of the rows before; and from random ones.
+`opatlas model --next` chooses in rounds, each with models of the rows before; and from random ones.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_attention_of_equal_lengths_is_a_table(folder: Path, phase: Phase, table
 
 def test_a_folder_of_tables_reads_back_equal(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "h200_sxm"
-    assert main(["export", str(folder), "--output", str(out), "--format", "aiconfigurator"]) == 0
+    assert main(["export", str(folder), "--output", str(out)]) == 0
     for table in perf_tables(opatlas.open(folder)):
         pd.testing.assert_frame_equal(pd.read_parquet(out / table.path), table.rows, check_dtype=False)
         assert (out / table.path).with_name("collection_meta.yaml").exists()
@@ -159,15 +159,18 @@ def test_compositions_are_written_only_if_asked_for(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "status"),
+    ("kernel_type", "options", "status"),
     [
-        (["--output", "rows"], 2),
-        (["--output", "rows.xlsx"], 2),
+        ("MatMulV2", ["--output", "rows.xlsx"], 2),
+        ("MatMulV2", ["--output", "rows.v2"], 2),
+        ("MatMulV2", [], 2),
+        ("Sort", ["--output", "rows"], 1),  # no table of aiconfigurator has it
     ],
 )
 def test_what_cannot_be_written_has_a_status(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_type: str, options: list[str], status: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["export", str(folder), *options]) == status
+    write_table(tmp_path / "db", kernel_type, product_rows(SIZES, US))
+    assert main(["export", "db", *options]) == status
     assert not list(tmp_path.glob("rows*"))

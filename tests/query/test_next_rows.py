@@ -17,6 +17,7 @@ from tests.query.tables import product_rows, write_table
 
 MODEL = "Qwen/Qwen3-32B"
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
+STEP = ("--batch", "16", "--context", "1024")
 WEIGHTS = ((256, 1024), (1024, 256), (1024, 1024), (4096, 1024), (1024, 4096))
 
 
@@ -101,8 +102,7 @@ def test_the_row_is_planned_that_would_have_answered(
     write_table(folder, "MatMulV2", table)
     found = products(planned(folder))
     assert {row.implementation for row in found} == {stack.split(",")[0]}
-    step = f"{MODEL},batch=16,context=1024,phase=decode"
-    assert main(["plan", str(folder), "--next", "1000", "--step", step]) == 0
+    assert main(["model", MODEL, str(folder), *STEP, "--next", "1000"]) == 0
     told = capsys.readouterr().out
     assert ("--implementation torch,mine" in told) == stack.startswith("mine")
 
@@ -110,10 +110,9 @@ def test_the_row_is_planned_that_would_have_answered(
 def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step = f"{MODEL},batch=16,context=1024,phase=decode"
-    call = ["plan", str(folder), "--next", "3", "--step", step]
+    call = ["model", MODEL, str(folder), *STEP, "--next", "3"]
     before = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
-    assert main([*call, "--dry-run", "--json", "-"]) == 0
+    assert main([*call, "--dry-run", "--json"]) == 0
     told_rows = {(row["kernel_type"], row["signature"]) for row in json.loads(capsys.readouterr().out)["rows"]}
     assert {path.name: path.read_bytes() for path in folder.glob("*.csv")} == before
     expected = {(row.kernel_type, row.signature) for row in planned(folder, 3).rows}
@@ -138,13 +137,14 @@ def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     ("options", "named"),
     [
         (["--next", "0"], "0"),
-        (["--step", "nothing"], "nothing"),
-        (["--step", f"{MODEL},tp=7"], "tp 7"),
-        (["--step", f"{MODEL},dtype=INT3"], "INT3"),
+        (["--dry-run"], "--next"),
+        (["--next", "1", "--implementation", "torch"], "--implementation"),
+        (["--next", "1", "--tp", "7"], "tp 7"),
+        (["--next", "1", "--dtype", "INT3"], "INT3"),
     ],
 )
-def test_an_impossible_plan_is_wrong_usage(
+def test_impossible_rows_are_wrong_usage(
     folder: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", str(folder), "--step", f"{MODEL},context=1024", *options]) == USAGE
+    assert main(["model", MODEL, str(folder), *STEP, *options]) == USAGE
     assert named in capsys.readouterr().err

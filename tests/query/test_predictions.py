@@ -98,6 +98,15 @@ def test_a_damaged_fit_is_made_again(database: opatlas.OpenDatabase, own_cache: 
     assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
 
 
+def test_without_a_cache_that_can_be_written_the_answer_is_the_same(
+    database: opatlas.OpenDatabase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = database.matmul(m=48, n=512, k=1024)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
+
+
 def test_a_changed_duration_is_seen(database: opatlas.OpenDatabase) -> None:
     first = database.matmul(m=48, n=512, k=1024)
     sizes = [(m, n, k) for m in _TOKENS for n, k in _WEIGHTS]

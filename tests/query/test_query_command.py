@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -24,41 +26,42 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def test_a_stored_call_is_printed_and_written_as_json(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer = tmp_path / "answer.json"
-    call = ["query", str(folder), "MatMulV2", "16,1024", "512,1024", "--dtypes", "BF16"]
-    assert main([*call, "--json", str(answer)]) == 0
-    assert "measured" in capsys.readouterr().out
-    written = json.loads(answer.read_text())
-    assert written["duration_us"] == pytest.approx(5 + 16 * 512 / 1e5, abs=1e-4)
-    assert (written["how"], written["run_ids"]) == ("measured", [RUN])
-    assert [written[name] for name in ("cache", "instrument", "machines")] == ["cold", "cupti", 3]
-    assert main([*call, "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out) == written
+def asked(folder: Path, capsys: pytest.CaptureFixture[str], *question: str) -> dict[str, Any]:
+    """What the command prints as JSON."""
+    capsys.readouterr()
+    assert main(["query", str(folder), *question, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
 
 
-def test_a_long_duration_has_all_its_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], [43218.0]))
-    assert main(["query", str(tmp_path), "MatMulV2", "16,1024", "512,1024"]) == 0
-    assert "43,218 us" in capsys.readouterr().out
+def test_a_stored_call_answers_with_its_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["MatMulV2", "16,1024", "512,1024", "--dtypes", "BF16"]
+    found = asked(folder, capsys, *call)
+    assert found["duration_us"] == pytest.approx(5 + 16 * 512 / 1e5, abs=1e-4)
+    assert (found["how"], found["run_ids"]) == ("measured", [RUN])
+    assert [found[name] for name in ("cache", "instrument", "machines")] == ["cold", "cupti", 3]
+    assert main(["query", str(folder), *call]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("measured", "cold", "cupti", RUN, "5.082"))
 
 
 def test_a_call_between_the_rows_is_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024"]) == 0
-    assert "interpolated" in capsys.readouterr().out
+    assert asked(folder, capsys, "MatMulV2", "24,1024", "512,1024")["how"] == "interpolated"
 
 
 def test_the_lines_of_a_file_are_answered(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    questions, answers = tmp_path / "rows.csv", tmp_path / "answers.csv"
+    questions = tmp_path / "rows.csv"
     product_rows([(16, 512, 1024), (24, 512, 1024)], [0, 0]).to_csv(questions, index=False)
-    assert main(["query", str(folder), "MatMulV2", "--file", str(questions), "--output", str(answers)]) == 0
-    written = pd.read_csv(answers)
+    call = ["query", str(folder), "MatMulV2", "--file", str(questions)]
+    assert main([*call, "--format", "csv"]) == 0
+    table, counts = capsys.readouterr().out.split("\n\n")
+    written = pd.read_csv(io.StringIO(table))
     assert written["How"].tolist() == ["measured", "interpolated"]
+    assert written["Input Shapes"].tolist() == ["16,1024;512,1024", "24,1024;512,1024"]
     assert written["Duration(us)"][0] == pytest.approx(5 + 16 * 512 / 1e5, abs=1e-4)
     assert (written["Low(us)"] < written["High(us)"]).all()
-    assert main(["query", str(folder), "MatMulV2", "--file", str(questions)]) == 0
+    assert dict(pd.read_csv(io.StringIO(counts)).to_numpy().tolist()) == {"measured": 1, "interpolated": 1}
+    assert main(call) == 0
     assert "24,1024;512,1024" in capsys.readouterr().out
 
 
@@ -72,13 +75,8 @@ def test_a_collective_is_asked_by_bytes_and_devices(tmp_path: Path, capsys: pyte
     message = {"message_bytes": "4096", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
     folder = tmp_path / "data" / "NVIDIA_H200" / "nccl" / "2.28.9"
     write_table(folder, "hcom_allReduce_", pd.DataFrame([{**message, "Duration(us)": "7.5", "Status": "measured"}]))
-    assert main(["query", str(folder), "all_reduce", "4096", "2", "--json", "-"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert [written[name] for name in ("duration_us", "implementation", "device")] == [
-        7.5,
-        "nccl 2.28.9",
-        "NVIDIA_H200",
-    ]
+    found = asked(folder, capsys, "all_reduce", "4096", "2")
+    assert [found[name] for name in ("duration_us", "implementation", "device")] == [7.5, "nccl 2.28.9", "NVIDIA_H200"]
     for wrong in (["4096"], ["4096", "x"], ["4096", "2", "1"], ["4096", "2", "--implementation", "torch"]):
         assert main(["query", str(folder), "all_reduce", *wrong]) == 2
 
@@ -95,26 +93,23 @@ def test_a_captured_duration_is_that_of_the_npu_also_where_no_device_is_named(
 ) -> None:
     capture = write_capture(tmp_path / "kernel_details.csv", [launch(duration="8")])
     folder, product = tmp_path / "db", launch()["Type"]
-    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(folder), "--json", "-"]) == 0
-    capsys.readouterr()
+    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(folder)]) == 0
     shapes = launch()["Input Shapes"].strip('"').split(";")
-    assert main(["query", str(folder), product, *shapes, "--json", "-"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert (written["implementation"], written["instrument"]) == ("torch_npu", "capture")
+    found = asked(folder, capsys, product, *shapes)
+    assert (found["implementation"], found["instrument"]) == ("torch_npu", "capture")
 
 
-@pytest.mark.parametrize("asked", ["BF16;BF16;FLOAT;INT8", "BF16;BF16;;", "BF16;BF16"])
+@pytest.mark.parametrize("dtypes", ["BF16;BF16;FLOAT;INT8", "BF16;BF16;;", "BF16;BF16"])
 @pytest.mark.parametrize("stored", ["DT_BF16;DT_BF16;FLOAT;INT8", "DT_BF16;DT_BF16;DT_UNDEFINED;DT_UNDEFINED"])
 def test_an_absent_input_is_found_with_its_default_dtype_and_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], stored: str, asked: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stored: str, dtypes: str
 ) -> None:
     rows = product_rows([(16, 512, 1024)], [7.0]).assign(
         **{"Input Shapes": "16,1024;512,1024;;", "Input Data Types": stored, "Input Formats": "ND;ND;ND;ND"}
     )
     write_table(tmp_path, "MatMulV3", rows)
-    assert main(["query", str(tmp_path), "MatMulV3", "16,1024", "512,1024", "--dtypes", asked, "--json", "-"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert (written["how"], written["duration_us"]) == ("measured", 7.0)
+    found = asked(tmp_path, capsys, "MatMulV3", "16,1024", "512,1024", "--dtypes", dtypes)
+    assert (found["how"], found["duration_us"]) == ("measured", 7.0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +117,6 @@ def test_an_absent_input_is_found_with_its_default_dtype_and_without(
     [
         ([], 2),
         (["16,1024", "512,1024", "--file", "rows.csv"], 2),
-        (["16,1024", "512,1024", "--output", "out.csv"], 2),
         (["--file", "rows.csv", "--dtypes", "BF16"], 2),
         (["16,1024"], 1),
         (["--file", "missing.csv"], 1),
