@@ -105,7 +105,7 @@ def cell_text(column: Column, value: Any) -> str:
 def plain_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else printable_lines(str(value))
 
 
 def _markdown_row(cells: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from opatlas.report.session_files import Gap, SessionFacts, replay_report
+from opatlas.report.session_report import Gap, SessionFacts, replay_report
 from opatlas.store.write_back import WriteBackResult
 
 FACTS = SessionFacts(

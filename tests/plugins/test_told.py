@@ -23,7 +23,7 @@ from opatlas.model.schema import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.report.session_files import find_gaps
+from opatlas.report.session_report import find_gaps
 from opatlas.store.database import Database
 
 THRICE = ("--repeat-count=3", "--cache=warm")

@@ -32,7 +32,7 @@ from opatlas.report.plots.figure import (
     whole_decades,
 )
 from opatlas.report.plots.timed_rows import TimedRow
-from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
+from opatlas.report.session_report import HIGHEST_RATIO, LOWEST_RATIO
 from opatlas.store.database import Database
 from opatlas.text import pluralize
 
