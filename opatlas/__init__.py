@@ -1,7 +1,7 @@
 """OpAtlas: a versioned, traceable database of measured operator durations.
 
 `opatlas.open("NVIDIA_H200")` returns an `OpenDatabase`, which tells durations: `help(opatlas.OpenDatabase)`. The names
-in `opatlas.__all__` are the public API; docs/python.md shows them. Each is imported when it is first used, so that
+in `opatlas.__all__` are the public API; docs/query.md shows them. Each is imported when it is first used, so that
 `import opatlas` takes no time and needs neither torch nor pytest.
 """
 

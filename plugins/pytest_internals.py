@@ -20,7 +20,7 @@ from _pytest._io import TerminalWriter
 from _pytest.junitxml import LogXML, xml_key
 from _pytest.mark.expression import Expression
 
-from opatlas.show.output import UNLIMITED
+from opatlas.show.render import UNLIMITED
 from opatlas.show.result import Part
 from opatlas.text import wrap_lines
 

@@ -216,7 +216,7 @@ class TaskWorkload(ListedWorkload):
 
 @dataclass(frozen=True)
 class SuiteWorkload(ListedWorkload):
-    """Operators of torch with the samples of a suite, which fill the database (docs/suites.md).
+    """Operators of torch with the samples of a suite, which fill the database (docs/candidates.md).
 
     Attributes:
         device_kind: the kind of the device, whose dtypes OpInfo knows.

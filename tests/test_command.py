@@ -84,12 +84,9 @@ def test_a_session_refuses_such_a_path_as_wrong_usage(option: str) -> None:
 def test_a_misspelt_option_is_told_from_what_was_meant(
     arguments: tuple[str, ...], meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as raised:
-        command.main(arguments)
-    assert raised.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    assert command.main(arguments) == command.USAGE
+    [said] = capsys.readouterr().err.splitlines()
     assert next(word.partition("=")[0] for word in arguments if word.startswith("--")) in said
-    assert ("did you mean" in said) == (meant is not None)
     assert meant is None or f"{meant}?" in said
 
 
@@ -99,10 +96,9 @@ def test_a_misspelt_option_is_told_from_what_was_meant(
         ("show", "NVIDA_H200"),
         ("query", "NVIDA_H200", "Add", "8", "8"),
         ("history", "NVIDA_H200", "Add"),
-        ("regressions", "NVIDA_H200"),
         ("diagnose", "NVIDA_H200"),
         ("compare", "NVIDA_H200"),
-        ("plot", "NVIDA_H200", "--output", "plots"),
+        ("report", "NVIDA_H200", "--output", "site"),
         ("check", "NVIDA_H200"),
     ],
     ids=lambda arguments: arguments[0],
@@ -119,13 +115,8 @@ def test_the_folder_of_a_device_stands_for_its_newest_database_as_the_name_does(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
-    assert command.main(["show", place, "--json", "-"]) == 0
+    assert command.main(["show", place, "--json"]) == 0
     assert Path(json.loads(capsys.readouterr().out)["path"]).parts[-3:-1] == ("NVIDIA_H200", "torch")
-
-
-def test_words_after_two_dashes_and_words_with_spaces_are_no_options() -> None:
-    parser = command.parser_of("opatlas.cli.show", "opatlas show")
-    parser.expect_known_options(["--json", "--a file.json", "--", "--a-folder"])
 
 
 def test_version() -> None:
@@ -165,12 +156,6 @@ def test_the_help_of_what_runs_pytest_has_the_options_that_hold_there(
     assert "pytest --help" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["ingest", "plot"])
-def test_usage_is_that_of_what_was_run(name: str) -> None:
-    assert opatlas(name, "--help").stdout.startswith(f"usage: opatlas {name} ")
-    assert opatlas(name, "--no-such-option").stderr.startswith("usage: opatlas")
-
-
 def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
     capture = tmp_path / "kernel_details.csv"
     capture.write_text(
@@ -181,7 +166,6 @@ def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
     done = opatlas("ingest", "--profiling-path", capture.name, "--database-path", "db", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "db" / "Add.csv").exists()
-    assert "1 of 1" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import re
 import pytest
 from doc_commands import ROOT
 
-PAGES = ("docs/python.md", "docs/compare.md")
+PAGES = ("docs/query.md", "docs/steps.md")
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -10,28 +9,17 @@ from pathlib import Path
 
 import pytest
 import warm_python
-from declared_options import command_parsers, count, pytest_parser, shown
+from declared_options import command_options, count, pytest_parser, shown
 from doc_commands import ROOT
 from opatlas.plugins import options, theory
 
+from opatlas.cli.main import COMMANDS, main
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 140
+MOST_OPTIONS = 110
 #: `pytest bench/`, with those of collectives; and any other command.
 MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 37, 9
-#: Options that are another thing for another command, and what tells.
-OF_THEIR_OWN = {
-    "--format": "of a plot, an export, or a comparison",
-    "--ops": "which kernel types to run, to plot, to compare, or to show",
-    "--output": "a table, a comparison, a plot, or a folder of plots or of a site",
-    "--peaks": "numbers for the roofs of a plot, or a file that has cores, too",
-    "--weights": "their dtype, or their shapes",
-}
-
-
-def entry_points() -> list[argparse.ArgumentParser]:
-    return [pytest_parser(), *command_parsers().values()]
 
 
 def test_options_stay_few() -> None:
@@ -39,33 +27,23 @@ def test_options_stay_few() -> None:
     of_shapes = {name for each in theory.OPTIONS for name in each.names}
     of_replays = [action for action in shown(pytest_parser()) if not of_shapes.intersection(action.option_strings)]
     assert len(of_replays) <= MOST_OF_REPLAYS
-    for parser in command_parsers().values():
-        assert len(shown(parser)) <= MOST_OF_A_COMMAND, parser.prog
+    assert max(map(len, command_options().values())) <= MOST_OF_A_COMMAND
 
 
-@pytest.mark.parametrize("parser", entry_points(), ids=lambda parser: parser.prog)
-def test_every_option_says_what_it_is_without_being_given(parser: argparse.ArgumentParser) -> None:
-    silent = [
-        action.option_strings[-1]
-        for action in shown(parser)
-        if not action.required and "default: " not in (action.help or "")
-    ]
-    assert silent == []
+def test_every_option_of_pytest_says_what_it_is_without_being_given() -> None:
+    helps = {action.option_strings[-1]: action.help or "" for action in shown(pytest_parser()) if not action.required}
+    assert [name for name, text in helps.items() if "default: " not in text] == []
 
 
-@pytest.mark.parametrize("parser", command_parsers().values(), ids=lambda parser: parser.prog)
-def test_every_command_tells_its_exit_statuses(parser: argparse.ArgumentParser) -> None:
-    assert {"0", "1", "2"} <= set(re.findall(r"\b\d\b", (parser.epilog or "").partition("exit status: ")[2]))
+def test_every_option_of_a_command_has_a_help() -> None:
+    assert [(name, option) for name, known in command_options().items() for option in known if not known[option]] == []
 
 
-def test_an_option_takes_the_same_wherever_it_stands() -> None:
-    forms: dict[str, dict[str, object]] = {}
-    for parser in entry_points():
-        for action in shown(parser):
-            for name in action.option_strings:
-                forms.setdefault(name, {})[parser.prog] = (action.metavar, action.nargs)
-    differ = {name: of for name, of in forms.items() if len(set(of.values())) > 1 and name not in OF_THEIR_OWN}
-    assert differ == {}
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.function])
+def test_the_help_of_a_command_has_its_exit_statuses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    statuses = capsys.readouterr().out.partition("Exit status:")[2]
+    assert {"0", "1", "2"} <= set(re.findall(r"\b\d\b", statuses))
 
 
 def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None:

@@ -31,7 +31,7 @@ def test_the_table_of_instruments_has_each_the_best_one_first() -> None:
 
 
 def test_the_option_lists_what_can_be_chosen() -> None:
-    (row,) = re.findall(r"^\| `--instrument` \|.*$", page("options.md"), re.MULTILINE)
+    (row,) = re.findall(r"^\| `--instrument` \|.*$", page("bench.md"), re.MULTILINE)
     lists = re.findall(r"(\w+): ((?:`[\w-]+`(?:, )?)+)", row)
     assert offered([(kind, name) for kind, names in lists for name in re.findall(r"`([\w-]+)`", names)]) == (
         OFFERED_BY_KIND

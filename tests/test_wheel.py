@@ -16,7 +16,9 @@ import pytest
 from doc_commands import blocks_of
 
 ROOT = Path(__file__).parents[1]
-OWN_KERNELS = ROOT / "docs" / "own-kernels.md"
+OWN_KERNELS = ROOT / "docs" / "implementations.md"
+#: The heading above the files and commands of a project without a checkout.
+OWN_PROJECT = "## A replay in your project"
 SHIPPED = ("opatlas", "bench", "plugins", "shapes")
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
 #: Whoever imports one of these imports the wrong thing.
@@ -133,7 +135,7 @@ def test_theory_rows_go_to_the_database_in_the_users_data_folder(installed: Inst
 
 @pytest.fixture(scope="module")
 def project(installed: Installed) -> Path:
-    """The files of the page on own kernels."""
+    """The files of the page on implementations."""
     folder = installed.user / "project"
     text = OWN_KERNELS.read_text("utf-8")
     for name, block in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
@@ -155,7 +157,10 @@ def run_in(project: Path, installed: Installed, words: Sequence[str]) -> str:
     return done.stdout
 
 
-COMMANDS = [command.words for block in blocks_of(OWN_KERNELS) for command in block.commands]
+FIRST_LINE = OWN_KERNELS.read_text("utf-8").splitlines().index(OWN_PROJECT)
+COMMANDS = [
+    command.words for block in blocks_of(OWN_KERNELS) for command in block.commands if command.line > FIRST_LINE
+]
 
 
 def test_a_kernel_and_its_rival_are_compared_in_a_project_without_a_checkout(
@@ -197,20 +202,20 @@ def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(bas
         "combine both one",
         "show both",
         "history both Add",
-        "plot both --output plots",
+        "report both --output site --plots png",
     )
     done = base.run_script(
         f"from opatlas.cli.main import main\nfor command in {commands!r}: assert main(command.split()) == 0, command"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list((base.user / "plots").iterdir())
+    assert list((base.user / "site" / "plots").iterdir())
 
 
 def test_the_public_names_import_without_the_extra(base: Installed) -> None:
-    """With the first block of the page on Python; tests/test_docs_python.py runs all of them."""
+    """With the first block of docs/query.md; tests/test_docs_python.py runs all of them."""
     of_user = base.user / "home" / ".local" / "share" / "opatlas" / "database"
     shutil.copytree(ROOT / "database" / "data" / "NVIDIA_H200", of_user / "NVIDIA_H200")
-    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    page = (ROOT / "docs" / "query.md").read_text("utf-8")
     block = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     of_torch = {"per_element", "per_row", "pointwise", "use"}
     script = f"{block}\nfor name in {{*opatlas.__all__}} - {of_torch!r}: getattr(opatlas, name)\n"

@@ -29,7 +29,7 @@ class StaticRule:
         name: the sub-class of the judgement.
         source: who uses the rule ("AKG", "KernelBench"), or a row of the list of known hacks ("hack 9").
         error_class: the class of the judgement; None for a note.
-        finds: what the rule finds, for docs/candidate-rules.md and for people.
+        finds: what the rule finds, for docs/candidates.md and for people.
         check: yields the findings; None for rules on a source that cannot be parsed.
         language: the language whose kernels the rule is for; "" for all.
     """

@@ -187,7 +187,7 @@ def _attention(attention: Sequence[Bundle]) -> list[str]:
     came = f"attention rows came from {pluralize(len(attention), 'capture')}, without the lengths of sequences"
     return [
         "",
-        wrap(f"{came}: fill {_LENGTHS} with opatlas ingest --attention-records (docs/attention-runtime.md)", indent=0),
+        wrap(f"{came}: fill {_LENGTHS} with opatlas ingest --attention-records (docs/captures.md)", indent=0),
         f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
     ]
 
@@ -390,5 +390,5 @@ def missing_replay_lines(
     count = f"{pluralize(sum(rows.values()), 'row')} of {pluralize(len(rows), 'kernel type')}{of_time}"
     return [
         wrap(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
-        " " * indent + "docs/adding-a-kernel.md shows how to add a replay",
+        " " * indent + "docs/contributing.md shows how to add a replay",
     ]

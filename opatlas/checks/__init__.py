@@ -1,4 +1,4 @@
-"""Data tests of a database. A check finds rows or runs that a user should look at (docs/check.md).
+"""Data tests of a database. A check finds rows or runs that a user should look at (docs/compare.md).
 
 check.py                what a check is, and a database as checks see it
 row_checks.py           checks of single rows and files

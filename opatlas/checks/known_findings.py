@@ -119,7 +119,8 @@ def read_known(folder: Path, checks: Sequence[Check]) -> list[KnownFinding]:
     if content is None:
         return []
     if not isinstance(content, list):
-        raise OpAtlasError(f"{path}: not a list of known findings: begin each with `- checks: [NAME]` (docs/check.md)")
+        remedy = "begin each with `- checks: [NAME]` (docs/compare.md)"
+        raise OpAtlasError(f"{path}: not a list of known findings: {remedy}")
     return [_known(f"{path}, entry {number}", entry, checks) for number, entry in enumerate(content, start=1)]
 
 
@@ -128,7 +129,7 @@ def _known(place: str, content: Any, checks: Sequence[Check]) -> KnownFinding:
         entry = msgspec.convert(content, _Entry)
     except msgspec.ValidationError as error:
         raise OpAtlasError(
-            f"{place}: {error}: write checks, kernel_type, row, most, reason and date as in docs/check.md"
+            f"{place}: {error}: write checks, kernel_type, row, most, reason and date as in docs/compare.md"
         ) from None
     names = [check.name for check in checks]
     for name in entry.checks:

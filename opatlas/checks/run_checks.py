@@ -22,7 +22,7 @@ _PACKAGES = ("torch_npu", "vllm-ascend")
 def _mixed_runs(database: CheckedDatabase) -> list[Finding]:
     """Finds runs, and rows, that differ from most rows in device, software, cache state or instrument.
 
-    The rows of a run count for the values that its manifest states. docs/mixing.md says which of these matter.
+    The rows of a run count for the values that its manifest states. docs/compare.md says which of these matter.
     """
     rows = database.rows_by_run
     told = {run_id: _manifest_facts(database.manifests[run_id]) for run_id in rows if run_id in database.manifests}
@@ -77,7 +77,7 @@ def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
 MIXED = Check(
     "mixed",
     "durations that are not comparable with the others",
-    "keep them in a separate database (docs/mixing.md)",
+    "keep them in a separate database (docs/compare.md)",
     check_database=_mixed_runs,
 )
 

@@ -1,7 +1,7 @@
 """Brings profiler captures into a database: one CSV for each kernel type.
 
 A capture does not hold the sequence lengths of attention calls. --attention-records fills the Runtime columns of
-attention rows from records of the serving process: JSON objects, one a line (docs/attention-runtime.md).
+attention rows from records of the serving process: JSON objects, one a line (docs/captures.md).
 """
 
 from __future__ import annotations

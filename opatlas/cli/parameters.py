@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -19,13 +19,19 @@ from opatlas.theory.model_calls import Phase
 def reads(read: Callable[[str], Any]) -> Parameter:
     """Returns the parameter of a value that `read` makes of one word. `read` is a reader of `opatlas.options`."""
 
-    def convert(_: type, tokens: Sequence[Token]) -> Any:
-        try:
-            return read(tokens[0].value)
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(str(error)) from None
+    return Parameter(converter=lambda _, tokens: _read(read, tokens[0]), n_tokens=1)
 
-    return Parameter(converter=convert, n_tokens=1)
+
+def reads_each(read: Callable[[str], Any]) -> Parameter:
+    """Returns the parameter of an option that may be given several times: a tuple of what `read` makes of each."""
+    return Parameter(converter=lambda _, tokens: tuple(_read(read, token) for token in tokens), n_tokens=1)
+
+
+def _read(read: Callable[[str], Any], token: Token) -> Any:
+    try:
+        return read(token.value)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
 
 
 #: The folder of a database, or the name of a device that has one.
@@ -71,5 +77,5 @@ def _read_step(text: str) -> StepArgument:
     return StepArgument(text, model, found)
 
 
-#: `MODEL,batch=64,context=4096,tp=8,phase=prefill`.
-Step = Annotated[StepArgument, reads(_read_step)]
+#: `MODEL,batch=64,context=4096,tp=8,phase=prefill`, several times.
+Steps = Annotated[tuple[StepArgument, ...], reads_each(_read_step)]

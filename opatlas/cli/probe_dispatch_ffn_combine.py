@@ -1,6 +1,6 @@
 """Finds the shapes that the DispatchFFNCombine kernel of this machine accepts, and stores the results in a database.
 
-Theory rows are limited to these shapes (docs/groups.md). Ctrl-C ends the search, and keeps the results so far.
+Theory rows are limited to these shapes (docs/several-devices.md). Ctrl-C ends the search, and keeps the results so far.
 """
 
 from __future__ import annotations

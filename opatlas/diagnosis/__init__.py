@@ -6,7 +6,7 @@ kernels.py     the kernels of a capture or of a database as one table
 peaks.py       the peaks and cores of the device, and the roofline share of each kernel
 verdicts.py    applies the rules to all kernels at once
 diagnosis.py   verdicts, time lost and ranking of a capture or database
-text.py        the diagnosis on the terminal
 prompt.py      what a model is asked for: the kernel, its counters, verdicts and constraints
 changes.py     two diagnoses side by side
+report.py      all of this as JSON
 """

@@ -12,7 +12,8 @@ import msgspec
 from opatlas.diagnosis.rules import KernelVerdict
 
 #: Where kernels are written, in the order of advice.yaml.
-LANGUAGES = ("AscendC", "Triton-Ascend", "TBE", "CUDA", "Triton")
+_NPU_LANGUAGES, _GPU_LANGUAGES = ("AscendC", "Triton-Ascend", "TBE"), ("CUDA", "Triton")
+LANGUAGES = (*_NPU_LANGUAGES, *_GPU_LANGUAGES)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,16 @@ class Advice:
     apis: Mapping[str, str]
     document: str
     source: str
+
+    def apis_of(self, device: str) -> dict[str, str]:
+        """Returns the APIs of the languages of a device; "" is a device of a capture, an NPU."""
+        languages = _GPU_LANGUAGES if is_gpu(device) else _NPU_LANGUAGES
+        return {language: self.apis[language] for language in languages if language in self.apis}
+
+
+def is_gpu(device: str) -> bool:
+    """Returns whether kernels of a device are written in CUDA or Triton."""
+    return device.startswith("NVIDIA")
 
 
 @cache

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -14,11 +13,9 @@ from opatlas.diagnosis.diagnosis import Diagnosis
 from opatlas.diagnosis.kernels import LAUNCHES, ROW
 from opatlas.diagnosis.rules import KernelVerdict
 from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.report.row_summary import microseconds_text
-from opatlas.text import COLUMNS, align_numbers, pluralize, shorten, wrap
 
-#: Kernels that the terminal shows, and the least change of a ratio that it shows there.
-_SHOWN, _TELLING = 10, 0.05
+#: The least change of a ratio that is worth a look.
+_TELLING = 0.05
 _VERDICT = "verdict"
 #: Counters that compare between calls of other durations.
 _RATIOS = ("_ratio", "_rate", "(%)")
@@ -51,9 +48,13 @@ class KernelChange:
         return self.old_us / self.new_us
 
     @property
-    def ratios(self) -> Mapping[str, tuple[float, float]]:
-        """The counters that are ratios."""
-        return {name: both for name, both in self.counters.items() if name.endswith(_RATIOS)}
+    def changed_ratios(self) -> Mapping[str, tuple[float, float]]:
+        """The counters that are ratios, and changed."""
+        return {
+            name: (old, new)
+            for name, (old, new) in self.counters.items()
+            if name.endswith(_RATIOS) and abs(new - old) >= _TELLING * (100 if name.endswith("(%)") else 1)
+        }
 
 
 @dataclass(frozen=True)
@@ -112,70 +113,3 @@ def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd
     found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
     found[LAUNCHES] = grouped[LAUNCHES].sum()
     return found
-
-
-def change_lines(changes: DiagnosisChanges, old: Diagnosis, new: Diagnosis) -> Iterator[str]:
-    """Yields the kernels that changed most: durations, verdicts, and the ratios that changed."""
-    yield from (f"old  {old.table.place}", f"new  {new.table.place}", "")
-    shown = changes.kernels[:_SHOWN]
-    if not shown:
-        yield "no kernel is in both: kernels are the same where type, shapes, dtypes and formats are"
-        return
-    rows = [("the largest changes", "old", "new", "speed-up")]
-    rows += [(shorten(f"{each.rank:>2} {each.kernel_type}", 40), *_durations(each)) for each in shown]
-    header, *lines = align_numbers(rows, least=24)
-    yield header
-    for each, line in zip(shown, lines, strict=True):
-        yield line
-        yield shorten(f"   {verdict_change(each)}: {each.shapes}", COLUMNS)
-        told = [
-            f"{name} {before:.3g} -> {after:.3g}"
-            for name, (before, after) in each.ratios.items()
-            if abs(after - before) >= _TELLING * (100 if name.endswith("(%)") else 1)
-        ]
-        if told:
-            yield wrap(", ".join(told), indent=3)
-    yield ""
-    changed = sum(each.old_verdict != each.new_verdict for each in changes.kernels)
-    yield wrap(
-        f"{pluralize(len(changes.kernels), 'kernel')} in both, {changed:,} with another verdict; "
-        f"{changes.only_old:,} only in old, {changes.only_new:,} only in new",
-        indent=0,
-    )
-
-
-def kernel_change_lines(change: KernelChange) -> Iterator[str]:
-    """Yields all counters of one kernel, side by side."""
-    yield f"{change.rank} {change.kernel_type}"
-    yield from (wrap(change.shapes, indent=2), f"  {verdict_change(change)}", "")
-    rows = [("", "old", "new", "new / old")]
-    for name, (before, after) in {"Duration(us)": (change.old_us, change.new_us), **change.counters}.items():
-        rows.append((name, f"{before:.4g}", f"{after:.4g}", f"{after / before:.2f}" if before else ""))
-    yield from align_numbers(rows, least=30)
-
-
-def verdict_change(change: KernelChange) -> str:
-    """Returns `memory bound -> compute bound`, or one verdict that stayed."""
-    before, after = (str(each or "no verdict") for each in (change.old_verdict, change.new_verdict))
-    return before if before == after else f"{before} -> {after}"
-
-
-def _durations(change: KernelChange) -> tuple[str, str, str]:
-    return microseconds_text(change.old_us), microseconds_text(change.new_us), f"{change.speed_up:.2f}x"
-
-
-def changes_json(changes: DiagnosisChanges) -> dict[str, Any]:
-    """Returns the changes as a JSON value."""
-    return {
-        "only_old": changes.only_old,
-        "only_new": changes.only_new,
-        "kernels": [
-            {
-                **asdict(each),
-                "old_verdict": each.old_verdict and str(each.old_verdict),
-                "new_verdict": each.new_verdict and str(each.new_verdict),
-                "speed_up": each.speed_up,
-            }
-            for each in changes.kernels
-        ],
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,6 +135,21 @@ class Diagnosis:
         """The time that all launches of each kernel lose; the whole duration where the roofline is not known."""
         return self.duration_us * (1 - np.clip(np.nan_to_num(self.shares.share), 0, 1))
 
+    @property
+    def kernels(self) -> int:
+        """The number of launches of a capture, or of rows, without collectives."""
+        return int((~self.verdicts.is_collective).sum())
+
+    @property
+    def kernel_launches(self) -> int:
+        """The number of launches, without collectives."""
+        return int(self.launches[~self.verdicts.is_collective].sum())
+
+    @property
+    def collectives(self) -> int:
+        """The number of launches or rows of collectives."""
+        return int(self.verdicts.is_collective.sum())
+
     @cached_property
     def kernel_us(self) -> float:
         """The sum of all durations, without collectives."""
@@ -205,6 +221,23 @@ class Diagnosis:
         """Returns the counters of a kernel that have a number, by the file's names."""
         values = {name: float(self.table.cell(name, line)) for name in self.table.counters}
         return {self.source_name(name): value for name, value in values.items() if value == value}
+
+    def ideals(self, line: int) -> dict[str, tuple[float | None, str]]:
+        """Returns the four figures that the article on bottlenecks wants of a kernel, each with its ideal value.
+
+        A figure is None if its counter is missing. No tool has these ideals, and they decide nothing.
+        """
+
+        def cell(name: str, factor: float) -> float:
+            return float(self.table.frame[name].iloc[line]) * factor if name in self.table.frame else math.nan
+
+        figures = {
+            "AICORE compute efficiency (%)": (cell("cube_utilization(%)", 1), "> 60"),
+            "L2 cache hit rate (%)": (float(self.verdicts.l2_hit_rate[line]) * 100, "> 85"),
+            "vector compute ratio (%)": (cell("aiv_vec_ratio", 100), "> 90"),
+            "memory bandwidth used (GB/s)": (float(self.shares.gbps[line]), "> 300"),
+        }
+        return {name: (None if math.isnan(value) else value, ideal) for name, (value, ideal) in figures.items()}
 
     @cached_property
     def sources(self) -> Mapping[str, int]:

@@ -44,7 +44,7 @@ from opatlas.model.schema import (
     STAND_IN,
 )
 from opatlas.model.slots import strip_quotes
-from opatlas.progress import Progress, progress_over
+from opatlas.progress import progress, track
 from opatlas.query.stored_rows import StoredRows
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.database import Database
@@ -211,11 +211,11 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     for as_text in (False, True):
         try:
             found: list[str] = []
-            with Progress(path.stat().st_size / 1e6, "MB", label="diagnose") as progress:
+            with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
                 parts = []
                 for chunk in Capture(path, wider, numbers_as_text=as_text).chunks():
                     parts.append(_launches(path, header, chunk, own_names, found))
-                    progress.advance(chunk.size_bytes / 1e6)
+                    advance(chunk.size_bytes / 1e6)
             break
         except NotNumericError:
             continue
@@ -258,7 +258,7 @@ def read_database_kernels(folder: Path) -> KernelTable:
     problems: list[str] = []
     names, devices = database.kernel_types(), RowDevices(folder)
     elsewhere = Counter[str]()
-    for kernel_type in progress_over(names, "kernel types", label="diagnose"):
+    for kernel_type in track(names, "diagnose, kernel types"):
         try:
             stored = StoredRows(folder, kernel_type, compositions=True, devices=devices)
         except OpAtlasError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +10,15 @@ from pathlib import Path
 from opatlas.candidates.answer import read_answer
 from opatlas.candidates.judgement import Judgement
 from opatlas.capture.capture_reader import DURATION
-from opatlas.diagnosis.advice import advice
-from opatlas.diagnosis.diagnosis import Diagnosis, RankedKernel
-from opatlas.diagnosis.text import finding_cells, roofline_text
+from opatlas.diagnosis.advice import advice, is_gpu
+from opatlas.diagnosis.diagnosis import ROOFLINE, Diagnosis, RankedKernel
 from opatlas.errors import OpAtlasError
 from opatlas.generation.answers import ChatModel
 from opatlas.generation.endpoint import ChatMessage, ChatRequest
 from opatlas.model.schema import BASE, KERNEL_NAMES
-from opatlas.report.row_summary import microseconds_text
+from opatlas.show.formats import microseconds, percent
 from opatlas.store.csv_files import write_text
 
-_NPU_LANGUAGES, _GPU_LANGUAGES = ("AscendC", "Triton-Ascend", "TBE"), ("CUDA", "Triton")
 #: Languages of code blocks, by the suffix of a source file.
 _BLOCKS = {".py": "python", ".cpp": "cpp", ".cc": "cpp", ".asc": "cpp", ".cce": "cpp", ".cu": "cuda", ".cuh": "cuda"}
 _CONSTRAINTS = """\
@@ -51,15 +50,14 @@ def _lines(
     diagnosis: Diagnosis, ranked: RankedKernel, interface: str, source: str, source_suffix: str
 ) -> Iterator[str]:
     device = diagnosis.table.device
-    on_gpu = device.startswith("NVIDIA")
     where = device or ("an Ascend NPU" if diagnosis.table.is_capture else "this device")
     yield from (f"# Make the kernel {ranked.kernel_type} faster on {where}", "", "## The kernel", "")
     row = diagnosis.table.frame.iloc[ranked.line]
     which = "the longest" if diagnosis.table.is_capture else "the mean"
-    yield f"- Duration: {microseconds_text(float(row[DURATION]))}" + (
+    yield f"- Duration: {microseconds(float(row[DURATION]))} us" + (
         f", {which} of {ranked.launches:,} equal launches" if ranked.launches > 1 else ""
     )
-    yield f"- Roofline: {roofline_text(diagnosis, ranked)}"
+    yield f"- Roofline: {_roofline(diagnosis, ranked)}"
     if diagnosis.peaks.are_known:
         peak = diagnosis.peaks.peak
         rates = [f"{dtype} {rate:g} T/s" for dtype, rate in peak.tera_ops.items()]
@@ -77,12 +75,11 @@ def _lines(
         yield "No rule holds of this kernel."
     for number, finding in enumerate(findings, 1):
         entry, rule = advice()[finding.rule.verdict], finding.rule
-        yield f"{number}. {rule.verdict}: {finding_cells(finding)}."
+        cells = ", ".join(f"{name} {_value(name, cell)}" for name, cell in finding.cells.items())
+        yield f"{number}. {rule.verdict}: {cells}."
         yield f"   - Rule: {rule.test}. Source: {rule.source}."
         yield f"   - What helps: {entry.what}."
-        for language in _GPU_LANGUAGES if on_gpu else _NPU_LANGUAGES:
-            if language in entry.apis:
-                yield f"   - {language}: {entry.apis[language]}."
+        yield from (f"   - {language}: {api}." for language, api in entry.apis_of(device).items())
     yield from ("", "## Code", "")
     if source:
         yield from _block(source, _BLOCKS.get(source_suffix, ""))
@@ -94,8 +91,24 @@ def _lines(
     else:
         yield from ("", "## Interface", "", "A function `kernel` that takes the inputs in the order of the row.")
     yield from ("", "## Constraints", "")
-    language = "the language of the code" if source else "Triton" if on_gpu else "Triton-Ascend"
+    language = "the language of the code" if source else "Triton" if is_gpu(device) else "Triton-Ascend"
     yield _CONSTRAINTS.replace("{language}", language)
+
+
+def _roofline(diagnosis: Diagnosis, ranked: RankedKernel) -> str:
+    """Returns the share of the roofline of a kernel, and the time that its launches lose."""
+    share, gbps = (float(each[ranked.line]) for each in (diagnosis.shares.share, diagnosis.shares.gbps))
+    lost = f"time lost: {'' if ranked.lost_is_known else 'at most '}{microseconds(ranked.lost_us)} us"
+    if math.isnan(share):
+        return f"not known; {lost}"
+    bound = "arithmetic" if diagnosis.shares.by_arithmetic[ranked.line] else "memory"
+    return f"{percent(share)} of the peak of {bound}, {gbps:,.0f} GB/s; {lost}"
+
+
+def _value(name: str, cell: str | float) -> str:
+    if isinstance(cell, str):
+        return cell
+    return percent(cell) if name == ROOFLINE else f"{cell:.6g}"
 
 
 def _block(code: str, language: str) -> Iterator[str]:

@@ -224,6 +224,6 @@ def _undo_limits_of_ray() -> None:
         own = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
         if not any(entry.startswith(f"{_THREADS}=".encode()) for entry in own):
             os.environ.pop(_THREADS, None)
-    # Ray's processes have the nice value 15. Without the right to lower it, it stays (docs/ray.md).
+    # Ray's processes have the nice value 15. Without the right to lower it, it stays (docs/several-devices.md).
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))

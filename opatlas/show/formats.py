@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def microseconds(us: float) -> str:
     """Returns a duration with four digits, and all digits before the point: `75.61`, `22,965`."""
-    return f"{us:,.0f}" if us >= 9999.5 else f"{us:.4g}"
+    return f"{us:,.0f}" if us >= 999.5 else f"{us:.4g}"
 
 
 def percent(share: float) -> str:

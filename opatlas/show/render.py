@@ -12,6 +12,8 @@ import msgspec
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable, printable_lines
 
+#: Wider than any line: where no terminal limits it, a row is one line, so that grep finds it.
+UNLIMITED = 100_000
 _NUMBERS = (int, float)
 
 
@@ -63,7 +65,9 @@ def _plain_parts(parts: Sequence[Part]) -> dict[str, Any]:
     for part in parts:
         if isinstance(part, Table):
             names = [column.name for column in part.full_columns()]
-            found[part.title or "rows"] = [dict(zip(names, row, strict=True)) for row in part.rows]
+            title = part.title or "rows"
+            key = title if title not in found else f"{title} {len(found) + 1}"
+            found[key] = [dict(zip(names, row, strict=True)) for row in part.rows]
         elif isinstance(part, Fields):
             values = {name: value[0] if isinstance(value, tuple) else value for name, value in part.values.items()}
             found |= {part.title: values} if part.title else values

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from opatlas.show.output import UNLIMITED
-from opatlas.show.render import cell_text, field_rows, is_number, plain_text, shown_columns
+from opatlas.show.render import UNLIMITED, cell_text, field_rows, is_number, plain_text, shown_columns
 from opatlas.show.result import Fields, Part, Table
 from opatlas.text import printable, printable_lines
 

@@ -18,8 +18,7 @@ from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.states import compared_states
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.progress import progress_over
-from opatlas.query.database import OpenDatabase
+from opatlas.progress import track
 from opatlas.query.database import open as open_database
 from opatlas.query.model_cost import ModelCost
 from opatlas.site.diagnosis import diagnosis_page, row_judges
@@ -31,7 +30,6 @@ from opatlas.superkernel.advice import advise
 from opatlas.superkernel.analysis import analyse
 from opatlas.superkernel.report import analysis_as_json
 from opatlas.superkernel.timeline import read_timeline
-from opatlas.text import suggest
 
 #: What the files of rows are called, before their numbers.
 _ROWS = "rows"
@@ -63,7 +61,6 @@ def write_site(
     against: str = "",
     costs: Sequence[tuple[str, ModelCost]] = (),
     capture: Path | None = None,
-    kernel_types: Sequence[str] = (),
 ) -> WrittenSite:
     """Writes the site of a database into a folder.
 
@@ -71,18 +68,16 @@ def write_site(
         against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
         costs: costs of models, each with the question that it answers.
         capture: the capture whose scopes a page shows; None for no such page.
-        kernel_types: the kernel types to show; all if empty.
 
     Raises:
-        OpAtlasError: Bokeh is not installed, a database or a kernel type is missing, the folder holds other files, or a
-            file cannot be written, or the capture cannot be read.
+        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, or a file cannot be
+            written, or the capture cannot be read.
     """
     scripts = list(_bokeh())
     _expect_own(folder)
     database = open_database(place, compositions=True)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
-    _expect(kernel_types, sources)
     problems: list[str] = []
     judges = [row_judges(source) for source in sources]
     overviews = [
@@ -95,11 +90,9 @@ def write_site(
     data: dict[str, object] = {}
 
     def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
-        known = {kernel_type for each in databases for kernel_type in each.calls.kernel_types()}
-        chosen = [each for each in kernel_types if each in known]
-        if len(databases) < 2 or (kernel_types and not chosen):
+        if len(databases) < 2:
             return
-        comparison = compare_databases(databases, baseline=baseline, kernel_types=chosen)
+        comparison = compare_databases(databases, baseline=baseline)
         comparisons.append(name)
         problems.extend(comparison.problems)
         data[name] = comparison_page(comparison)
@@ -111,8 +104,7 @@ def write_site(
     types: list[dict[str, Any]] = []
     tables: list[pd.DataFrame] = []
     for source, judge in zip(sources, judges, strict=True):
-        shown = [name for name in source.kernel_types() if not kernel_types or name in kernel_types]
-        for kernel_type in progress_over(shown, "kernel types", label="report"):
+        for kernel_type in track(source.kernel_types(), "report, kernel types"):
             try:
                 table = row_table(source, kernel_type, judge)
             except OpAtlasError as error:
@@ -169,16 +161,6 @@ def _expect_own(folder: Path) -> None:
         raise OpAtlasError(f"{folder}: holds files that are no site of `opatlas report`: name a new or an empty folder")
 
 
-def _expect(kernel_types: Sequence[str], sources: Sequence[OpenDatabase]) -> None:
-    known = [name for source in sources for name in source.kernel_types()]
-    for name in kernel_types:
-        if name not in known:
-            raise OpAtlasError(
-                f"--ops {name}: {sources[0].path} has no such kernel type{suggest(name, known)}: "
-                f"`opatlas show DB` lists them"
-            )
-
-
 def _write_data(folder: Path, name: str, content: object) -> None:
     """Writes data as a script: a page that was opened from a file may load scripts, and nothing else."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -206,6 +188,6 @@ def _version() -> str:
 
 
 def _scopes_page(capture: Path) -> dict[str, Any]:
-    """Returns what `opatlas superkernel CAPTURE --json` writes. Raises OpAtlasError if the capture cannot be read."""
+    """Returns what `opatlas diagnose CAPTURE --superkernel --json` prints. Raises OpAtlasError."""
     analysis = analyse(read_timeline(capture))
     return analysis_as_json(analysis, advise(analysis))

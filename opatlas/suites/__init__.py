@@ -11,5 +11,5 @@ case.py         the case on a device: makes its call, and checks results
 suite_replay.py times torch or a library for a case
 candidate.py    judges a kernel of a user for a case
 
-docs/suites.md says how to use them.
+docs/candidates.md says how to use them.
 """

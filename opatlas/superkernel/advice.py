@@ -125,5 +125,5 @@ def _experiments(analysis: ScopeAnalysis, order: Sequence[ScopeKind]) -> tuple[s
         *lines,
         "after each: it compiles, the results differ by 0, the SuperKernels are in a capture; widen it only then",
         "coefficient of variation: below 5 % excellent, to 10 % good, to 20 % more runs, above that repeat all",
-        "compare each: opatlas superkernel NEW --against OLD",
+        "compare each: opatlas diagnose NEW --superkernel --against OLD",
     )

@@ -24,8 +24,8 @@ def analysis_as_json(analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, 
         "wait_mismatches": timeline.wait_mismatches,
         "is_excerpt": timeline.is_excerpt,
         "steps": analysis.steps,
-        "steps_by": str(analysis.step_source),
-        "phases": {str(phase): count for phase, count in analysis.phases.items()},
+        "steps_by": analysis.step_source,
+        "phases": dict(analysis.phases),
         "analysed_steps": analysis.analysed,
         "step_us": analysis.step_us,
         **asdict(analysis.model),
@@ -38,7 +38,7 @@ def analysis_as_json(analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, 
         },
         "cuts": [
             {
-                "reason": str(cut.reason),
+                "reason": cut.reason,
                 "count": cut.count,
                 "kernel_types": dict(cut.kernel_types),
                 "sources": cut.sources,
@@ -48,15 +48,12 @@ def analysis_as_json(analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, 
         "supported_collectives": analysis.collectives,
         "supported_collectives_source": known_types().collectives.source,
         "layers": [asdict(kind) for kind in analysis.layers],
-        "module_shares": {str(module): share for module, share in analysis.module_shares.items()},
-        "scopes": [
-            {**asdict(gain), "kind": str(gain.kind), "verdict": str(gain.verdict), "host_us": gain.host_us}
-            for gain in analysis.scopes
-        ],
+        "module_shares": analysis.module_shares,
+        "scopes": [{**asdict(gain), "host_us": gain.host_us} for gain in analysis.scopes],
         "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
         "refusals": analysis.refusals,
         "notes": analysis.notes,
-        "advice": {**asdict(advice), "order": [str(kind) for kind in advice.order]},
+        "advice": asdict(advice),
     }
 
 
@@ -67,10 +64,10 @@ def comparison_as_json(comparison: SuperKernelComparison) -> dict[str, Any]:
         "new": _times(comparison.new),
         "gain": comparison.gain,
         "gate": GATE,
-        "checks": [{**asdict(check), "state": str(check.state)} for check in comparison.checks],
+        "checks": [asdict(check) for check in comparison.checks],
         "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
         "notes": comparison.notes,
-        "verdict": str(comparison.verdict),
+        "verdict": comparison.verdict,
     }
 
 
@@ -80,6 +77,6 @@ def _times(times: StepTimes) -> dict[str, Any]:
         "runs": times.runs,
         "mean_us": times.mean_us,
         "variation": times.variation,
-        "class": str(times.steadiness),
+        "class": times.steadiness,
         "super_kernels": times.super_kernels,
     }

@@ -9,7 +9,7 @@ Two measurements, each in a child process of its own, which tells its peak memor
 - the same with parallel sizes from 1 to 64 and all alternates, until there are 500,000 rows, for the memory;
 - the whole catalog drawn by the strategies, 1,000 rows of each kernel type.
 
-The tool that this replaces enumerated 111,561 rows in 8.95 s on a machine like the one of docs/benchmarks.md.
+The tool that this replaces enumerated 111,561 rows in 8.95 s on a machine like the one of tests/benchmarks/README.md.
 """
 
 from __future__ import annotations

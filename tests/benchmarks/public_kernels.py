@@ -8,7 +8,7 @@
 
 `write` makes OUT/tasks/NAME and OUT/candidates/NAME for each NAME, and OUT/claims.csv with the speed-ups that their
 authors state. Then `pytest bench/ --tasks OUT/tasks/NAME --implementation OUT/candidates/NAME` measures them.
-Nothing of the sets becomes part of this checkout. docs/generated-kernels.md has the results.
+Nothing of the sets becomes part of this checkout. docs/candidates.md has the results.
 
 cuda_l1                       CUDA-L1, optimized_cuda_code/h100.json, with the tasks that it was made for
 cuda_l1_without_fallbacks     the same; a handler that swallows an exception raises it instead, and modules are in

@@ -1,4 +1,4 @@
-"""docs/candidate-rules.md has every rule, refusal and class."""
+"""docs/candidates.md has every rule, refusal and class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from opatlas.candidates.judgement import ErrorClass
 from opatlas.candidates.static_rules import RULES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "candidate-rules.md").read_text("utf-8").splitlines()
+PAGE = (Path(__file__).parents[2] / "docs" / "candidates.md").read_text("utf-8").splitlines()
 
 
 def test_the_table_of_rules_is_that_of_the_code() -> None:

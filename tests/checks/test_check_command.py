@@ -15,7 +15,7 @@ from checked import product, write_database
 
 from opatlas.checks import CHECKS
 from opatlas.checks.known_findings import KNOWN_FINDINGS
-from opatlas.cli.main import main, parser_of
+from opatlas.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
@@ -186,17 +186,7 @@ def test_json_that_cannot_be_written_fails(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in done.stderr
 
 
-def test_the_page_has_the_options_of_the_command() -> None:
-    page = (REPOSITORY / "docs" / "options.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Check\n")[2].partition("\n## ")[0]
-    on_page = set(re.findall(r"^\| `(--[a-z]+)`", section, re.MULTILINE))
-    assert on_page == set(
-        re.findall(r"^  (--[a-z]+)", parser_of("opatlas.cli.check", "opatlas check").format_help(), re.MULTILINE)
-    )
-
-
 def test_the_page_has_a_line_for_each_check() -> None:
-    page = (REPOSITORY / "docs" / "check.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+\| [^|]+\|$", page.partition("## Known findings")[0], re.MULTILINE) == [
-        check.name for check in CHECKS
-    ]
+    page = (REPOSITORY / "docs" / "compare.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Checks\n")[2].partition("\n### ")[0]
+    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+\| [^|]+\|$", table, re.MULTILINE) == [check.name for check in CHECKS]

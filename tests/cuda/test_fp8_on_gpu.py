@@ -1,4 +1,4 @@
-"""Rows in FP8 on a GPU, by every implementation that takes them: right, and in as many kernels as docs/gpu.md says.
+"""Rows in FP8 on a GPU, by every implementation that takes them: right, and in as many kernels as docs/devices.md says.
 
 `pytest tests/cuda/test_fp8_on_gpu.py -rP` prints what ran.
 """

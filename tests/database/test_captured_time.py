@@ -36,7 +36,7 @@ def test_the_largest_share_comes_first_and_the_rest_is_counted() -> None:
     assert numbers_in(total) == (21, 13, 39.8)
     assert names.startswith("Kernel10 1 ")
     assert "5 more" in names
-    assert "docs/adding-a-kernel.md" in names
+    assert "docs/contributing.md" in names
 
 
 def test_without_captured_durations_rows_alone_are_counted() -> None:

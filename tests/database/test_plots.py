@@ -1,48 +1,46 @@
-"""`opatlas plot`: what each figure shows, and what the command says."""
+"""Plots of a database: what each figure shows, and the images of `opatlas report --plots`."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from printed import numbers_by_line, numbers_in
+from printed import numbers_in
 
 from opatlas.cli.main import main
 from opatlas.combine.row_devices import database_device
+from opatlas.model.communication import ALL_GATHER, ALL_REDUCE
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
     INPUT_SLOTS,
     INSTRUMENT,
+    MICROBENCH_MIN,
     MICROBENCH_STD,
     OUTPUT_SLOTS,
     PROFILING_AVERAGE,
-    QUALITY,
     RUN_ID,
 )
 from opatlas.model.slots import Slot
-from opatlas.report.plots.durations import (
-    Agreement,
-    agreement,
-)
+from opatlas.report.plots import writer
+from opatlas.report.plots.communication import communication_title, message_lines
+from opatlas.report.plots.durations import Agreement, agreement, product_lines, products_plot
 from opatlas.report.plots.figure import bytes_text
-from opatlas.report.plots.roofline import (
-    RooflinePoint,
-    rate_unit,
-    roofline_plots,
-    roofline_points,
-)
+from opatlas.report.plots.roofline import RooflinePoint, rate_unit, roofline_plot, roofline_points
 from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
+from opatlas.report.plots.writer import WrittenPlots, write_plots
 
 HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
 ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
 PRODUCT = '"{m},512;1024,512",DT_BF16;DT_BF16,ND;ND,"{m},1024",DT_BF16,ND,{replayed},{captured},{how}'
-MESSAGES = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n1024,4,DT_BF16,1,20\n"
+MESSAGES = (
+    "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps,MicroBench Rank Spread(us)\n"
+    "2048,4,DT_BF16,1,20,,\n1024,4,DT_BF16,1,10.0,,5\n1024,4,DT_BF16,1,,,\n1024,2,DT_FLOAT,0,1.0,,0.5\n"
+)
 
 
 def add(n: int, replayed: str = "", captured: str = "") -> str:
@@ -74,6 +72,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def written(folder: Path, output: Path | None = None) -> WrittenPlots:
+    pytest.importorskip("matplotlib")
+    return write_plots(folder, folder, output or folder / "plots", "svg")
+
+
+def rows_in(plots: WrittenPlots) -> dict[str, int]:
+    return {path.stem: rows for path, rows in plots.rows.items()}
+
+
 def test_rows_with_a_duration_and_how_they_were_timed(folder: Path) -> None:
     read = read_timed_rows(folder)
     assert (read.device, read.problems) == ("NVIDIA_H200", [])
@@ -98,43 +105,35 @@ def test_the_device_is_the_folder_under_data_or_what_most_rows_were_measured_on(
     assert database_device(folder) == "NVIDIA_H100"
 
 
-def test_durations_whose_samples_vary_are_noisy(tmp_path: Path) -> None:
-    header = f"{HEADER},{MICROBENCH_STD},{QUALITY}"
-    ends = ["0.5,", "0.01,", "0.01,bimodal", "0.5,quiet", "0.5,unknown", ",noisy", ",word", ","]
-    rows = [f"{add(n, '2.5', '2')},{end}" for n, end in enumerate(ends, start=1)]
-    (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
-    read = read_timed_rows(tmp_path).rows
-    assert [row.noisy for row in read] == [True, False, True, False, False, True, False, False]
-
-
-def test_replays_of_another_device_are_in_no_plot_of_this_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
+def test_replays_of_another_device_are_in_no_plot_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: dict[str, str] = {}
-    monkeypatch.setattr("opatlas.cli.plot.save", lambda figure, path: titles.update({path.stem: figure.get_suptitle()}))
+    monkeypatch.setattr(writer, "save", lambda figure, path: titles.update({path.stem: figure.get_suptitle()}))
     header = f"{HEADER},{RUN_ID}"
-    rows = [f"{add(1, '2.5', '2.0')},here", f"{add(2, '90', '3.0')},there", f"{add(3, '95')},there"]
+    rows = [
+        f"{add(n, us, captured)},{run}"
+        for n, us, captured, run in (
+            (1, "2.5", "2.0", "here"),
+            (4, "2.5", "2.0", "here"),
+            (2, "90", "3.0", "there"),
+            (3, "95", "", "there"),
+        )
+    ]
     (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
     (tmp_path / "runs").mkdir()
     for run_id, device in (("here", "NVIDIA_H200"), ("there", "AMD_EPYC")):
-        manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0}
+        statuses = {"measured": 2 if run_id == "here" else 1}
+        manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0, "statuses": statuses}
         (tmp_path / "runs" / f"{run_id}.json").write_text(json.dumps(manifest))
     read = read_timed_rows(tmp_path).rows
-    assert [row.device for row in read] == ["NVIDIA_H200", "AMD_EPYC", "AMD_EPYC"]
-    assert [on_device(row, "NVIDIA_H200") for row in read[::2]] == [read[0], None]
-    other = on_device(read[1], "NVIDIA_H200")
+    assert [row.device for row in read[1:]] == ["NVIDIA_H200", "AMD_EPYC", "AMD_EPYC"]
+    assert [on_device(row, "NVIDIA_H200") for row in read[::3]] == [read[0], None]
+    other = on_device(read[2], "NVIDIA_H200")
     assert other is not None
     assert (other.microbench_us, other.profiling_us) == (None, 3.0)
-    assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots"), "--device", "NVIDIA_H200"]) == 0
-    out = capsys.readouterr().out
-    numbers = numbers_by_line(out)
-    assert numbers["roofline.png"] == (1, 1)
-    assert "AMD_EPYC" in out.splitlines()[-1]
+    plots = written(tmp_path)
+    assert (plots.device, rows_in(plots)) == ("NVIDIA_H200", {"roofline": 2, "microbench_against_profiling": 3})
     assert "AMD_EPYC" not in titles["roofline"]
     assert "AMD_EPYC, NVIDIA_H200" in titles["microbench_against_profiling"]
-    assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
-    assert "AMD_EPYC" in capsys.readouterr().out.partition("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -148,13 +147,15 @@ def test_operations_of_integers_are_no_flop(dtypes: set[str], unit: str) -> None
 def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> None:
     pytest.importorskip("matplotlib")
     rows = [timed("Add", 4096, replayed=9.0), timed("Add", 8192, replayed=11.0)]
-    (plot,) = roofline_plots(rows, "Roofline", Peak())
+    plot = roofline_plot(rows, "Roofline", Peak())
+    assert plot is not None
     (axis,) = plot.figure.axes
     for least, most in (axis.get_xlim(), axis.get_ylim()):
         assert math.log10(least) == pytest.approx(round(math.log10(least)))
         assert most >= 10 * least
     assert plot.figure.get_suptitle() not in ("", "Roofline")
-    (known,) = roofline_plots(rows, "Roofline", Peak(1000.0))
+    known = roofline_plot(rows, "Roofline", Peak(1000.0))
+    assert known is not None
     assert known.figure.get_suptitle() == "Roofline"
 
 
@@ -168,27 +169,30 @@ def test_a_product_stands_where_its_operations_and_bytes_put_it(folder: Path) ->
 def test_roofs_meet_where_memory_and_arithmetic_take_equally_long(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = read_timed_rows(folder).rows
-    (axis,) = roofline_plots(rows, "", Peak(1000.0, {"BF16": 2.0, "INT8": 4.0}))[0].figure.axes
+    plot, without = roofline_plot(rows, "", Peak(1000.0, {"BF16": 2.0, "INT8": 4.0})), roofline_plot(rows, "", Peak())
+    assert plot is not None
+    assert without is not None
+    (axis,), (bare,) = plot.figure.axes, without.figure.axes
     slope, level = axis.get_lines()
     assert slope.get_ydata()[-1] == level.get_ydata()[0] == level.get_ydata()[1] == 2.0
     assert slope.get_xdata()[-1] == level.get_xdata()[0] == 2.0
     # No product is of INT8: its level says nothing here.
     assert [text.get_text() for text in axis.texts] == ["memory: 1,000 GB/s", "BF16: 2"]
-    (bare,) = roofline_plots(rows, "", Peak())[0].figure.axes
     assert not bare.get_lines()
 
 
-def test_compositions_are_in_no_plot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+def test_compositions_are_in_no_plot(folder: Path) -> None:
     path = folder / "Add.csv"
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([f"{header},Stand-In", *(f"{row},composition of 2" for row in rows)]) + "\n")
     assert {row.is_composition for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
-    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
-    out = capsys.readouterr().out
-    # Of Add the roofline has the row that was captured only.
-    assert numbers_by_line(out)["roofline.png"] == (2, 1)
-    assert numbers_in(out.splitlines()[-1]) == (2,)
+    # Of Add no replay is left.
+    assert rows_in(written(folder)) == {
+        "roofline": 2,
+        "microbench_against_profiling": 1,
+        "products": 2,
+        "bus_bandwidth": 3,
+    }
 
 
 def test_agreement_of_few_rows_has_no_tenths() -> None:
@@ -199,135 +203,113 @@ def test_agreement_of_few_rows_has_no_tenths() -> None:
     assert (found.rows, found.p10, found.p50, found.p90) == (11, 0.2, 0.6, 1.0)
 
 
-def test_every_plot_that_there_is_data_for(
-    folder: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
-) -> None:
-    pytest.importorskip("matplotlib")
-    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
-    names = ["roofline", "microbench_against_profiling", "bus_bandwidth"]
-    assert sorted(path.name for path in (folder / "plots").iterdir()) == sorted(f"{name}.png" for name in names)
-    for path in (folder / "plots").iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG")
+def test_every_plot_that_there_is_data_for_is_written_once(folder: Path) -> None:
+    plots = written(folder)
     # The row that was captured only is in no roofline.
-    golden("plots.txt", capsys.readouterr().out.replace(str(folder), "DB"))
+    assert rows_in(plots) == {"roofline": 4, "microbench_against_profiling": 3, "products": 2, "bus_bandwidth": 3}
+    assert (plots.device, plots.missing, plots.problems) == ("NVIDIA_H200", [], [])
+    first = {path: path.read_bytes() for path in plots.rows}
+    assert all(text.startswith(b"<?xml") for text in first.values())
+    assert {path: path.read_bytes() for path in written(folder).rows} == first
+    # An earlier image in another format would be taken for that of these rows.
+    write_plots(folder, None, folder / "plots", "png")
+    assert {path.suffix for path in (folder / "plots").iterdir()} == {".png"}
 
 
-def test_names_are_no_formulas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+def test_names_are_no_formulas(folder: Path) -> None:
     for name in ("$x^$", "a$b", "$"):
         table(folder, name, product(8, "5", "5"), add(1, "2", "2"))
     database = folder.rename(folder.with_name("$\\frac$"))
     for path in (database / "runs").iterdir():
         path.unlink()
-    assert main(["plot", str(database), "--output", str(database / "plots")]) == 0
-    arguments = [str(database), "--ops", "$x^$", "--weights", "1024,512", "--output", str(database / "one.png")]
-    assert main(["plot", "--kind=products", *arguments]) == 0
+    assert written(database).problems == []
 
 
-def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    output = folder / "plots"
-    assert main(["plot", str(folder), "--output", str(output), "--ops", "Add", "--device", "X", "--format", "svg"]) == 0
-    assert sorted(path.suffix for path in output.iterdir()) == [".svg"] * 2
-    table(folder, "Add", add(1))
-    assert main(["plot", str(folder), "--output", str(output), "--ops", "Add"]) == 1
-    first, second = capsys.readouterr().out.split("no plot ")
-    assert "--peaks" in first
-    assert "\n  roofline: " in second
-    assert all(len(line) <= 80 for line in second.splitlines())
+def test_what_there_is_no_data_for_is_missing(tmp_path: Path) -> None:
+    table(tmp_path, "Add", add(1))
+    plots = written(tmp_path)
+    assert (plots.device, dict(plots.rows), plots.missing) == ("", {}, list(writer.PLOTS))
 
 
-def test_the_same_data_give_the_same_files(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for name in ("one", "other"):
-        assert main(["plot", str(folder), "--output", str(folder / name), "--format", "pdf"]) == 0
-    for path in (folder / "one").iterdir():
-        assert path.read_bytes() == (folder / "other" / path.name).read_bytes()
-
-
-def test_what_cannot_be_read_is_left_out_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+def test_what_cannot_be_read_is_left_out_and_told(folder: Path) -> None:
     table(folder, "Sub", add(1, "2.5").replace("1,1024", "one,1024"), add(1, "2.5"))
     (folder / "Mul.csv").write_text("")
-    (folder / "hcom_allReduce_.csv").write_text(MESSAGES.replace("1024", "many"))
-    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 1
-    printed = capsys.readouterr()
-    assert numbers_by_line(printed.out)["roofline.png"][1] == 3
-    # A line about the progress is among them where that took seconds.
-    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-    for error, place in zip(errors, ("Mul.csv", "Sub.csv", "hcom_allReduce_.csv:2"), strict=True):
-        assert error.startswith(f"error: {folder / place}: ")
-    assert "'ONE'" in errors[1]
+    (folder / "hcom_allReduce_.csv").write_text(MESSAGES.replace("2048", "many"))
+    plots = written(folder)
+    assert rows_in(plots) == {"roofline": 5, "microbench_against_profiling": 3, "products": 2}
+    for problem, place in zip(plots.problems, ("Mul.csv", "Sub.csv", "hcom_allReduce_.csv:2"), strict=True):
+        assert problem.startswith(f"{folder / place}: ")
+    assert "'ONE'" in plots.problems[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["no-such-folder"], "no-such-folder: "),
-        (["runs"], "runs: "),
-        ([".."], " ../"),
-        ([".", "--ops", "Add,Sbu"], " Sbu"),
-    ],
-)
-def test_what_is_not_there(
-    folder: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    assert main(["plot", *arguments, "--output", "plots"]) == 2
-    assert named in capsys.readouterr().err
+def test_lines_of_collectives_are_of_what_was_measured(folder: Path) -> None:
+    lines = message_lines(folder, ALL_REDUCE)
+    assert [(label.partition(",")[0], numbers_in(label)) for label in lines] == [("BF16", (4, 1)), ("FLOAT", (2, 0))]
+    small, large = next(iter(lines.values()))
+    assert (small.message_bytes, large.message_bytes) == (1024, 2048)
+    # 3/2 of 1024 bytes in 10 us, in 5 us on the fastest rank.
+    assert (small.bus_gbps, small.fastest_gbps) == pytest.approx((0.1536, 0.3072))
+    assert message_lines(folder, ALL_GATHER) == {}
 
 
-@pytest.mark.parametrize("kind", ["all", "collectives", "products"])
-def test_a_misspelt_column_is_warned_of(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Averge Duration(us)\n"
-    (tmp_path / "MatMulV2.csv").write_text(header)
-    (tmp_path / "hcom_allReduce_.csv").write_text("message_bytes,num_devices\n")
-    output = "plots" if kind == "all" else "plots.svg"
-    weights = ["--weights", "1024,512"] if kind == "products" else []
-    assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / output), *weights]) == 1
-    err = capsys.readouterr().err
-    assert all(named in err for named in ("MatMulV2.csv:1: ", "'Averge Duration(us)'"))
+def test_the_title_of_collectives_has_device_and_library(folder: Path, tmp_path: Path) -> None:
+    assert "NVIDIA_H200" in communication_title(folder)
+    title = communication_title(tmp_path / "data" / "AMD_EPYC" / "gloo" / "2.13.0")
+    assert all(title.count(word) == 1 for word in ("AMD_EPYC", "Gloo", "2.13.0"))
 
 
-@pytest.mark.parametrize("kind", ["all", "collectives", "products"])
-def test_other_csvs_are_no_database(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "addresses.csv").write_text("name,street\nA,B\n")
-    weights = ["--weights", "1024,512"] if kind == "products" else []
-    assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 2
-    assert str(tmp_path) in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["addresses.csv"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "refused"),
-    [
-        ("--peaks", "memory:fast", "'fast'"),
-        ("--peaks", "memory:-1", "'-1'"),
-        ("--peaks", "353.9", "'353.9'"),
-        ("--peaks", "BF16:0", "'0'"),
-    ],
-)
-def test_peaks_are_numbers(option: str, value: str, refused: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plot", ".", "--output", "plots", f"{option}={value}"])
-    err = capsys.readouterr().err
-    assert all(named in err for named in (option, refused))
-
-
-def test_peaks_that_are_given_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_of_a_weight_are_a_line_by_their_rows(tmp_path: Path) -> None:
+    rows = [product(64, "5.5"), product(8, "4.5", "4"), product(16), product(4, "", "3"), product(32, "", "5")]
+    other = product(8, "9").replace("DT_BF16", "FLOAT")
+    header = f"{HEADER},{MICROBENCH_MIN},{MICROBENCH_STD}"
+    of_samples = [f"{row},{float(us) - 0.5},0.2" if us else f"{row},," for row in rows for us in (row.split(",")[-4],)]
+    (tmp_path / "MatMulV3.csv").write_text("\n".join([header, *of_samples, f"{other},,"]) + "\n")
+    read = read_timed_rows(tmp_path).rows
+    lines = product_lines(read)
+    assert [(line.weight, line.dtype, line.conditions) for line in lines] == [
+        ("1024 x 512", "BF16", "cold, cupti"),
+        ("1024 x 512", "BF16", "captured"),
+    ]
+    cold, captured = lines.values()
+    assert [(row.inputs[0].shape[0], row.duration_us, row.fastest_us, row.std_us) for row in cold] == [
+        (8, 4.5, 4.0, 0.2),
+        (64, 5.5, 5.0, 0.2),
+    ]
+    assert [row.duration_us for row in captured] == [3.0, 5.0]
     pytest.importorskip("matplotlib")
-    arguments = ["--device", "X", "--peaks", "memory:100", "DT_BF16:1.5", "INT8:3", "--format", "svg"]
-    assert main(["plot", str(folder), "--output", str(folder / "plots"), *arguments]) == 0
-    assert "--peaks" not in capsys.readouterr().out
+    plot = products_plot(read, "Ascend910B3")
+    assert plot is not None
+    assert plot.rows == 4
+    first, second = plot.figure.axes[0].get_lines()
+    assert first.get_color() == second.get_color()
+    assert (first.get_linestyle(), second.get_linestyle()) == ("-", "--")
 
 
-def test_without_matplotlib_the_extra_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_writes_images_beside_the_site(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("bokeh")
+    (folder / "hcom_allReduce_.csv").unlink()
+    site = folder.parent / "site"
+    assert main(["report", str(folder), "--output", str(site), "--plots", "pdf", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert {Path(each["file"]): each["rows"] for each in content["plots"]} == {
+        site / "plots" / "roofline.pdf": 4,
+        site / "plots" / "microbench_against_profiling.pdf": 3,
+        site / "plots" / "products.pdf": 2,
+    }
+    assert [each["plot"] for each in content["not drawn"]] == ["bus_bandwidth"]
+    assert (site / "index.html").is_file()
+    assert len(list((site / "plots").iterdir())) == 3
+
+
+@pytest.mark.parametrize(("extra", "module"), [("report", "bokeh"), ("plot", "matplotlib")])
+def test_without_an_extra_nothing_is_written(
+    extra: str, module: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 2
-    assert "opatlas[plot]" in capsys.readouterr().err
-    assert not (folder / "plots").exists()
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["report", str(folder), "--output", str(folder / "site"), "--plots", "png"]) == 2
+    assert f"opatlas[{extra}]" in capsys.readouterr().err
+    assert not (folder / "site").exists()
 
 
 def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
@@ -340,10 +322,3 @@ def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
 @pytest.mark.parametrize(("size", "text"), [(1, "1 B"), (512, "512 B"), (1 << 16, "64 KiB"), (3 << 40, "3 TiB")])
 def test_sizes_are_written_in_powers_of_1024(size: int, text: str) -> None:
     assert bytes_text(size) == text
-
-
-@pytest.mark.parametrize("name", ["plots.png", "plots.SVG"])
-def test_a_file_in_place_of_the_folder_of_plots_is_refused(folder: Path, name: str, tmp_path: Path) -> None:
-    output = tmp_path / "new" / name
-    assert main(["plot", str(folder), "--output", str(output)]) == 2
-    assert not output.exists()

@@ -29,7 +29,7 @@ def _check(data: bytes, folder: Path) -> None:
     path = folder / "kernel_details.csv"
     path.write_bytes(data)
     peaks = ("--peaks", "ATLAS_800_A2_313T_64G")
-    status, out, errors = command("diagnose", path, *peaks, "--json", "-")
+    status, out, errors = command("diagnose", path, *peaks, "--json")
     expect(status in (0, 1), f"exit status {status}")
     expect(not status or str(path) in errors, f"no place: {errors}")
     if not out:

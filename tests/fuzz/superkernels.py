@@ -1,4 +1,4 @@
-"""Captures and maps of modules of `opatlas superkernel`."""
+"""Captures and maps of modules of `opatlas diagnose --superkernel`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _seeds() -> Iterator[bytes]:
 def _check(data: bytes, folder: Path) -> None:
     path = folder / "kernel_details.csv"
     path.write_bytes(data)
-    status, out, errors = command("superkernel", path, "--json", "-")
+    status, out, errors = command("diagnose", path, "--superkernel", "--json")
     expect(status in (0, 1), f"exit status {status}")
     if status:
         expect(str(path) in errors, f"no place: {errors}")
@@ -40,7 +40,7 @@ def _check_map(data: bytes, folder: Path) -> None:
     path = folder / "map.yaml"
     path.write_bytes(data)
     capture = write_timeline(folder / "kernel_details.csv", decode_steps(layers=2, steps=1))
-    status, _, errors = command("superkernel", capture, "--module-map", path)
+    status, _, errors = command("diagnose", capture, "--superkernel", "--module-map", path)
     expect(status == 0 or str(path) in errors, f"exit status {status}, {errors}")
 
 

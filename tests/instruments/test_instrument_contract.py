@@ -1,4 +1,4 @@
-"""What every instrument has to do (docs/adding-a-device.md), of each that a CPU offers."""
+"""What every instrument has to do (docs/contributing.md), of each that a CPU offers."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_rows_without_a_replay_are_selected_as_others_are(
     if "MatMulV9" in done:
         (suggested,) = re.findall(r"MatMulV9 1 \(did you mean ([\w, ]+)\?\)", " ".join(done.output.split()))
         assert {"MatMulV2", "MatMulV3"} & set(suggested.split(", "))
-        assert "docs/adding-a-kernel.md" in done
+        assert "docs/contributing.md" in done
 
 
 def test_an_example_is_named_where_k_selects_no_row(sessions: Sessions) -> None:

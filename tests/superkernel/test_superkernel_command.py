@@ -1,17 +1,16 @@
-"""`opatlas superkernel`: its report, its JSON, and the comparison of captures with and without SuperKernels."""
+"""`opatlas diagnose --superkernel`: scopes, and the comparison of captures with and without SuperKernels."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decode_timelines import QWEN3_LAYER, TimelineKernel, decode_steps, write_timeline
 
 from opatlas.cli.main import main
 from opatlas.superkernel.advice import Steadiness
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def fused(kernels: list[TimelineKernel]) -> list[TimelineKernel]:
@@ -38,50 +37,38 @@ def runs(folder: Path, kernels: list[TimelineKernel], *, factors: tuple[float, .
     return folder
 
 
-def run(*arguments: object) -> int:
-    return main(["superkernel", *map(str, arguments)])
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> Any:
+    """Returns the JSON of the command."""
+    assert main(["diagnose", *map(str, arguments), "--superkernel", "--json"]) == status
+    return json.loads(capsys.readouterr().out)
 
 
-def test_the_report_has_all_parts_within_80_columns(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    pytestconfig: pytest.Config,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_scopes_with_their_prediction_and_what_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = decode_steps(layers=28, steps=3)
     cast = [each.of(kernel_type="Cast") if each.kernel_type == "Muls" else each for each in kernels]
-    write_timeline(Path("kernel_details.csv"), cast)
-    assert run("kernel_details.csv") == 0
-    report = capsys.readouterr().out
-    assert max(map(len, report.splitlines())) <= 80
-    golden = GOLDEN / "decode.txt"
-    if pytestconfig.getoption("--write-golden"):
-        golden.write_text(report, encoding="utf-8")
-    assert report == golden.read_text(encoding="utf-8")
-
-
-def test_json_has_what_the_report_has_and_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_timeline(tmp_path / "kernel_details.csv", decode_steps(layers=4, steps=2))
-    assert run(path, "--json", "-", "--cap", "3", "--sync", "0") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["cap_us"], found["sync_us"], found["kernels"]) == (3.0, 0.0, 2 * (4 * len(QWEN3_LAYER) + 4))
-    everything = found["scopes"][-1]
-    assert everything["kind"] == "all layers"
-    assert everything["saved_us"] == pytest.approx(everything["capped_us"])
+    path = write_timeline(tmp_path / "kernel_details.csv", cast)
+    found = run(capsys, path)
+    assert (found["cap_us"], found["sync_us"], found["kernels"]) == (5.0, 0.5, 3 * (28 * len(QWEN3_LAYER) + 4))
+    assert [each["kind"] for each in found["scopes"]] == ["attention", "ffn", "layer", "all layers"]
+    assert [(cut["reason"], cut["count"]) for cut in found["cuts"]] == [
+        ("type that cannot be fused", 3 * 28),
+        ("boundary of steps", 2),
+    ]
     assert [each["gain"] for each in found["measured_by_others"]] == pytest.approx([0.0561, 0.0222], abs=1e-4)
     assert found["advice"]["order"] == ["attention", "layer", "all layers"]
+    assert main(["diagnose", str(path), "--superkernel"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    for each in found["scopes"]:
+        told = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
+        assert told.replace("%", " %").split() in [line[-len(told.replace("%", " %").split()) :] for line in lines]
+    assert found["advice"]["snippet"][1] in shown
 
 
 def test_a_comparison_that_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = decode_steps(layers=8, steps=3, gap=lambda: 3.0)
     base, new = runs(tmp_path / "base", kernels), runs(tmp_path / "new", fused(kernels))
-    json_file = tmp_path / "out.json"
-    assert run(new, "--against", base, "--json", json_file) == 0
-    report = capsys.readouterr().out
-    assert "verdict: passed" in report.splitlines()
-    assert max(len(line) for line in report.splitlines() if str(tmp_path) not in line) <= 80
-    found = json.loads(json_file.read_text())
+    found = run(capsys, new, "--against", base)
     assert found["verdict"] == "passed"
     assert {check["name"]: check["state"] for check in found["checks"]} == {
         "gain": "passed",
@@ -96,41 +83,39 @@ def test_a_comparison_that_passes(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (found["old"]["super_kernels"], found["new"]["super_kernels"]) == (0, 9)
 
 
-def states(path: Path) -> dict[str, str]:
-    return {check["name"]: check["state"] for check in json.loads(path.read_text())["checks"]}
+def states(found: Any) -> dict[str, str]:
+    return {check["name"]: check["state"] for check in found["checks"]}
 
 
-def test_a_small_gain_is_told_and_what_is_wrong_fails(tmp_path: Path) -> None:
+def test_a_small_gain_is_told_and_what_is_wrong_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = decode_steps(layers=8, steps=3, gap=lambda: 0.5)
     base, new = runs(tmp_path / "base", kernels), runs(tmp_path / "new", fused(kernels))
-    out = tmp_path / "out.json"
-    assert run(new, "--against", base, "--json", out) == 0
-    assert (states(out)["gain"], json.loads(out.read_text())["verdict"]) == ("gain below gate", "gain below gate")
+    found = run(capsys, new, "--against", base)
+    assert (states(found)["gain"], found["verdict"]) == ("gain below gate", "gain below gate")
 
     unsteady = runs(tmp_path / "unsteady", fused(kernels), factors=(0.6, 0.9, 1.3))
-    assert run(unsteady, "--against", base, "--json", out) == 1
-    assert states(out)["steps of new"] == "failed"
+    assert states(run(capsys, unsteady, "--against", base, status=1))["steps of new"] == "failed"
 
-    assert run(base, "--against", base, "--json", out) == 1
-    assert (states(out)["gain"], states(out)["SuperKernel rows"]) == ("failed", "failed")
-    assert run(base, "--against", new, "--json", out) == 1
-    assert states(out)["SuperKernel rows"] == "failed"
+    found = run(capsys, base, "--against", base, status=1)
+    assert (states(found)["gain"], states(found)["SuperKernel rows"]) == ("failed", "failed")
+    assert states(run(capsys, base, "--against", new, status=1))["SuperKernel rows"] == "failed"
+    assert main(["diagnose", str(base), "--superkernel", "--against", str(new)]) == 1
+    assert "no baseline" in capsys.readouterr().out
 
 
-def test_one_run_counts_its_steps_and_captures_without_steps_count_as_one(tmp_path: Path) -> None:
+def test_one_run_counts_its_steps_and_captures_without_steps_count_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kernels = decode_steps(layers=4, steps=5)
     base = write_timeline(tmp_path / "base.csv", kernels)
     new = write_timeline(tmp_path / "new.csv", fused(kernels))
-    out = tmp_path / "out.json"
-    assert run(new, "--against", base, "--json", out) == 0
-    found = json.loads(out.read_text())
+    found = run(capsys, new, "--against", base)
     assert [len(each) for each in found["old"]["runs"]] == [5]
     assert len(found["notes"]) == 2, "one run each"
     write_timeline(new, [each.of(step="N/A") for each in fused(kernels)])
-    assert run(new, "--against", base, "--json", out) == 0
-    found = json.loads(out.read_text())
+    found = run(capsys, new, "--against", base)
     assert ([len(each) for each in found["old"]["runs"]], len(found["notes"])) == ([1], 3)
-    assert states(out)["steps of old"] == "not given"
+    assert states(found)["steps of old"] == "not given"
 
 
 @pytest.mark.parametrize(
@@ -148,23 +133,7 @@ def test_classes_of_variation(variation: float, steadiness: Steadiness) -> None:
     assert Steadiness.of(variation) is steadiness
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "named"),
-    [
-        (["--against", "CAPTURE", "--phase", "decode"], 2, "--phase"),
-        (["--against", "nowhere"], 1, "nowhere"),
-        (["--module-map", "nowhere"], 1, "nowhere"),
-    ],
-)
-def test_wrong_usage_names_what_is_wrong(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    status: int,
-    named: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_timeline(Path("CAPTURE"), decode_steps(layers=2, steps=1))
-    assert run("CAPTURE", *options) == status
-    assert named in capsys.readouterr().err
+def test_a_map_of_modules_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_timeline(tmp_path / "kernel_details.csv", decode_steps(layers=2, steps=1))
+    assert main(["diagnose", str(path), "--superkernel", "--module-map", "nowhere"]) == 1
+    assert "nowhere" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The options that OpAtlas declares. `python tests/support/declared_options.py` counts them.
 
-An option of pytest counts once, whichever sessions take it, and an option of a command once for each command.
-Aliases, hidden options, --help and --version do not count.
+An option of pytest counts once, whichever sessions take it; so do --json and --format, which all commands take. Any
+other option of a command counts once for each command. Aliases, hidden options, --help and --version do not count.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import argparse
 from functools import cache
 from typing import Any
 
+from cyclopts import App
 from opatlas.plugins import options, theory
 
-from opatlas.cli.main import COMMANDS, parser_of
+from opatlas.cli.main import COMMANDS, make_app
 
 
 class _PytestParser:
@@ -41,9 +42,18 @@ def pytest_parser() -> argparse.ArgumentParser:
 
 
 @cache
-def command_parsers() -> dict[str, argparse.ArgumentParser]:
-    """Returns the parsers of the commands that do not run pytest."""
-    return {name: parser_of(command.module, f"opatlas {name}") for name, command in COMMANDS.items() if command.module}
+def command_options() -> dict[str, dict[str, str]]:
+    """Returns the options of the commands that do not run pytest, with their help, by command.
+
+    The options of all commands have the name "".
+    """
+    found = {"": _options(make_app().meta)}
+    return found | {name: _options(make_app(name)[name]) for name, command in COMMANDS.items() if command.function}
+
+
+def _options(app: App) -> dict[str, str]:
+    arguments = app.assemble_argument_collection(parse_docstring=True)
+    return {each.name: each.parameter.help or "" for each in arguments if each.show and each.name.startswith("--")}
 
 
 def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -55,18 +65,14 @@ def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
 
 
-def names(parser: argparse.ArgumentParser) -> set[str]:
-    """Returns the options that a help text shows, by all their names."""
-    return {name for action in shown(parser) for name in action.option_strings}
-
-
 def count() -> int:
     """Returns how many options OpAtlas has."""
-    return sum(len(shown(parser)) for parser in (pytest_parser(), *command_parsers().values()))
+    return len(shown(pytest_parser())) + sum(map(len, command_options().values()))
 
 
 if __name__ == "__main__":
-    for each in (pytest_parser(), *command_parsers().values()):
-        told = [action.option_strings[0] for action in shown(each)]
-        print(f"{each.prog}: {len(told)}: {' '.join(told)}")
+    of_pytest = [action.option_strings[0] for action in shown(pytest_parser())]
+    print(f"pytest: {len(of_pytest)}: {' '.join(of_pytest)}")
+    for name, known in command_options().items():
+        print(f"opatlas {name or 'COMMAND'}: {len(known)}: {' '.join(known)}")
     print(f"in all: {count()}")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
-import contextlib
-import io
 import json
 import re
 import shlex
@@ -18,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cyclopts import CycloptsError, MissingArgumentError
 
-from opatlas.cli.main import COMMANDS, parser_of
+from opatlas.cli.main import COMMANDS, make_app
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
@@ -247,13 +245,7 @@ def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
             (first + next(i for i, each in enumerate(shown) if line.strip() in each), line)
             for line in script.splitlines()
         ]
-        for command in _of_lines(page, lines, runner):
-            yield replace(command, words=tuple(map(_of_first_runner, command.words)))
-
-
-def _of_first_runner(word: str) -> str:
-    """A word with the values that GitLab gives the variables of `parallel: 4` in the first job."""
-    return word.replace("$CI_NODE_INDEX", "1").replace("$CI_NODE_TOTAL", "4")
+        yield from _of_lines(page, lines, runner)
 
 
 def _of_jenkinsfile(first: int, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -315,13 +307,18 @@ def _of_opatlas(words: Sequence[str]) -> str:
         return ""
     if not words or words[0] not in COMMANDS:
         return f"opatlas has no command {words[:1]}; there are {', '.join(COMMANDS)}"
-    command = COMMANDS[words[0]]
-    if not command.module:
+    if COMMANDS[words[0]].tests or "--help" in words:
         return ""
-    parser = parser_of(command.module, f"opatlas {words[0]}")
-    if command.for_pytest:
-        parser.parse_args = lambda words: parser.parse_known_args(words)[0]  # type: ignore[assignment,method-assign]
-    return _refusal(parser, words[1:])
+    app = make_app(words[0])
+    try:
+        _, bound, _ = app.meta.parse_args(words, exit_on_error=False, print_error=False)
+        app.parse_args(bound.args, exit_on_error=False, print_error=False)
+    except MissingArgumentError as error:
+        # A page may show the options of a command alone.
+        return "" if any(word.startswith("-") for word in words) else str(error)
+    except CycloptsError as error:
+        return str(error)
+    return _missing(words[1:])
 
 
 def _of_python(words: Sequence[str]) -> str:
@@ -332,8 +329,6 @@ def _of_python(words: Sequence[str]) -> str:
             return _of_pip(rest)
         case ["-m", "venv", *_] | ["-c", _] | ["--version"]:
             return ""
-        case ["-m", module, *rest] if module.startswith("opatlas.cli."):
-            return _refusal(parser_of(module, module), rest)
         case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split(".")).with_suffix(".py")).exists():
             return _unknown_to_source(path, rest)
         case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split("."), "__main__.py")).exists():
@@ -341,32 +336,6 @@ def _of_python(words: Sequence[str]) -> str:
         case [script, *rest] if (ROOT / script).is_file():
             return _unknown_to_source(ROOT / script, rest)
     return f"python {shlex.join(words)}: no such module or file in the checkout"
-
-
-def _refusal(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    said = _said_against(parser, words)
-    if "arguments are required" in said:
-        # argparse says so first, whatever else is wrong.
-        _require_nothing(parser)
-        return _said_against(parser, words) or said
-    return said or _missing(words)
-
-
-def _require_nothing(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:
-        action.required = False
-    for group in parser._mutually_exclusive_groups:
-        group.required = False
-
-
-def _said_against(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            parser.parse_args(words)
-    except SystemExit as ending:
-        return said.getvalue().strip().rpartition("\n")[2] if ending.code else ""
-    return ""
 
 
 def _unknown_to_source(path: Path, words: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Guards against candidates that only seem right or fast. docs/guards.md lists what each of them finds.
+"""Guards against candidates that only seem right or fast. docs/candidates.md lists what each of them finds.
 
 `JudgedReplay` (judged_replay.py) judges a candidate on a row: the steps that all candidates have in common.
 `CandidateTrial` (trial.py) calls a candidate with inputs that change between calls, and judges the results at the end.

@@ -65,7 +65,7 @@ RANGE = (-2.0, 2.0)
 #: The remedy for lengths of sequences that are missing or contradict each other.
 _LENGTHS = (
     f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
-    f"opatlas ingest --attention-records (docs/attention-runtime.md), or correct the shapes"
+    f"opatlas ingest --attention-records (docs/captures.md), or correct the shapes"
 )
 #: The mask that stands for every causal mask of any lengths (sparse_mode 2 and 3).
 CAUSAL_MASK = (2048, 2048)

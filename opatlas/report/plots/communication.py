@@ -1,6 +1,6 @@
-"""Plots the bus bandwidth of collectives against message size, from the hcom_*.csv files of folders.
+"""Plots the bus bandwidth of collectives against message size, from the hcom_*.csv files of a folder.
 
-A line is a folder's collective, dtype, number of devices and tier. Its band reaches from the median of the fastest rank
+A line is a collective's dtype, number of devices and tier. Its band reaches from the median of the fastest rank
 to the median of the slowest, if the file has their spread.
 """
 
@@ -13,10 +13,7 @@ from typing import Any
 
 from opatlas.combine.row_devices import database_device
 from opatlas.errors import TableError
-from opatlas.model.communication import (
-    TIERS,
-    Collective,
-)
+from opatlas.model.communication import COLLECTIVES, TIERS, Collective
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
     DTYPE,
@@ -26,14 +23,12 @@ from opatlas.model.schema import (
     microbench_counter,
 )
 from opatlas.model.signature import row_cells
-from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_figure, use_byte_axis
+from opatlas.report.plots.figure import Plot, escape_formulas, new_figure, use_byte_axis
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database
-from opatlas.text import pluralize
 
 #: Libraries by the name of the folder.
 _LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
-COMMUNICATION = PlotKind("bus_bandwidth", needs="messages of collectives (hcom_*.csv) with a duration")
 
 _SPREAD = microbench_counter("Rank Spread(us)")
 #: Size of a panel.
@@ -87,44 +82,32 @@ def _tier_name(tier: str) -> str:
     return f" ({name.replace('_', '-')})" if name else ""
 
 
-def communication_title(folders: Sequence[Path]) -> str:
-    """Returns the title of a figure: devices, and libraries as far as the paths name them."""
-    names = []
-    for folder in folders:
-        *_, library, version = folder.resolve().parts
-        software = f"{_LIBRARIES[library]} {version}" if library in _LIBRARIES else ""
-        names.append(", ".join(word for word in (database_device(folder), software) if word))
-    names = list(dict.fromkeys(filter(None, names)))
-    return "Bus bandwidth of collectives" + (f": {'; '.join(names)}" if names else "")
+def communication_title(folder: Path) -> str:
+    """Returns the title of a figure: the device, and the library as far as the path names it."""
+    *_, library, version = folder.resolve().parts
+    software = f"{_LIBRARIES[library]} {version}" if library in _LIBRARIES else ""
+    names = ", ".join(word for word in (database_device(folder), software) if word)
+    return "Bus bandwidth of collectives" + (f": {names}" if names else "")
 
 
-def communication_plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Plot]:
-    """Plots bus bandwidth, a panel for each measured collective. Raises OpAtlasError."""
-    found = {
-        each: {(folder, name): points for folder in folders for name, points in message_lines(folder, each).items()}
-        for each in collectives
-    }
-    measured = {collective: lines for collective, lines in found.items() if lines}
+def communication_plot(folder: Path) -> Plot | None:
+    """Plots bus bandwidth, a panel for each measured collective; None without a message. Raises TableError."""
+    measured = {collective: lines for collective in COLLECTIVES if (lines := message_lines(folder, collective))}
     if not measured:
-        return []
+        return None
     figure, axes = new_figure(_INCHES[0] * len(measured), _INCHES[1], columns=len(measured))
     for axis, (collective, lines) in zip(axes, measured.items(), strict=True):
-        _panel(axis, collective, lines, folders)
+        _panel(axis, collective, lines)
     axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
-    figure.suptitle(escape_formulas(communication_title(folders)))
-    count = sum(len(points) for lines in measured.values() for points in lines.values())
-    names = [collective.name for collective in measured]
-    what = names[0] if len(names) == 1 else f"{len(names)} collectives"
-    return [Plot(COMMUNICATION.name, figure, f"{pluralize(count, 'message')} of {what}")]
+    figure.suptitle(escape_formulas(communication_title(folder)))
+    return Plot(figure, sum(len(points) for lines in measured.values() for points in lines.values()))
 
 
-def _panel(
-    axis: Any, collective: Collective, lines: Mapping[tuple[Path, str], Sequence[MessagePoint]], folders: Sequence[Path]
-) -> None:
-    for (folder, name), points in lines.items():
+def _panel(axis: Any, collective: Collective, lines: Mapping[str, Sequence[MessagePoint]]) -> None:
+    for name, points in lines.items():
         sizes = [point.message_bytes for point in points]
         speeds = [point.bus_gbps for point in points]
-        (drawn,) = axis.plot(sizes, speeds, marker=".", label=escape_formulas(_label(folder, name, folders)))
+        (drawn,) = axis.plot(sizes, speeds, marker=".", label=escape_formulas(name))
         axis.fill_between(
             sizes,
             speeds,
@@ -139,8 +122,3 @@ def _panel(
     axis.set_title(collective.name)
     axis.set_xlabel(f"message: {collective.message}")
     axis.legend(fontsize="small")
-
-
-def _label(folder: Path, name: str, folders: Sequence[Path]) -> str:
-    """Returns the label of a line, with library and version if there are several folders."""
-    return name if len(folders) == 1 else f"{'/'.join(folder.resolve().parts[-2:])}: {name}"

@@ -1,30 +1,17 @@
-"""Plots of durations: of replays against captures, and of products against M."""
+"""Plots of durations: of replays against captures, and of matrix products against M."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from opatlas.errors import CellError, TableError
-from opatlas.model.quality import is_composition, valid_duration
-from opatlas.model.schema import (
-    AVERAGE,
-    CACHE_STATE,
-    INPUT_SLOTS,
-    MICROBENCH_MIN,
-    MICROBENCH_STD,
-    QUALITY,
-    STAND_IN,
-)
-from opatlas.model.signature import row_cells
-from opatlas.model.slots import parse_slots
+from opatlas.model.roofline import PRODUCTS
+from opatlas.model.siblings import base_type
 from opatlas.report.plots.figure import (
     Plot,
-    PlotKind,
     color_map,
     escape_formulas,
     new_figure,
@@ -33,10 +20,6 @@ from opatlas.report.plots.figure import (
 )
 from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.report.session_report import HIGHEST_RATIO, LOWEST_RATIO
-from opatlas.store.database import Database
-from opatlas.text import pluralize
-
-COMPARISON = PlotKind("microbench_against_profiling", needs="rows with a replayed and a captured duration")
 
 _COMPARISON_INCHES = (8.0, 6.0)
 _TYPES_SHOWN = 15
@@ -73,10 +56,10 @@ def agreement(rows: Sequence[TimedRow]) -> Agreement:
     )
 
 
-def comparison_plots(rows: Sequence[TimedRow], title: str) -> list[Plot]:
-    """Plots replayed against captured durations. Raises OpAtlasError without matplotlib."""
+def comparison_plot(rows: Sequence[TimedRow], title: str) -> Plot | None:
+    """Plots replayed against captured durations, which all rows have; None without rows."""
     if not rows:
-        return []
+        return None
     found = agreement(rows)
     numbers = Counter(row.kernel_type for row in rows)
     types = [name for name, _ in numbers.most_common()]
@@ -107,7 +90,7 @@ def comparison_plots(rows: Sequence[TimedRow], title: str) -> list[Plot]:
         color="0.5",
         alpha=0.2,
         linewidth=0,
-        label="within 20 %",
+        label=f"within 20 %: {found.within:,} of {found.rows:,}",
     )
     for ratio, words, style in (
         (found.p10, "10th percentile", "dotted"),
@@ -124,98 +107,67 @@ def comparison_plots(rows: Sequence[TimedRow], title: str) -> list[Plot]:
     axis.set_xlabel("captured: Profiling Average Duration (us)")
     axis.set_ylabel("replayed: Average Duration (us)")
     figure.legend(loc="outside right center", fontsize="small", markerscale=1.5)
-    return [
-        Plot(
-            COMPARISON.name,
-            figure,
-            f"{pluralize(found.rows, 'row')}, {found.within:,} within 20 %, median {found.p50:,.2f} x",
-        )
-    ]
+    return Plot(figure, found.rows)
 
 
-_PRODUCTS_INCHES = (7.0, 4.2)
+_PRODUCTS_INCHES = (8.5, 4.8)
 _LINE_STYLES = ("solid", "dashed", "dotted", "dashdot")
-
-
-@dataclass(frozen=True)
-class ProductPoint:
-    """A measured matrix product; durations in microseconds."""
-
-    m: int
-    average_us: float
-    fastest_us: float
-    std_us: float
+#: The lines of a figure that can still be told apart.
+_LINES_SHOWN = 8
 
 
 class ProductLine(NamedTuple):
-    """The common properties of a line's points; `cache` is "cold", "warm" or ""."""
+    """What the products of a line have in common: "N x K" of the weight, its dtype, and how they were timed."""
 
+    kernel_type: str
     weight: str
     dtype: str
-    cache: str
-
-    def __str__(self) -> str:
-        return ", ".join(word for word in self if word)
+    conditions: str
 
 
-def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[ProductLine, list[ProductPoint]]:
-    """Returns the points of each line, by M; empty if no row has this weight (N, K). Leaves compositions out.
+def product_lines(rows: Sequence[TimedRow]) -> Mapping[ProductLine, Sequence[TimedRow]]:
+    """Returns the matrix products of each weight (N, K) that was timed with several M, by M; the longest line first."""
+    lines: dict[ProductLine, list[TimedRow]] = {}
+    for row in rows:
+        if base_type(row.kernel_type) not in PRODUCTS or len(row.inputs) != 2:
+            continue
+        left, weight = (each.shape for each in row.inputs)
+        if len(left) == len(weight) == 2 and left[1] == weight[1]:
+            shape = f"{weight[0]} x {weight[1]}"
+            line = ProductLine(row.kernel_type, shape, row.inputs[0].dtype, row.conditions or "captured")
+            lines.setdefault(line, []).append(row)
+    by_length = sorted(lines.items(), key=lambda line: -len(line[1]))
+    return {line: sorted(own, key=lambda row: row.inputs[0].shape[0]) for line, own in by_length if len(own) > 1}
 
-    Raises:
-        TableError: the file is missing, not a compute CSV, or has a malformed shape.
+
+def products_plot(rows: Sequence[TimedRow], device: str) -> Plot | None:
+    """Plots the durations of the matrix products of some weights against M; None without such products.
+
+    The weights are those with the most products. A band reaches from the fastest sample to one standard deviation above
+    the average.
     """
-    lines: dict[ProductLine, list[ProductPoint]] = {}
-    table = Database(folder).read(kernel_type)
-    for line, cells in enumerate(row_cells(table.frame), start=2):
-        average_us = valid_duration(cells.get(AVERAGE, ""))
-        if is_composition(cells.get(QUALITY, ""), cells.get(STAND_IN, "")):
-            continue
-        shapes, dtypes, formats = (cells.get(column, "") for column in INPUT_SLOTS)
-        try:
-            slots = parse_slots(shapes, dtypes, formats, INPUT_SLOTS)
-        except CellError as error:
-            raise TableError(table.path, str(error), "Correct the cell", line=line) from None
-        if average_us is None or len(slots) != 2 or slots[1].shape != weight or len(slots[0].shape) != 2:
-            continue
-        m, k = slots[0].shape
-        if k != weight[1]:
-            continue
-        fastest_us = valid_duration(cells.get(MICROBENCH_MIN, "")) or average_us
-        std_us = valid_duration(cells.get(MICROBENCH_STD, "")) or 0.0
-        line_of = ProductLine(f"{weight[0]} x {weight[1]}", slots[0].dtype, cells.get(CACHE_STATE, ""))
-        lines.setdefault(line_of, []).append(ProductPoint(m, average_us, fastest_us, std_us))
-    return {name: sorted(points, key=lambda point: point.m) for name, points in lines.items()}
-
-
-def products_figure(
-    lines: Mapping[tuple[Path, ProductLine], Sequence[ProductPoint]], kernel_type: str, devices: Mapping[Path, str]
-) -> Any:
-    """Returns the figure of lines of databases. `devices` has the device of each folder.
-
-    A band reaches from the fastest sample to one standard deviation above the average.
-
-    Raises:
-        OpAtlasError: matplotlib is not installed.
-    """
+    lines = dict(list(product_lines(rows).items())[:_LINES_SHOWN])
+    if not lines:
+        return None
     figure, (axis,) = new_figure(*_PRODUCTS_INCHES)
-    one_device = len(set(devices.values())) == 1
-    # Colours stand for weights, line styles for cache state and database.
-    color = color_map(list(dict.fromkeys(f"{line.weight} {line.dtype}" for _, line in lines)))
-    ways = list(dict.fromkeys((devices[folder], line.cache) for folder, line in lines))
-    for (folder, line), points in lines.items():
-        rows = [point.m for point in points]
+    # Colours stand for weights, line styles for how products were timed.
+    color = color_map(list(dict.fromkeys(line.weight for line in lines)))
+    ways = list(dict.fromkeys((line.kernel_type, line.dtype, line.conditions) for line in lines))
+    for line, own in lines.items():
+        sizes = [row.inputs[0].shape[0] for row in own]
+        way = ways.index((line.kernel_type, line.dtype, line.conditions))
         (drawn,) = axis.plot(
-            rows,
-            [point.average_us for point in points],
+            sizes,
+            [row.duration_us for row in own],
             marker=".",
-            color=color(f"{line.weight} {line.dtype}"),
-            linestyle=_LINE_STYLES[ways.index((devices[folder], line.cache)) % len(_LINE_STYLES)],
-            label=escape_formulas(f"{line}" if one_device else f"{line}, {devices[folder]}"),
+            color=color(line.weight),
+            linestyle=_LINE_STYLES[way % len(_LINE_STYLES)],
+            label=escape_formulas(f"{line.weight}: {line.kernel_type}, {line.dtype}, {line.conditions}"),
         )
         axis.fill_between(
-            rows,
-            [point.fastest_us for point in points],
-            [point.average_us + point.std_us for point in points],
+            sizes,
+            [row.fastest_us or row.duration_us for row in own],
+            [row.duration_us + (row.std_us or 0.0) for row in own],
             color=drawn.get_color(),
             alpha=0.2,
             linewidth=0,
@@ -224,8 +176,8 @@ def products_figure(
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
     axis.grid(alpha=0.3)
-    axis.set_title(escape_formulas(f"{kernel_type} on {', '.join(dict.fromkeys(devices.values()))}"))
+    figure.suptitle(escape_formulas(f"Matrix products: {device}" if device else "Matrix products"))
     axis.set_xlabel("rows M of the left operand")
     axis.set_ylabel("duration (us)")
-    axis.legend(fontsize="small", title="weight N x K")
-    return figure
+    figure.legend(loc="outside right center", fontsize="small", title="weight N x K")
+    return Plot(figure, sum(map(len, lines.values())))

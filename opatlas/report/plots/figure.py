@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opatlas.errors import UsageError
 from opatlas.store.csv_files import write_atomically
 
-FORMATS = ("png", "svg", "pdf")
 #: Resolution of a raster image: sharp in print at half size.
 _DOTS_PER_INCH = 150
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -25,24 +23,10 @@ _OTHER_COLOR = "#c0c0c0"
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure for the file `{name}.png`; `content` describes its content in a few words."""
+    """A figure, and the number of rows or messages in it."""
 
-    name: str
     figure: Any
-    content: str
-
-
-@dataclass(frozen=True)
-class PlotKind:
-    """One kind of plot.
-
-    Attributes:
-        name: the name of its file, without the suffix.
-        needs: what a database must hold for the plot.
-    """
-
-    name: str
-    needs: str
+    rows: int
 
 
 def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
@@ -55,15 +39,9 @@ def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
 
 
-def expect_plot_file(path: Path) -> None:
-    """Checks that the ending of a file is a format of plots. Raises UsageError."""
-    if _file_format(path) not in FORMATS:
-        raise UsageError(f"{path}: not a format of plots: give a file whose name ends with .{', .'.join(FORMATS)}")
-
-
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure in the format of the file's suffix, one of FORMATS. Raises OpAtlasError."""
-    form = _file_format(path)
+    """Writes a figure in the format of the file's suffix, png, svg or pdf. Raises OpAtlasError."""
+    form = path.suffix.removeprefix(".")
     from matplotlib import rc_context
 
     # Without dates and random names the same data give the same file.
@@ -72,10 +50,6 @@ def save(figure: Any, path: Path) -> None:
         write_atomically(
             path, lambda temporary: figure.savefig(temporary, format=form, metadata=metadata, dpi=_DOTS_PER_INCH)
         )
-
-
-def _file_format(path: Path) -> str:
-    return path.suffix.removeprefix(".").lower()
 
 
 def escape_formulas(name: str) -> str:

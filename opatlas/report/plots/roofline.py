@@ -23,7 +23,6 @@ from opatlas.model.roofline import (
 from opatlas.model.siblings import base_type
 from opatlas.report.plots.figure import (
     Plot,
-    PlotKind,
     color_map,
     escape_formulas,
     new_figure,
@@ -31,9 +30,6 @@ from opatlas.report.plots.figure import (
     whole_decades,
 )
 from opatlas.report.plots.timed_rows import TimedRow
-from opatlas.text import pluralize
-
-ROOFLINE = PlotKind("roofline", needs="matrix products or arithmetic with a duration")
 
 _ROOFLINE_INCHES = (8.5, 5.5)
 _ARITHMETIC_STYLE: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
@@ -63,11 +59,11 @@ def roofline_points(rows: Sequence[TimedRow]) -> list[RooflinePoint]:
     return points
 
 
-def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
-    """Plots the roofline. Raises OpAtlasError without matplotlib."""
+def roofline_plot(rows: Sequence[TimedRow], title: str, peak: Peak) -> Plot | None:
+    """Plots the roofline; None without a row whose operations and bytes are known."""
     points = roofline_points(rows)
     if not points:
-        return []
+        return None
     numbers = Counter(point.kernel_type for point in points)
     types = [name for name, _ in numbers.most_common()]
     color = color_map(types)
@@ -95,7 +91,7 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
     axis.set_ylabel(rate_unit({point.dtype for point in points}))
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
-    return [Plot(ROOFLINE.name, figure, f"{pluralize(len(points), 'row')} of {pluralize(len(types), 'kernel type')}")]
+    return Plot(figure, len(points))
 
 
 def rate_unit(dtypes: Collection[str]) -> str:

@@ -12,12 +12,13 @@ from opatlas.combine.row_devices import RowDevices, are_one_device
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.model.named_databases import expect_database
-from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
+from opatlas.model.quality import is_composition, valid_duration
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
     INPUT_SLOTS,
     INSTRUMENT,
+    MICROBENCH_MIN,
     MICROBENCH_STD,
     OUTPUT_SLOTS,
     PROFILING_AVERAGE,
@@ -27,7 +28,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import column_cells
 from opatlas.model.slots import Slot, parse_slots
-from opatlas.progress import progress_over
+from opatlas.progress import track
 from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
 from opatlas.text import pluralize
@@ -44,7 +45,7 @@ class TimedRow:
         microbench_us, profiling_us: the averages of the replay and of the capture; None if missing.
         conditions: cache state and instrument of the replay, `cold, cupti`; "" if unknown.
         device: the device of the replay; "" if unknown.
-        noisy: whether the samples of the replay are noisy, by quality or relative standard deviation.
+        fastest_us, std_us: of the samples of the replay; None if missing.
         is_composition: whether the replay timed several operators of torch in place of the kernel, so that
             `microbench_us` is no estimate of the kernel's own duration (columns Quality and Stand-In).
     """
@@ -56,8 +57,9 @@ class TimedRow:
     profiling_us: float | None
     conditions: str
     device: str = ""
-    noisy: bool = False
     is_composition: bool = False
+    fastest_us: float | None = None
+    std_us: float | None = None
 
     @property
     def duration_us(self) -> float:
@@ -102,7 +104,7 @@ def read_timed_rows(folder: Path | str, kernel_types: Collection[str] = ()) -> T
     problems: list[str] = []
     devices = RowDevices(folder)
     with gc_paused():
-        for kernel_type in progress_over(sorted(kernel_types) or there, "kernel types", label="read"):
+        for kernel_type in track(sorted(kernel_types) or there, "read, kernel types"):
             try:
                 rows += _read_rows(database, kernel_type, devices, problems)
             except OpAtlasError as error:
@@ -125,26 +127,24 @@ def without_composition(row: TimedRow) -> TimedRow | None:
 def _without_replay(row: TimedRow) -> TimedRow | None:
     if row.profiling_us is None:
         return None
-    return replace(row, microbench_us=None, conditions="", device="", noisy=False, is_composition=False)
+    return replace(
+        row, microbench_us=None, conditions="", device="", is_composition=False, fastest_us=None, std_us=None
+    )
 
 
-def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
+def expect_tables(folder: Path) -> None:
     """Checks that a folder has CSVs of a database.
-
-    Args:
-        of_collectives: whether CSVs of collectives are required.
 
     Raises:
         OpAtlasError: the folder is missing, or has no such CSV; the message names a folder below it that has.
     """
-    wanted = "hcom_*.csv" if of_collectives else "*.csv"
     expect_database(folder)
-    tables = sorted(folder.glob(wanted))
+    tables = sorted(folder.glob("*.csv"))
     if not tables:
-        below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/{wanted}")) for level in _BELOW)
+        below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/*.csv")) for level in _BELOW)
         example = next(below, None)
         where = f"a folder that does, such as {example.parent}" if example else "a folder that does"
-        raise OpAtlasError(f"{folder}: holds no {wanted if of_collectives else 'CSV'}: name {where}")
+        raise OpAtlasError(f"{folder}: holds no CSV: name {where}")
     problems: list[str] = []
     for path in tables:
         try:
@@ -155,26 +155,23 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
     raise OpAtlasError(f"{folder}: no database, none of its CSVs has kernels or collectives: {problems[0]}")
 
 
-def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
-    """Returns whether samples are noisy: by quality, or by standard deviation in rows without it."""
-    std, average = valid_duration(std_us), valid_duration(average_us)
-    return is_noisy(Quality.from_cell(quality), std / average if std and average else None)
-
-
 def _read_rows(database: Database, kernel_type: str, devices: RowDevices, problems: list[str]) -> Iterator[TimedRow]:
     """Yields the timed rows of a kernel type. Raises OpAtlasError."""
     table = database.read(kernel_type)
     frame, unread, example = table.frame, 0, ""
     column = partial(column_cells, frame)
     slots_and_durations = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE))
-    of_replay = zip(*map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, MICROBENCH_STD, STAND_IN)), strict=True)
+    of_replay = zip(
+        *map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, STAND_IN, MICROBENCH_MIN, MICROBENCH_STD)), strict=True
+    )
     for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, (
         cache,
         instrument,
         run_id,
         quality,
-        std,
         stand_in,
+        fastest,
+        std,
     ) in zip(*slots_and_durations, of_replay, strict=True):
         microbench_us, profiling_us = valid_duration(replayed), valid_duration(captured)
         if microbench_us is None and profiling_us is None:
@@ -186,7 +183,7 @@ def _read_rows(database: Database, kernel_type: str, devices: RowDevices, proble
             unread, example = unread + 1, example or str(error)
             continue
         conditions = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
-        device, noisy = (devices.replayed(run_id), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
+        device = devices.replayed(run_id) if microbench_us else ""
         yield TimedRow(
             kernel_type,
             inputs,
@@ -195,8 +192,9 @@ def _read_rows(database: Database, kernel_type: str, devices: RowDevices, proble
             profiling_us,
             conditions,
             device,
-            noisy,
             microbench_us is not None and is_composition(quality, stand_in),
+            valid_duration(fastest) if microbench_us else None,
+            valid_duration(std) if microbench_us else None,
         )
     if unread:
         problems.append(f"{table.path}: {pluralize(unread, 'row')} left out: {example}; correct the cell")

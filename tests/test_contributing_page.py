@@ -1,4 +1,4 @@
-"""docs/adding-a-device.md: its code is that of the simulated devices and works; its tables are the Protocols."""
+"""docs/contributing.md: it quotes the way of a row, and its code is that of the simulated devices and works."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import re
 
 import pytest
 from doc_commands import ROOT
+from opatlas.plugins import replay_session
 from sessions import Sessions, row
 
 from opatlas.model.location import cpu_device_name
 
-PAGE = (ROOT / "docs" / "adding-a-device.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+
+
+def test_the_page_quotes_the_steps_of_a_session() -> None:
+    assert (replay_session.__doc__ or "").strip() in PAGE
 
 
 def test_what_the_page_quotes_stands_in_the_file() -> None:
