@@ -21,7 +21,7 @@ from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
 from .progress import RowProgress
-from .pytest_internals import fitted, shorten_message
+from .pytest_internals import shorten_message
 from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
 from .xdist import has_replays
@@ -225,7 +225,7 @@ class ControllerHooks:
         if workers <= devices:
             return []
         gain = "rows of one device take turns, and more workers than devices gain nothing"
-        return [fitted(config, f"opatlas: -n {workers} on {pluralize(devices, 'device')}: {gain}")]
+        return [f"opatlas: -n {workers} on {pluralize(devices, 'device')}: {gain}"]
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:

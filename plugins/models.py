@@ -27,9 +27,10 @@ from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.implementations.contract import KernelSource, content_digest
 from opatlas.model.location import implementation_label
 from opatlas.model.schema import Status
+from opatlas.show.result import Column, Table
 from opatlas.tasks.candidate_files import candidate_function
 from opatlas.tasks.task import MODEL_NEW, Task
-from opatlas.text import first_line, pluralize
+from opatlas.text import first_line
 
 from .collector import row_of
 from .model_options import ANSWERS, ModelSettings
@@ -241,22 +242,16 @@ def _section(attempt: ModelAttempt) -> str:
     return f"{head}\n{judgement.text[:_MOST_SECTION]}".rstrip()
 
 
-def summary_lines(settings: ModelSettings, folder: Path) -> list[str]:
-    """Returns what became of the attempts of a run, of all its sessions, for each model. Raises OpAtlasError."""
+def score_table(settings: ModelSettings, folder: Path) -> Iterator[Table]:
+    """Yields what the attempts of a run achieved, in all its sessions, for each model. Raises OpAtlasError."""
     log = AttemptLog(folder)
-    lines = []
+    rows = []
     for model in settings.models.values():
-        tasks = log.tasks_of(model)
-        if not tasks:
-            continue
-        passed = [attempts for attempts in tasks if attempts[-1].passed]
-        first = sum(attempts[0].passed for attempts in passed)
-        made = sum(map(len, tasks))
-        usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
-        lines.append(
-            f"{model}: {len(passed)} of {pluralize(len(tasks), 'task')} passed, {first} at the first attempt; "
-            f"{pluralize(made, 'attempt')}, ${usd:.4f}"
-        )
-    if lines:
-        lines.append(f"`opatlas models {folder}` evaluates the attempts; the candidates are there, too")
-    return lines
+        if tasks := log.tasks_of(model):
+            passed = [attempts for attempts in tasks if attempts[-1].passed]
+            first = sum(attempts[0].passed for attempts in passed)
+            usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
+            rows.append((str(model), len(tasks), len(passed), first, sum(map(len, tasks)), usd))
+    if rows:
+        columns = ("model", "tasks", "passed", "at the first attempt", "attempts", Column("cost($)", "{:.4f}".format))
+        yield Table(columns, rows, f"models: opatlas score {folder}")

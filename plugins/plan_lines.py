@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from opatlas.capture.summary import missing_replay_lines
 from opatlas.devices.discovery import driver_version
 from opatlas.model.roofline import row_bytes
+from opatlas.model.siblings import suggest_spelling
 from opatlas.model.signature import make_case_id
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
@@ -26,28 +26,25 @@ from .settings import Settings
 _MANY = 8
 
 
-def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
-    """Yields why none of the chosen rows will run; yields nothing if rows will run."""
-    unit = settings.unit
+def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> dict[str, object]:
+    """Returns why none of the chosen rows will run; nothing if rows will run."""
     left_out = requested.left_out(plan)
     if left_out and settings.mode is UpdateMode.STALE:
-        yield f"nothing to do: none of {pluralize(left_out, unit)} is stale"
-    elif left_out:
+        return {"nothing to do": (left_out, f"{settings.unit}s, none of them stale")}
+    if left_out:
         captured = requested.captured_only(plan)
-        have = pluralize(left_out, f"{unit} has", f"{unit}s have")
-        yield f"nothing to do: {have} {_duration(settings)} already{_kinds(left_out, captured)}"
+        found: dict[str, object] = {
+            "nothing to do": (left_out, f"{settings.unit}s with {_duration(settings)}{_kinds(left_out, captured)}")
+        }
         if captured:
-            yield (
-                f"--update-mode={settings.mode} runs {unit}s without any duration, replayed or captured; "
-                f"--update-mode=unreplayed replays the {captured:,}"
-            )
-        else:
-            yield f"--update-mode=all measures {'it' if left_out == 1 else 'them'} again"
-    elif elsewhere := requested.in_other_shards(plan):
-        yield f"nothing to do: {pluralize(elsewhere, unit)} in other shards, and none in this one"
-    elif not_selected := requested.not_selected(plan):
+            return found | {"--update-mode=unreplayed": f"replays the {captured:,} without a replayed duration"}
+        return found | {"--update-mode=all": "measures them again"}
+    if elsewhere := requested.in_other_shards(plan):
+        return {"nothing to do": (elsewhere, f"{settings.unit}s, all in other shards")}
+    if not_selected := requested.not_selected(plan):
         said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
-        yield f"{said}: {_selection(settings)} is true of none of {pluralize(not_selected, unit)}"
+        return {said: (not_selected, f"{settings.unit}s, of none of which {_selection(settings)} is true")}
+    return {}
 
 
 def crowded_folders(paths: Sequence[Path]) -> dict[Path, int]:
@@ -69,31 +66,28 @@ def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> 
 
 
 def continuation(plan: Plan, settings: Settings, not_run: Collection[str], run_id: str) -> str:
-    """Returns how to run the rows that a session did not reach.
+    """Returns how to run the rows that a session did not reach; "" for one that writes nothing.
 
     Args:
         not_run: ids of these rows, at least one.
         run_id: the run of the session.
     """
-    rows = pluralize(len(not_run), settings.unit)
     if settings.read_only:
-        return f"{rows} not run"
-    unreplayed = len(plan.unreplayed().intersection(not_run))
+        return ""
     if settings.mode is not UpdateMode.ALL:
-        return f"{rows} not run: the same command goes on with them"
-    if unreplayed == len(not_run):
-        return f"{rows} not run: the same command with --update-mode=unreplayed goes on with them"
+        return "the same command goes on with them"
+    if len(plan.unreplayed().intersection(not_run)) == len(not_run):
+        return "the same command with --update-mode=unreplayed goes on with them"
     # Some of the rows have replayed durations of earlier runs.
     where = f'run != "{run_id}"' if settings.where is None else f'({settings.where}) and run != "{run_id}"'
-    return f"{rows} not run: the same command with --where {shlex.quote(where)} goes on with them"
+    return f"the same command with --where {shlex.quote(where)} goes on with them"
 
 
 def next_steps(settings: Settings, *, measured: int) -> Iterator[str]:
     """Yields what a user may do next with a database whose rows were measured."""
     if measured and settings.writes:
         database = shlex.quote(os.path.relpath(settings.database))
-        report = f"opatlas report {database} --output site"
-        yield f"next: `opatlas check {database}` tests the durations, `{report}` shows them"
+        yield f"next: opatlas check {database}; opatlas report {database} --output site"
 
 
 def _stale_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
@@ -148,7 +142,7 @@ def plan_lines(
     # A killed session may have had several of the databases.
     prepared = dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each))
     lines = (*prepared, *_to_run(plan, settings, replayable, selected, requested, without_replay))
-    return [f"opatlas: {line}" for line in lines]
+    return list(lines)
 
 
 def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
@@ -212,8 +206,9 @@ def _to_run(
     yield from plan.notes
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
-    missing = missing_replay_lines(without_replay, plan.captured_time_us(), replayable)
-    yield from (" ".join(line.split()) for line in missing)
+    if without_replay:
+        lacking = _without_replay(plan, without_replay, replayable)
+        yield f"{sum(without_replay.values()):,} {unit}s without a replay: {lacking} (docs/contributing.md shows how to add one)"
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
@@ -222,6 +217,19 @@ def _to_run(
         yield f"{name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
     yield from (text for table in plan.tables.values() for text in table.misspelt)
     yield from (f"not read: {problem}" for problem in plan.problems)
+
+
+def _without_replay(plan: Plan, rows: Mapping[str, int], replayable: Collection[str]) -> str:
+    """Returns the kernel types without a replay, and their share of the captured device time where it is known."""
+    times = plan.captured_time_us()
+    total = sum(time or 0.0 for time in times.values()) if None not in times.values() else 0.0
+
+    def share(name: str) -> str:
+        return f" ({(times.get(name) or 0.0) / total:.1%} of the captured device time)" if total else ""
+
+    order = sorted(rows, key=lambda name: (-(times.get(name) or 0.0), -rows[name], name))
+    named = [f"{name} {rows[name]:,}{share(name)}{suggest_spelling(name, replayable)}" for name in order[:_MANY]]
+    return ", ".join(named + ([f"{len(order) - _MANY} more"] if len(order) > _MANY else []))
 
 
 def _misspelt(plan: Plan, settings: Settings, replayable: Collection[str]) -> Iterator[str]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
-from opatlas.capture.summary import shapeless_lines
 from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import digest, make_case_id
-from opatlas.text import pluralize
+from opatlas.show.result import Fields
 
 from .collector import Collector
 from .plan import Plan
-from .pytest_internals import fitted
+from .pytest_internals import write_parts
 from .records import SessionRecords
 from .requested_rows import RequestedRows
 from .row_runner import RowRunner
@@ -59,8 +58,7 @@ class UncollectedSamples:
     def print(self, terminal: pytest.TerminalReporter) -> None:
         """Prints how many samples were used, left out and added."""
         if self._context.runs_rows:
-            for line in self._lines():
-                terminal.write_line(fitted(terminal.config, line))
+            write_parts(terminal, [Fields(self._fields(), "samples")])
 
     def _take_unmatched(
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
@@ -105,32 +103,30 @@ class UncollectedSamples:
         )
         self._records.add(record, device)
 
-    def _lines(self) -> Iterator[str]:
+    def _fields(self) -> dict[str, object]:
         profile = self._runner.samples().profile
-        account = profile.account
-        signatures = sum(map(len, profile.cases.values()))
-        yield (
-            f"samples: {pluralize(account.ingested, 'launch', 'launches')} of {pluralize(signatures, 'signature')} in "
-            f"{pluralize(len(profile.files), 'summary', 'summaries')}, "
-            f"{pluralize(account.left_out.total(), 'launch', 'launches')} left out"
+        account, settings = profile.account, self._context.settings
+        invalid = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
+        shapeless = account.shapeless_us
+        time_us = account.ingested_us + shapeless.total()
+        no_shapes = ", ".join(
+            f"{name} {account.shapeless[name]}{f' ({us / time_us:.1%} of the time)' if time_us else ''}"
+            for name, us in shapeless.most_common(_SHOWN)
         )
-        yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
-        first = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
-        yield from (f"  the first invalid duration: {place}" for place in first)
-        yield from shapeless_lines(account)
-        if copies := profile.same_bytes:
-            others = pluralize(len(copies), "summary has", "summaries have")
-            yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"
-        yield "warm-up and set-up launches of the profiled programs look like others: they count as samples"
+        found: dict[str, object] = {
+            "summaries": len(profile.files),
+            "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),
+            **{f"left out: {reason.value}": count for reason, count in account.left_out.most_common() if count},
+            "first invalid duration": ", ".join(map(str, invalid)) or None,
+            "without shapes": no_shapes or None,
+            "copies of a summary": ", ".join(map(str, profile.same_bytes[:_SHOWN])) or None,
+            "warm-up and set-up launches": "count as samples, since they look like others",
+        }
         if self._unmatched:
-            mode, by_cells = self._context.settings.mode, self._context.settings.where is not None
+            by_cells = settings.where is not None
             adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
-            added = "would be added" if self._context.settings.dry_run else "added"
-            fate = added if mode.adds_rows and not by_cells else f"not added ({adds})"
-            yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
-
-
-def _listed(counts: Counter[str]) -> str:
-    shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(_SHOWN))
-    more = f" and {pluralize(len(counts) - _SHOWN, 'other kernel type')}" if len(counts) > _SHOWN else ""
-    return f"{counts.total()} ({shown}{more})"
+            is_added = settings.mode.adds_rows and not by_cells
+            fate = ("would be added" if settings.dry_run else "added") if is_added else f"not added: {adds}"
+            named = ", ".join(f"{name} {count}" for name, count in self._unmatched.most_common(_SHOWN))
+            found["signatures without a row"] = (self._unmatched.total(), f"{named}; {fate}")
+        return found

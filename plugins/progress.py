@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from opatlas.progress import format_seconds, speed
 from opatlas.report.row_summary import RowSummary
-from opatlas.text import printable_lines, shorten
+from opatlas.text import printable_lines
 
 from .row_note import note_of
 from .session_context import SessionContext
@@ -52,7 +52,7 @@ class RowProgress:
             word = f"{word} {RowSummary.from_json(note['figures']).text()}"
         elif report.failed and "record" in note:
             reason = printable_lines(f"{note['record']['status']}: {note['record']['reason']}")
-            word = f"{word} {shorten(reason.partition(chr(10))[0], _REASON_SHOWN)}"
+            word = f"{word} {reason.partition(chr(10))[0][:_REASON_SHOWN]}"
         return category, letter, word
 
     @pytest.hookimpl(trylast=True)
@@ -66,10 +66,8 @@ class RowProgress:
         self._last_line = now
         done, unit = len(self._done), self._context.settings.unit
         rate = max(done, 1) / (now - self._started)
-        left = format_seconds((self._total - done) / rate)
-        self._terminal.write_line(
-            f"opatlas: {done:,} of {self._total:,} {unit}s, {speed(rate, f'{unit}s')}, {left} left"
-        )
+        left = timedelta(seconds=round((self._total - done) / rate))
+        self._terminal.write_line(f"opatlas: {done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left")
 
     def _start(self, total: int) -> None:
         self._total = total

@@ -6,10 +6,13 @@
 | `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
 | `TerminalRepr`, `TerminalWriter`, `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
 | `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
-| `_file` of the terminal writer | lines are wrapped on a terminal only |
+| `_file` of the terminal writer | tables are wrapped on a terminal only |
 """
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterable
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -17,9 +20,22 @@ from _pytest._io import TerminalWriter
 from _pytest.junitxml import LogXML, xml_key
 from _pytest.mark.expression import Expression
 
+from opatlas.show.render import UNLIMITED
+from opatlas.show.result import Part
 from opatlas.text import wrap_lines
 
 __all__ = ["Expression", "LogXML", "ReprFileLocation", "TerminalRepr", "TerminalWriter", "xml_key"]
+
+
+def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> None:
+    """Writes parts of a result as wide as the terminal that pytest writes to; unbroken lines where it is none."""
+    from opatlas.show.terminal import text
+
+    writer = terminal.config.get_terminal_writer()
+    is_limited = writer._file.isatty() or bool(os.environ.get("COLUMNS"))
+    shown = text(parts, writer.fullwidth if is_limited else UNLIMITED, styled=bool(writer.hasmarkup))
+    if shown:
+        terminal.write_line(shown)
 
 
 def fitted(config: pytest.Config, text: str, *, hang: int = 2) -> str:

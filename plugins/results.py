@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from opatlas.combine.provenance import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import default_database_of
-from opatlas.report.row_summary import quality_lines
-from opatlas.report.session_files import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
+from opatlas.report.row_summary import quality_fields
+from opatlas.report.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 
@@ -85,12 +85,12 @@ class SessionResults:
         merged = self.records.merged
         return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
 
-    def quality(self) -> list[str]:
-        """Returns lines on how many measured rows are noisy, and why."""
+    def quality(self) -> dict[str, tuple[int, str]]:
+        """Returns how many measured rows are not quiet, by quality, and why."""
         surroundings, devices = self.context.surroundings, self.context.settings.devices
         elsewhere = self.context.settings.prof_path is not None
         cause = "" if elsewhere or not self.tally.figures else surroundings.higher_load(devices)
-        return list(quality_lines(self.tally.figures.values(), cause))
+        return quality_fields(self.tally.figures.values(), cause)
 
     @property
     def not_comparable(self) -> str:

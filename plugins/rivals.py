@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from opatlas.compare.comparison import compare_databases
+from opatlas.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.text import NO_MEAN, mark_lines, mean_text, rival_lines
+from opatlas.compare.verdict import PairVerdict
 from opatlas.errors import OpAtlasError
-from opatlas.text import pluralize
+from opatlas.show.formats import ratio
+from opatlas.show.result import Column, Part, Table
 
 from .plan import Plan
 from .settings import Settings
@@ -20,10 +21,10 @@ _MOST_RIVALS = 3
 _MOST_NAMED = 3
 
 
-def comparison_lines(
+def comparison_parts(
     settings: Settings, plan: Plan, measured: Collection[str], hosts: Mapping[str, str]
-) -> Iterator[str]:
-    """Yields the durations of a few implementations beside the default's; nothing unless both have durations.
+) -> Iterator[Part]:
+    """Yields the speed-up of a few implementations over the default; nothing unless both have durations.
 
     Args:
         measured: ids of the cases that the session measured.
@@ -50,38 +51,37 @@ def comparison_lines(
     except OpAtlasError as error:
         yield str(error)
         return
-    used: set[str] = set()
     for number, rival in enumerate(databases[1:]):
         suffix = rivals[number].implementation.suffix
         ids = by_suffix[suffix]
         rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
-        if not any(rival.name in row.pairs for row in rows.rows):
-            continue
-        total = rows.total(rival.name)
-        mean = NO_MEAN if total.covered is None else mean_text(total, total.covered)
-        told = "" if mean == NO_MEAN else f": {mean} in the geometric mean"
-        yield f"{rival.label}, speed-up over {databases[0].label}{told}"
-        yield from rival_lines(rows, rival, used)
-        pairs = {
-            row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
-            for row in sorted(ids)
-        }
-        yield from host_lines(pairs, databases[0].label, rival.label)
-        yield ""
-    yield from mark_lines(used)
+        if any(rival.name in row.pairs for row in rows.rows):
+            yield _figures_table(rows, rival)
+            pairs = {
+                row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
+                for row in sorted(ids)
+            }
+            yield from host_table(pairs, databases[0].label, rival.label)
 
 
-def host_lines(hosts: Mapping[str, tuple[str, str]], baseline: str, rival: str) -> Iterator[str]:
-    """Yields lines about rows whose two durations are of different machines of a cluster.
+def _figures_table(found: DatabaseComparison, rival: ComparedDatabase) -> Table:
+    verdicts = [each.value for each in PairVerdict]
+    columns: list[Column | str] = ["kernel type", "rows", "measured", Column("speed-up", ratio), *verdicts]
+    rows = [
+        (each.kernel_type or "all", each.rows, each.measured, each.covered, *map(each.verdicts.get, verdicts))
+        for each in (*found.figures(rival.name), found.total(rival.name))
+    ]
+    return Table(columns, rows, f"{rival.label}, geometric mean of the speed-up over {found.baseline.label}")
+
+
+def host_table(hosts: Mapping[str, tuple[str, str]], baseline: str, rival: str) -> Iterator[Table]:
+    """Yields a table of the rows whose two durations are of different machines of a cluster.
 
     Args:
         hosts: the machines of the baseline and of the rival by row; "" where the session did not measure one.
     """
-    differ = {row: pair for row, pair in hosts.items() if all(pair) and pair[0] != pair[1]}
-    if not differ:
-        return
-    yield f"{pluralize(len(differ), 'row')} with durations of two hosts, so that the speed-up is also one of the hosts:"
-    for row, (of_baseline, of_rival) in list(differ.items())[:_MOST_NAMED]:
-        yield f"  {row}: {baseline} on {of_baseline}, {rival} on {of_rival}"
-    if len(differ) > _MOST_NAMED:
-        yield f"  and {pluralize(len(differ) - _MOST_NAMED, 'row')} more"
+    differ = [(row, *pair) for row, pair in hosts.items() if all(pair) and pair[0] != pair[1]]
+    if differ:
+        shown = differ[:_MOST_NAMED]
+        title = "durations of two hosts: the speed-up is also one of the hosts"
+        yield Table(("row", baseline, rival), shown, title, left_out=len(differ) - len(shown))

@@ -10,18 +10,20 @@ import pytest
 
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
-from opatlas.progress import speed
-from opatlas.report.row_summary import microseconds_text, noise_text, terminal_tables
-from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
+from opatlas.report.row_summary import duration_tables, microseconds_text, noise_text
+from opatlas.report.session_report import SessionFacts, cause_table, gap_table
+from opatlas.show.formats import ratio
+from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.text import printable_lines
 
 from .interrupts import STOPPED, Interrupts, kept_lines
 from .ledger import GIVEN_UP, WITHOUT_REPLAY, XFAILED
 from .plan import Plan
 from .plan_lines import continuation, crowded_folders, next_steps, nothing_to_do, plan_lines
-from .pytest_internals import fitted
+from .pytest_internals import write_parts
 from .requested_rows import RequestedRows
 from .results import SessionResults
-from .rivals import comparison_lines
+from .rivals import comparison_parts
 from .row_note import DURATION_US, STD_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
@@ -30,10 +32,6 @@ from .settings import benchmarks_off
 
 _SHOWN = 5
 _MOST_COMPARED = 20
-
-
-class _Failure(str):
-    """A line about a failure, red on a terminal."""
 
 
 class SessionSummary:
@@ -56,17 +54,20 @@ class SessionSummary:
         if plan is None or plan.error or self._plan_printed:
             return []
         self._plan_printed = True
-        return self._plan_lines(plan, self._ledger.to_run)
-
-    def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        settings, requested = self._context.settings, self._requested_rows()
-        without_replay = self._results.not_replayable()
-        lines = plan_lines(plan, settings, self._collector.known_replays(), selected, requested, without_replay)
+        settings, selected = self._context.settings, self._ledger.to_run
+        lines = plan_lines(
+            plan,
+            settings,
+            self._collector.known_replays(),
+            selected,
+            self._requested_rows(),
+            self._results.not_replayable(),
+        )
         if selected and settings.prof_path is None and not settings.collect_only:
             found = disturbances(settings.devices, *self._context.surroundings.at_start(settings.devices))
-            lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
-            lines += [f"opatlas: {note}" for note in flush_notes(settings)]
-        return [fitted(self._context.config, line) for line in lines]
+            lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
+            lines += flush_notes(settings)
+        return [f"opatlas: {printable_lines(line)}" for line in lines]
 
     def set_exit_status(self, session: pytest.Session) -> None:
         """Sets the exit status of a session that ran no row, or that could not read a file or merge a journal."""
@@ -90,170 +91,143 @@ class SessionSummary:
         plan, is_quiet = self._context.plan, terminal.config.option.verbose < 0
         if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
             for line in plan.error.splitlines():
-                terminal.write_line(fitted(terminal.config, f"opatlas: {line}"), red=True)
+                terminal.write_line(printable_lines(f"opatlas: {line}"), red=True)
         if plan is None or not self._context.runs_rows:
             return
         terminal.ensure_newline()
-        if self._tally.figures and not is_quiet:
+        figures = self._tally.figures
+        if figures and not is_quiet:
             terminal.section("durations", sep="=")
-            for line in terminal_tables(self._tally.figures.values(), terminal_columns()):
-                terminal.write_line(printable_lines(line))
-        tally = self._tally
-        if compared := list(comparison_lines(self._context.settings, plan, tally.figures, tally.hosts)):
+            write_parts(terminal, duration_tables(figures.values()))
+        if compared := list(comparison_parts(self._context.settings, plan, figures, self._tally.hosts)):
             terminal.section("comparison", sep="=")
-            for line in compared:
-                terminal.write_line(fitted(terminal.config, line))
+            write_parts(terminal, compared)
         terminal.section("OpAtlas", sep="=")
-        for line in self._summary(plan):
-            terminal.write_line(fitted(terminal.config, line), red=isinstance(line, _Failure))
+        write_parts(terminal, self._parts(plan, terminal))
+        for problem in self._problems(plan):
+            terminal.write_line(printable_lines(problem), red=True)
         if status == pytest.ExitCode.OK and terminal.isatty and not is_quiet:
-            for line in next_steps(self._context.settings, measured=self._tally.outcomes["passed"]):
-                terminal.write_line(fitted(terminal.config, line))
+            write_parts(terminal, next_steps(self._context.settings, measured=self._tally.outcomes["passed"]))
 
     def _requested_rows(self) -> RequestedRows:
         return RequestedRows(self._context.config, self._collector)
 
-    def _summary(self, plan: Plan) -> Iterator[str]:
-        if self._interrupts.now:
-            yield self._ledger.line()
-            yield from kept_lines(self._context, "stopped at once")
-            return
+    def _parts(self, plan: Plan, terminal: pytest.TerminalReporter) -> Iterator[Part]:
+        """Yields the summary, and writes the ledger, which is red if a row failed."""
         counts = self._ledger.counts()
-        if not counts.keys() - {WITHOUT_REPLAY}:
-            merged = self._records.merged
-            if merged is None or not (merged.added.total() or merged.updated.total()):
-                yield from self._nothing_run_lines(plan)
-            if not self._results.has_written():
-                if counts:
-                    yield self._ledger.line()
-                yield from self._problem_lines(plan)
-                return
-        seconds = self._tally.running_time.seconds
-        facts = self._results.facts()
         if counts:
             statuses = [status for status in map(Status.from_cell, counts) if status is not None]
-            yield (_Failure if any(status.expected_to_fail for status in statuses) else str)(self._ledger.line())
-        rows, unit = sum(facts.statuses.values()), self._context.settings.unit
-        if rows:
-            run = "run" if self._context.settings.prof_path is None else "looked up"
-            yield f"{pluralize(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
-            yield from self._tally.running_time.waiting_lines()
-        yield from self._tally.verdict_lines()
-        if self._context.stop_reason not in ("", STOPPED):
-            yield _Failure(f"stopped: {self._context.stop_reason}")
-        yield from self._results.quality()
-        yield from self._not_run_lines(plan)
-        yield from self._earlier_lines()
+            terminal.write_line(self._ledger.line(), red=any(status.expected_to_fail for status in statuses))
+        if self._interrupts.now:
+            yield from kept_lines(self._context, "stopped at once")
+            return
         merged = self._records.merged
-        if merged is not None and (rows or self._results.has_written()):
-            updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-            done = "written back" if self._context.settings.writes else "would be written back (--dry-run)"
-            yield f"{done}: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
-            for database in self._records.pruned_in:
-                restored = f"`opatlas history {database.path} --restore pruned` brings them back"
-                yield f"pruned rows are in {database.pruned_dir}: {restored}"
-            if merged.unmatched:
-                yield self._context.settings.workload.unmatched(len(merged.unmatched))
-            if merged.of_siblings:
-                kernels = pluralize(
-                    len(merged.of_siblings),
-                    "kernel that ran for a row of a sibling type has",
-                    "kernels that ran for rows of sibling types have",
-                )
-                yield f"{kernels} no row: --update-mode=all adds these rows"
-            if merged.repeated:
-                rows_again = pluralize(merged.repeated, "repeated row")
-                yield f"{rows_again}: given the duration of the earlier row of the same signature"
-        yield from self._error_lines()
-        yield from self._gap_lines()
-        yield from self._problem_lines(plan)
-        yield from self._model_lines()
-        targets = self._context.settings.targets
-        yield from self._context.settings.workload.summary_lines([(each.implementation, each.path) for each in targets])
-        paths = [targets[number].path for number in plan.named_targets(len(targets))]
-        crowded = crowded_folders(paths)
-        yield from (f"database: {path}" for path in paths if path.parent not in crowded)
-        yield from (f"databases: {count:,} in {folder}" for folder, count in crowded.items())
-        for path in self._results.paths:
-            yield f"report: {path}"
+        if not counts.keys() - {WITHOUT_REPLAY}:
+            if merged is None or not (merged.added.total() or merged.updated.total()):
+                yield from self._nothing_run(plan)
+            if not self._results.has_written():
+                return
+        facts = self._results.facts()
+        yield Fields({**self._run_fields(plan, facts), **self._written(plan, facts)})
+        if causes := self._tally.causes():
+            yield cause_table("not measured", causes, _SHOWN)
+        gaps = self._results.gaps
+        if gaps and self._results.not_comparable:
+            yield f"{len(gaps):,} rows with both durations, {self._results.not_comparable}"
+        elif any(gap.outside for gap in gaps):
+            yield gap_table(gaps, _SHOWN)
+        yield from self._score(plan)
 
-    def _nothing_run_lines(self, plan: Plan) -> Iterator[str]:
+    def _run_fields(self, plan: Plan, facts: SessionFacts) -> dict[str, object]:
+        """Returns how rows ran, and how good their durations are."""
+        settings, accounts = self._context.settings, self._ledger.counts()
+        unit, rows, seconds = settings.unit, sum(facts.statuses.values()), facts.seconds
+        given_up = accounts[GIVEN_UP] + accounts[XFAILED] - self._tally.outcomes["xfailed"]
+        unresolved = ", ".join(f"{n} {status}" for status, n in self._ledger.unresolved().most_common())
+        not_run = self._ledger.not_run()
+        run = "run" if settings.prof_path is None else "looked up"
+        return {
+            f"{unit}s {run}": (rows, f"in {seconds:.1f} s, {rows / seconds:.3g} {unit}s/s") if rows else None,
+            **self._tally.running_time.waited(),
+            "judged": self._tally.verdicts() or None,
+            **facts.quality,
+            "not run": (len(not_run), continuation(plan, settings, not_run, self._context.run_id)) if not_run else None,
+            "measured, failed before": self._tally.outcomes["xpassed"] or None,
+            "given up": (given_up, "crashed or timed out in earlier sessions: --runxfail runs them")
+            if given_up
+            else None,
+            "left by earlier sessions": unresolved or None,
+        }
+
+    def _written(self, plan: Plan, facts: SessionFacts) -> dict[str, object]:
+        """Returns what was written, and where."""
+        settings, merged = self._context.settings, self._records.merged
+        found: dict[str, object] = {}
+        if merged is not None and (facts.statuses or self._results.has_written()):
+            updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
+            done = "written" if settings.writes else "would be written (--dry-run)"
+            found[done] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+            for database in self._records.pruned_in:
+                restore = f"`opatlas history {database.path} --restore pruned` brings them back"
+                found["pruned rows"] = (str(database.pruned_dir), restore)
+            if merged.unmatched:
+                found["no row"] = settings.workload.unmatched(len(merged.unmatched))
+            if merged.of_siblings:
+                found["kernels of sibling types without a row"] = (
+                    len(merged.of_siblings),
+                    "--update-mode=all adds these rows",
+                )
+            if merged.repeated:
+                found["repeated rows"] = (merged.repeated, "got the duration of the earlier row of their signature")
+        paths = [settings.targets[number].path for number in plan.named_targets(len(settings.targets))]
+        crowded = crowded_folders(paths)
+        named = [str(path) for path in paths if path.parent not in crowded]
+        found["database"] = "\n".join(named) or None
+        found["databases"] = "\n".join(f"{count:,} in {folder}" for folder, count in crowded.items()) or None
+        found["report"] = "\n".join(self._results.paths) or None
+        return found
+
+    def _nothing_run(self, plan: Plan) -> Iterator[Part]:
         settings = self._context.settings
-        unit = settings.unit
         requested, known = self._requested_rows(), self._collector.known_replays()
         replayable = [table for table in plan.tables.values() if table.kernel_type in known]
-        if lines := list(nothing_to_do(requested, plan, settings)):
-            yield from lines
+        if found := nothing_to_do(requested, plan, settings):
+            yield Fields(found)
         elif not (self._ledger.without_replay or benchmarks_off(self._context.config)) and (
             example := next((case for table in replayable for case in table.cases.values()), None)
         ):
-            cases = pluralize(plan.cases_of(known), unit)
             near = meant(self._keyword, [table.kernel_type for table in plan.tables.values()])
-            yield wrap(f"none of {cases} was selected{near}; -k takes parts of names such as {example}", indent=0)
+            yield (
+                f"none of {plan.cases_of(known):,} {settings.unit}s was selected{near}; -k takes parts of names such "
+                f"as {example}"
+            )
 
-    def _model_lines(self) -> Iterator[str]:
-        """Yields what models achieved in all sessions of the run."""
+    def _score(self, plan: Plan) -> Iterator[Part]:
+        """Yields what models, or implementations of a suite, achieved."""
         settings = self._context.settings
         if settings.models is not None:
             # Sessions without models do not import the client of endpoints.
-            from .models import summary_lines
+            from .models import score_table
 
-            yield from summary_lines(settings.models, settings.models_folder)
+            yield from score_table(settings.models, settings.models_folder)
+        yield from settings.workload.summary_lines([(each.implementation, each.path) for each in settings.targets])
 
-    def _not_run_lines(self, plan: Plan) -> Iterator[str]:
-        """Yields how to go on after a session that stopped early."""
-        if not_run := self._ledger.not_run():
-            yield continuation(plan, self._context.settings, not_run, self._context.run_id)
-
-    def _problem_lines(self, plan: Plan) -> Iterator[str]:
+    def _problems(self, plan: Plan) -> Iterator[str]:
+        if self._interrupts.now:
+            return
+        if self._context.stop_reason not in ("", STOPPED):
+            yield f"stopped: {self._context.stop_reason}"
         merged = self._records.merged
         failed = merged is None or merged.problems
         for problem in self._records.problems:
-            yield _Failure(f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}")
+            yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
         for problem in self._ledger.problems:
-            yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
+            yield f"THE ROWS DO NOT ADD UP: {problem}"
         if plan.problems:
             # The reasons are printed before the rows.
-            yield _Failure("not all files were read, or not all of their lines: see `not read:` before the rows")
+            yield "not all files were read, or not all of their lines: see `not read:` before the rows"
         for problem in self._results.problems:
-            yield _Failure(f"not read or written: {problem}")
-
-    def _earlier_lines(self) -> Iterator[str]:
-        """Yields what became of the rows that earlier sessions failed to measure."""
-        passed = self._tally.outcomes["xpassed"]
-        if passed:
-            yield f"{pluralize(passed, self._context.settings.unit)} measured that had failed before"
-        accounts = self._ledger.counts()
-        given_up = accounts[GIVEN_UP] + accounts[XFAILED] - self._tally.outcomes["xfailed"]
-        if given_up:
-            rows = pluralize(given_up, self._context.settings.unit)
-            yield f"{rows} not run, after crashes or timeouts in sessions before (--runxfail)"
-        unresolved = self._ledger.unresolved()
-        if unresolved:
-            counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())
-            yield f"left as earlier sessions left them: {counts}"
-
-    def _error_lines(self) -> Iterator[str]:
-        causes = self._tally.causes()
-        if causes:
-            yield _Failure("not measured, by kernel type and cause:")
-            for cause in causes[:_SHOWN]:
-                yield wrap(f"{cause.rows:5d}  {cause.kernel_type}: {cause.reason}", indent=2)
-            if len(causes) > _SHOWN:
-                yield f"         and {pluralize(len(causes) - _SHOWN, 'other cause')}, see the report"
-
-    def _gap_lines(self) -> Iterator[str]:
-        outside = [gap for gap in self._results.gaps if gap.outside]
-        if self._results.gaps and self._results.not_comparable:
-            yield f"{pluralize(len(self._results.gaps), 'row')} with both durations, {self._results.not_comparable}"
-        elif outside:
-            device = self._records.device_name
-            of_all = pluralize(len(self._results.gaps), "duration")
-            are = "is" if len(outside) == 1 else "are"
-            yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
-            for gap in outside[:_SHOWN]:
-                captured = f"; captured: {gap.populations}" if gap.populations else ""
-                yield wrap(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}{captured}", indent=2)
+            yield f"not read or written: {problem}"
 
 
 @dataclass(frozen=True)
@@ -269,10 +243,6 @@ class ComparedRow:
     def ratio(self) -> float:
         """The new duration divided by the stored duration."""
         return self.new_us / self.stored_us
-
-    def __str__(self) -> str:
-        new = f"{microseconds_text(self.new_us)} {noise_text(self.noise)}".rstrip()
-        return f"{f'{self.ratio:.3f} x':9}  {new:>17}, stored {microseconds_text(self.stored_us):>10}"
 
 
 class StoredComparison:
@@ -304,21 +274,20 @@ class StoredComparison:
         """Prints the rows whose durations differ most."""
         plan = self._context.plan
         if plan is not None and not plan.error:
-            for line in self._lines():
-                terminal.write_line(fitted(terminal.config, line))
+            write_parts(terminal, self._parts())
 
-    def _lines(self) -> Iterator[str]:
-        unit = self._context.settings.unit
+    def _parts(self) -> Iterator[Part]:
         if self._compared:
-            yield f"{pluralize(len(self._compared), unit)} beside their stored durations, the furthest apart first:"
+            furthest = sorted(self._compared.values(), key=lambda each: -abs(math.log(each.ratio)))
             most = None if self._verbosity > 0 else _MOST_COMPARED
-            for compared in sorted(self._compared.values(), key=lambda each: -abs(math.log(each.ratio)))[:most]:
-                yield f"{compared}  {compared.case_id}"
-            if most is not None and len(self._compared) > most:
-                yield f"and {pluralize(len(self._compared) - most, 'more', 'more')} (-v shows all)"
-        if self._without:
-            yield f"{pluralize(len(self._without), unit)} measured without a stored duration"
-        yield "--read-only: nothing was written into the database"
+            columns = (
+                *(Column("new / stored", ratio), Column("new", microseconds_text), Column("noise", noise_text)),
+                *(Column("stored", microseconds_text), "row"),
+            )
+            rows = [(each.ratio, each.new_us, each.noise, each.stored_us, each.case_id) for each in furthest[:most]]
+            yield Table(columns, rows, "stored durations, the furthest apart first", left_out=len(furthest) - len(rows))
+        unstored = (len(self._without), "measured, without a stored duration") if self._without else None
+        yield Fields({"not compared": unstored, "--read-only": "nothing was written into the database"})
 
 
 def _measured(report: pytest.TestReport) -> bool:

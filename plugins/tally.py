@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 
 from opatlas.model.schema import ERROR_CLASS, Status
 from opatlas.model.signature import case_id_in
-from opatlas.progress import format_seconds
 from opatlas.report.row_summary import RowSummary
-from opatlas.report.session_files import Cause
-from opatlas.text import pluralize, shorten, wrap
+from opatlas.report.session_report import Cause
 
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
 
@@ -57,16 +54,19 @@ class RunningTime:
         """Seconds that a worker has waited for other sessions, on average."""
         return self._waited_s[FOR_OTHERS] / max(len(self._workers), 1)
 
-    def waiting_lines(self) -> Iterator[str]:
-        """Yields lines about long waits."""
+    def waited(self) -> dict[str, str]:
+        """Returns long waits, for the summary."""
         others_s, own_s = self._waited_s[FOR_OTHERS], self._waited_s[FOR_OWN]
-        if others_s >= _REPORTED_FROM_S:
-            who = "" if len(self._workers) < 2 else f"{len(self._workers)} workers "
-            waited = format_seconds(others_s)
-            yield f"{who}waited {waited} for rows of another session on the same device, not counted above"
-        if own_s >= _REPORTED_FROM_S:
-            waited = format_seconds(own_s)
-            yield f"workers of this session waited {waited} for each other: rows of one device take turns"
+        each = "" if len(self._workers) < 2 else f", {len(self._workers)} workers together"
+        found = {
+            "waited for another session": f"{others_s:.0f} s{each}, not counted above",
+            "waited for each other": f"{own_s:.0f} s: rows of one device take turns",
+        }
+        return {
+            name: text
+            for (name, text), seconds in zip(found.items(), (others_s, own_s), strict=True)
+            if seconds >= _REPORTED_FROM_S
+        }
 
 
 class OutcomeTally:
@@ -115,7 +115,7 @@ class OutcomeTally:
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = kernel, assumptions
         if record["status"] != Status.MEASURED.value:
-            reason = shorten(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
+            reason = str(record["reason"]).partition("\n")[0][:_REASON_SHOWN]
             error = kernel, f"{record['status']}: {_cause(record['status'], reason)}"
             self._error_of[report.nodeid] = error
             self._reasons.setdefault(error, (f"{record['status']}: {reason}", case_id))
@@ -125,13 +125,9 @@ class OutcomeTally:
         """The number of rows, by pytest's word for the last report of each row."""
         return Counter(self._outcome_of.values())
 
-    def verdict_lines(self) -> Iterator[str]:
-        """Yields lines with the error classes of candidates, if rows were judged."""
-        if not self._verdict_of:
-            return
-        verdicts = Counter(self._verdict_of.values()).most_common()
-        counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-        yield from wrap(f"{pluralize(len(self._verdict_of), 'row')} judged: {counted}", 0).splitlines()
+    def verdicts(self) -> str:
+        """Returns the error classes of candidates with their numbers of rows; "" if no row was judged."""
+        return ", ".join(f"{count} {verdict}" for verdict, count in Counter(self._verdict_of.values()).most_common())
 
     def causes(self) -> list[Cause]:
         """Returns the causes of rows that were not measured, the most frequent first."""

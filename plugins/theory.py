@@ -21,21 +21,22 @@ from opatlas.installation import PACKAGE, code_folder
 from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.show.result import Fields
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.store.pace import Pace, replay_pace
-from opatlas.text import parse_whole, pluralize
+from opatlas.text import parse_whole, pluralize, printable_lines
 from opatlas.theory.report import (
     KernelResult,
     coverage_page,
-    summary_lines,
+    summary_parts,
 )
 
 from .options import OPTIONS as REPLAY_OPTIONS
 from .options import outside, refuse
-from .pytest_internals import fitted
+from .pytest_internals import write_parts
 from .replay_session import SESSION
 from .selection import keyword_filter
 from .target import devices_of, refuse_useless_versions
@@ -251,12 +252,12 @@ class Theory:
         models = self.plan.request.targets.models if option.target_models else ()
         told = [f"{model.name}, with differences: {differs}" for model in models if (differs := _differences(model))]
         if not option.rows:
-            return [fitted(self._config, f"opatlas: {line}") for line in told]
+            return [f"opatlas: {line}" for line in told]
         most = option.rows * len(items)
         rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
         told += [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
         told += [str(self._mapping)] if self._mapping is not None else []
-        return [fitted(self._config, f"opatlas: {line}") for line in told]
+        return [f"opatlas: {line}" for line in told]
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
@@ -337,16 +338,15 @@ class Theory:
             return
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
-        for line in summary_lines(self._results, self._pace(), read_only=read_only):
-            terminalreporter.write_line(fitted(self._config, line))
+        where = {
+            "database": (str(self.plan.database.path), "new" if self._is_new and not read_only else ""),
+            "coverage": None if read_only or self._problem else str(self._coverage_path),
+        }
+        write_parts(terminalreporter, [*summary_parts(self._results, self._pace(), read_only=read_only), Fields(where)])
         for warning in self.plan.database.misspelt_columns():
-            terminalreporter.write_line(fitted(self._config, f"warning: {warning}"))
-        made = " (a new one)" if self._is_new and not read_only else ""
-        terminalreporter.write_line(fitted(self._config, f"database: {self.plan.database.path}{made}"))
+            terminalreporter.write_line(printable_lines(f"warning: {warning}"))
         if self._problem:
-            terminalreporter.write_line(fitted(self._config, f"error: {self._problem}"))
-        elif not read_only:
-            terminalreporter.write_line(fitted(self._config, f"coverage: {self._coverage_path}"))
+            terminalreporter.write_line(printable_lines(f"error: {self._problem}"), red=True)
 
 
 def _differences(model: ModelFacts) -> str:

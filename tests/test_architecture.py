@@ -24,6 +24,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 #: The folders of the library from the bottom to the top: each imports itself and those before it.
 LAYERS = (
     "model",
+    "show",
     "store",
     "capture",
     "combine",

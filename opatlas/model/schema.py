@@ -104,8 +104,8 @@ STATUS_REASON = "Status Reason"
 CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
-#: Of a row of a suite (docs/candidates.md): the sample and its digest, the text of the arguments, the functional operator
-#: of which the row's is a variant, how often models make the call, and the torch that listed the row.
+#: Of a row of a suite (docs/candidates.md): the sample and its digest, the text of the arguments, the functional
+#: operator of which the row's is a variant, how often models make the call, and the torch that listed the row.
 SAMPLE = "Sample"
 ARGUMENTS = "Arguments"
 FUNCTIONAL = "Functional"

@@ -25,7 +25,8 @@ from opatlas.model.schema import (
     NUM_DEVICES,
 )
 from opatlas.model.siblings import base_type
-from opatlas.text import percent_text, pluralize, shorten
+from opatlas.show.result import Column, Table
+from opatlas.text import percent_text
 
 #: Significant digits of durations and rates.
 _DIGITS = 3
@@ -97,16 +98,11 @@ class RowSummary:
         """The quality, if it needs a warning or is a composition; "" otherwise."""
         return self.quality.value if self.quality is Quality.COMPOSITION else self.warning
 
-    def text(self, width: int = 1_000) -> str:
-        """Returns `601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`, without the last parts if `width` is too small."""
-        share = "" if self.share is None else share_text(self.share)
-        head = f"{microseconds_text(self.median_us)} {noise_text(self.noise)}".rstrip() + f" ({self.samples})"
-        head = " ".join(filter(None, (head, self.mark)))
-        for tail in ((self.rate, share and f"{share} of peak"), (self.rate, share), (self.rate,)):
-            text = " ".join(filter(None, (head, *tail)))
-            if len(text) <= width:
-                return text
-        return head
+    def text(self) -> str:
+        """Returns `601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`."""
+        share = "" if self.share is None else f"{share_text(self.share)} of peak"
+        parts = (microseconds_text(self.median_us), noise_text(self.noise), f"({self.samples})", self.mark, self.rate)
+        return " ".join(filter(None, (*parts, share)))
 
     def line(self) -> str:
         """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`, which CI shows."""
@@ -236,16 +232,6 @@ def _together(kernel_type: str, rows: Sequence[RowSummary]) -> TypeSummary:
     )
 
 
-def slowest(rows: Iterable[RowSummary], count: int) -> list[RowSummary]:
-    """Returns the rows with the longest medians."""
-    return heapq.nlargest(count, rows, key=lambda row: row.median_us)
-
-
-def noisiest(rows: Iterable[RowSummary], count: int) -> list[RowSummary]:
-    """Returns the rows with the most noise, among rows with several samples."""
-    return heapq.nlargest(count, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0)
-
-
 def microseconds_text(value: float) -> str:
     """Returns `1.30 us`, `601 us`, `37,818 us`: three digits, and all digits before the point."""
     return f"{_significant(value)} us"
@@ -284,114 +270,56 @@ def _significant(value: float) -> str:
 
 
 _SHOWN = 5
-_TITLES = ("kernel type", "rows", "median", "range", "noise", "not quiet", "best rate", "of peak")
-#: Columns that are dropped on a narrow terminal, in this order.
-_LEFT_OUT = ("range", "not quiet", "of peak")
-_LEAST_NAME = 16
-_BETWEEN = "  "
 
 
-def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
-    """Yields the tables in lines of at most `width` characters."""
-    yield from _type_table(summarize_types(rows), width)
-    for title, found in _lists(rows):
-        yield f"{title}:"
-        numbers = [row.text(44) for row in found]
-        widest = max(map(len, numbers))
-        for row, text in zip(found, numbers, strict=True):
-            yield shorten(f"  {text:{widest}}  {row.name}", width)
-
-
-def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
-    """Yields the tables in Markdown."""
+def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
+    """Yields a table of the kernel types, and of many rows the slowest and the noisiest ones."""
     types = summarize_types(rows)
-    columns = [column for column in range(len(_TITLES)) if column in _used_columns(types)]
-    yield from markdown_table(
-        [_TITLES[column].capitalize() for column in columns],
-        [[_cells(of_type)[column] for column in columns] for of_type in types],
+    columns = (
+        *("kernel type", "rows", Column("median", microseconds_text), Column("shortest", microseconds_text)),
+        *(Column("longest", microseconds_text), Column("noise", noise_text), "not quiet", "best rate"),
+        Column("of peak", share_text),
     )
-    for title, found in _lists(rows):
-        yield from ("", f"### The {title} rows", "")
-        yield from markdown_table(
-            ("Duration", "Kernel type", "Shapes"),
-            [(row.text(), row.kernel_type, f"`{row.shapes}`") for row in found],
+    cells = [
+        (
+            *(each.kernel_type, each.rows, each.median_us, each.shortest_us, each.longest_us, each.noise),
+            *(each.not_quiet, each.rate, each.share),
         )
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Returns a table in Markdown."""
-    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *body]
-
-
-def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
-    """Yields lines on compositions and on rows that are not quiet; `cause` is what may have caused noise."""
-    counts = Counter(row.quality for row in rows)
-    all_rows = pluralize(len(rows), "row")
-    if composed := counts.pop(Quality.COMPOSITION, 0):
-        what = "a composition" if composed == 1 else "compositions"
-        yield (
-            f"{composed:,} of {all_rows} {_are(composed)} {what} of torch operators: "
-            "no estimate of the kernel's own duration"
-        )
-    if noisy := counts.pop(Quality.NOISY, 0):
-        why = f": {cause}" if cause else ""
-        yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {percent_text(NOISE_LIMIT, 0)}{why}"
-    if too_few := counts.pop(Quality.UNKNOWN, 0):
-        have = "has" if too_few == 1 else "have"
-        yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, too few to judge noise"
-    counts.pop(Quality.QUIET, None)
-    if counts:
-        (first, count), *more = counts.most_common()
-        others = "".join(f", {each:,} {_are(each)} {quality}" for quality, each in more)
-        yield f"{count:,} of {all_rows} {_are(count)} {first}{others}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _lists(rows: Collection[RowSummary]) -> Iterator[tuple[str, list[RowSummary]]]:
+        for each in types
+    ]
+    yield Table(columns, cells)
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
-        for title, found in (("slowest", slowest(rows, _SHOWN)), ("noisiest", noisiest(rows, _SHOWN))):
-            if found:
-                yield title, found
+        yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
+        if noisiest := heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0):
+            yield _table_of_rows("noisiest", noisiest)
 
 
-def _cells(of_type: TypeSummary) -> tuple[str, ...]:
-    # A range has one unit, so that numbers align.
-    low, high = (microseconds_text(value) for value in (of_type.shortest_us, of_type.longest_us))
-    return (
-        of_type.kernel_type,
-        f"{of_type.rows:,}",
-        microseconds_text(of_type.median_us),
-        f"{low.removesuffix(' us')} to {high}" if of_type.rows > 1 else "",
-        noise_text(of_type.noise).removeprefix("±"),
-        f"{of_type.not_quiet:,}" if of_type.not_quiet else "",
-        of_type.rate,
-        "" if of_type.share is None else share_text(of_type.share),
+def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:
+    columns = (
+        *(Column("median", microseconds_text), Column("noise", noise_text), "n", "quality", "rate"),
+        *(Column("of peak", share_text), "kernel type", "shapes"),
     )
+    cells = [
+        (row.median_us, row.noise, row.samples, row.mark, row.rate, row.share, row.kernel_type, row.shapes)
+        for row in rows
+    ]
+    return Table(columns, cells, title)
 
 
-def _used_columns(types: Sequence[TypeSummary]) -> list[int]:
-    """Returns the non-empty columns."""
-    return [column for column in range(len(_TITLES)) if any(_cells(of_type)[column] for of_type in types)]
+def quality_fields(rows: Collection[RowSummary], cause: str) -> dict[str, tuple[int, str]]:
+    """Returns the number of rows of each quality but quiet, with its meaning.
 
-
-def _type_table(types: Sequence[TypeSummary], width: int) -> Iterator[str]:
-    cells = [_TITLES, *map(_cells, types)]
-    columns = _used_columns(types)
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_TITLES))]
-
-    def needed() -> int:
-        return sum(widths[column] for column in columns) + len(_BETWEEN) * (len(columns) - 1)
-
-    for title in _LEFT_OUT:
-        if needed() - widths[0] + min(widths[0], _LEAST_NAME + 8) > width and _TITLES.index(title) in columns:
-            columns.remove(_TITLES.index(title))
-    widths[0] -= max(min(needed() - width, widths[0] - _LEAST_NAME), 0)
-    for line in cells:
-        name, *others = (line[column] for column in columns)
-        aligned = [f"{cell:>{widths[column]}}" for column, cell in zip(columns[1:], others, strict=True)]
-        yield _BETWEEN.join([f"{shorten(name, widths[0]):{widths[0]}}", *aligned]).rstrip()
+    Args:
+        cause: what may have caused noise; "" if nothing is known.
+    """
+    meanings = {
+        Quality.COMPOSITION: "of torch operators: no estimate of the kernel's own duration",
+        Quality.NOISY: f"above {percent_text(NOISE_LIMIT, 0)}{f': {cause}' if cause else ''}",
+        Quality.UNKNOWN: "fewer than 3 samples",
+    }
+    counts = Counter(row.quality for row in rows if row.quality is not Quality.QUIET)
+    return {
+        "unknown quality" if quality is Quality.UNKNOWN else quality.value: (count, meanings.get(quality, ""))
+        for quality, count in counts.most_common()
+    }

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
-from opatlas.show.render import csv_text, json_text, markdown
+from opatlas.show.render import UNLIMITED, csv_text, json_text, markdown
 from opatlas.show.result import Result
 from opatlas.text import printable_lines
 
 Format = Literal["text", "markdown", "csv", "json"]
 _PROBLEMS_SHOWN = 20
-#: Wider than any line: where no terminal limits it, a row is one line, so that grep finds it.
-UNLIMITED = 100_000
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import msgspec
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable, printable_lines
 
+#: Wider than any line: where no terminal limits it, a row is one line, so that grep finds it.
+UNLIMITED = 100_000
 _NUMBERS = (int, float)
 
 
@@ -107,7 +109,7 @@ def cell_text(column: Column, value: Any) -> str:
 def plain_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else printable_lines(str(value))
 
 
 def _markdown_row(cells: Iterable[str]) -> str:

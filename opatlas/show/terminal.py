@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from opatlas.show.output import UNLIMITED
-from opatlas.show.render import cell_text, field_rows, is_number, plain_text, shown_columns
+from opatlas.show.render import UNLIMITED, cell_text, field_rows, is_number, plain_text, shown_columns
 from opatlas.show.result import Fields, Part, Table
 from opatlas.text import printable, printable_lines
 
@@ -36,9 +34,12 @@ def text(parts: Iterable[Part], width: int = UNLIMITED, *, styled: bool = False)
         else:
             if part.title:
                 console.print(Text(printable(part.title), style="bold"), soft_wrap=width == UNLIMITED)
-            console.print(_rich_fields(part) if isinstance(part, Fields) else _rich_table(part))
-            if isinstance(part, Table) and part.left_out:
-                console.print(Text(f"and {part.left_out:,} more"))
+            if isinstance(part, Table):
+                console.print(_rich_table(part))
+                if part.left_out:
+                    console.print(Text(f"and {part.left_out:,} more"))
+            else:
+                console.print(Text("\n".join(_lines(part))), soft_wrap=True)
         before = part
     return "\n".join(line.rstrip() for line in out.getvalue().split("\n")).rstrip("\n")
 
@@ -53,15 +54,11 @@ def _rich_table(table: Table) -> RichTable:
     return shown
 
 
-def _rich_fields(fields: Fields) -> RichTable:
-    shown = RichTable(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    shown.add_column()
-    shown.add_column(justify="right" if any(map(_is_counted, fields.values.values())) else "left")
-    shown.add_column()
-    for name, value, detail in field_rows(fields):
-        shown.add_row(*(Text(each, overflow="fold") for each in (printable(name), plain_text(value), detail)))
-    return shown
-
-
-def _is_counted(value: Any) -> bool:
-    return isinstance(value[0] if isinstance(value, tuple) else value, int | float)
+def _lines(fields: Fields) -> list[str]:
+    """Returns a line for each field. It is not wrapped: a path stays whole."""
+    rows = list(field_rows(fields))
+    width = max((len(name) for name, _, _ in rows), default=0)
+    return [
+        f"{name:{width}}  {plain_text(value)}{f'  {detail}' if detail else ''}".replace("\n", f"\n{'':{width}}  ")
+        for name, value, detail in rows
+    ]

@@ -1,4 +1,4 @@
-"""The results of `pytest shapes/` for each kernel type, as lines for a terminal and as a page."""
+"""The results of `pytest shapes/` for each kernel type, as tables for a terminal and as a page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from opatlas.show.formats import size
+from opatlas.show.render import markdown
+from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.store.pace import Pace
-from opatlas.text import format_bytes, pluralize
+from opatlas.text import pluralize
 
 #: Sizes of an axis of tokens that interpolation between the rows of a shape needs.
 ENOUGH_SIZES = 16
@@ -103,60 +106,54 @@ class KernelResult:
 _FEW_NAMED = 3
 
 
-def summary_lines(results: Sequence[KernelResult], pace: Pace, *, read_only: bool) -> Iterator[str]:
+def summary_parts(results: Sequence[KernelResult], pace: Pace, *, read_only: bool) -> Iterator[Part]:
     """Yields a table of the kernel types, then the coverage of each model.
 
     Args:
         pace: the pace of a replay, for the time that the new rows take.
     """
     ordered = sorted(results, key=lambda result: result.kernel_type)
-    width = max(len(result.kernel_type) for result in ordered)
-    verb = "to add" if read_only else "added"
-    yield f"{'kernel type':{width}}  {verb:>8}  {'existing':>8}  {'too large':>9}  {'largest':>8}  {'in all':>8}"
-    for result in ordered:
-        yield (
-            f"{result.kernel_type:{width}}  {result.added:8,}  {result.existing:8,}  {result.over_budget:9,}  "
-            f"{format_bytes(result.largest_bytes):>8}  {format_bytes(result.total_bytes):>8}"
+    columns = (
+        *("kernel type", "to add" if read_only else "added", "existing", "too large", "refused"),
+        *(Column("largest", size), Column("in all", size), "unknown dtypes"),
+    )
+    cells = [
+        (
+            *(each.kernel_type, each.added, each.existing, each.over_budget, each.refused),
+            *(each.largest_bytes, each.total_bytes, ", ".join(each.unknown_dtypes)),
         )
-        if result.refused:
-            yield f"  {pluralize(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
-        if result.unknown_dtypes:
-            yield f"  rows with unknown dtypes give no forms: {', '.join(result.unknown_dtypes)}"
+        for each in ordered
+    ]
     total = sum(result.added for result in ordered)
-    existing = sum(result.existing for result in ordered)
-    some = sum(result.added > 0 for result in ordered)
-    to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{pluralize(len(ordered), 'kernel type')}"
-    added = f"{pluralize(total, 'row')} {'would be ' if read_only else ''}added to {to}"
-    yield f"{added}, {existing:,} existed before"
+    yield Table(columns, [*cells, ("all", total, sum(each.existing for each in ordered), *[None] * 5)])
     if total:
-        yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"
-    yield from _coverage_lines(ordered)
+        yield Fields({"to replay them": pace.time_of(total)})
+    yield from _coverage_parts(ordered)
 
 
-def _coverage_lines(results: Sequence[KernelResult]) -> Iterator[str]:
+def _coverage_parts(results: Sequence[KernelResult]) -> Iterator[Part]:
     by_model: dict[str, list[tuple[str, ShapeCoverage]]] = {}
     for result in results:
         for part in result.coverage:
             by_model.setdefault(part.model, []).extend((part.kernel_type, shape) for shape in part.shapes)
+    rows, few = [], dict[tuple[str, str], None]()
     for model, named in by_model.items():
         shapes = [shape for _, shape in named]
         enough = sum(shape.is_enough for shape in shapes)
-        have = f"{enough:,} of {pluralize(len(shapes), 'shape has', 'shapes have')} at least {ENOUGH_SIZES} sizes"
-        line = f"{model}: {have}, {_share(shapes, None)} of the calls in a step"
-        if enough == len(shapes):
-            yield line
-            continue
-        divided = ", ".join(_shares(shapes))
-        yield f"{line}{f' ({divided})' if divided else ''}"
-        few = [(kernel_type, shape) for kernel_type, shape in named if not shape.is_enough]
+        rows.append((model, len(shapes), enough, _share(shapes, None), ", ".join(_shares(shapes))))
+        short = [(kernel_type, shape) for kernel_type, shape in named if not shape.is_enough]
         # Kernel types without any row are shown last: a database may be without them on purpose.
         measured = {kernel_type for kernel_type, shape in named if shape.has_rows}
-        few.sort(key=lambda pair: (pair[0] not in measured, -sum(pair[1].calls.values()), pair[1].sizes))
+        short.sort(key=lambda pair: (pair[0] not in measured, -sum(pair[1].calls.values()), pair[1].sizes))
         # Shapes that differ only in their dtypes are one line.
-        lines = list(dict.fromkeys(f"  {kernel_type} {shape}" for kernel_type, shape in few))
-        yield from lines[:_FEW_NAMED]
-        if len(lines) > _FEW_NAMED:
-            yield f"  and {len(lines) - _FEW_NAMED:,} more"
+        few |= dict.fromkeys((kernel_type, str(shape)) for kernel_type, shape in short)
+    if rows:
+        header = ("model", "shapes", f"with {ENOUGH_SIZES} sizes", "of the calls in a step", "by division")
+        yield Table(header, rows, "coverage")
+    if few:
+        shown = list(few)[:_FEW_NAMED]
+        title = f"shapes with fewer than {ENOUGH_SIZES} sizes"
+        yield Table(("kernel type", "shape"), shown, title, left_out=len(few) - len(shown))
 
 
 def _divisions(shapes: Iterable[ShapeCoverage]) -> list[str]:
@@ -195,43 +192,37 @@ def _share(shapes: Sequence[ShapeCoverage], division: str | None) -> str:
 
 
 def coverage_page(results: Sequence[KernelResult], title: str) -> str:
-    """Returns the coverage report in Markdown."""
-    header = f"shapes with a row | {ENOUGH_SIZES} sizes | of the calls | fewest | widest gap"
-    lines = [
-        "# Coverage",
-        "",
-        f"{title}. A shape is what a model gives a kernel type on one device, for each way to divide the model.",
-        "Its sizes are the different numbers of tokens, sequences or keys of its rows. Calls are those of a step, one",
-        "for each layer. The gap is the widest between neighbouring sizes of a shape; the ends of the range count too.",
-        "",
-        f"| kernel type | model | divided | {header} |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    few: list[str] = []
+    """Returns the coverage report in Markdown.
+
+    A shape is what a model gives a kernel type on one device, for each way to divide the model. Its sizes are the
+    different numbers of tokens, sequences or keys of its rows.
+    """
+    rows, few = [], []
     for result in sorted(results, key=lambda result: result.kernel_type):
         for part in result.coverage:
-            head = f"{part.kernel_type} | {part.model}"
             for division in _divisions(part.shapes):
                 shapes = [shape for shape in part.shapes if division in shape.calls]
-                lines.append(f"| {head} | {division or 'no'} | {_counts(shapes, division)} |")
+                rows.append((part.kernel_type, part.model, division or "no", *_counts(shapes, division)))
             few += [
-                f"- {part.kernel_type}, {part.model}: {shape} ({shape.dtypes})"
-                for shape in part.shapes
-                if not shape.is_enough
+                (part.kernel_type, part.model, str(shape), shape.dtypes) for shape in part.shapes if not shape.is_enough
             ]
-    lines += ["", f"## Shapes with fewer than {ENOUGH_SIZES} sizes", "", *(few or ["None."])]
-    return "\n".join(lines) + "\n"
+    columns = (
+        *("kernel type", "model", "divided", "shapes", "with a row", f"with {ENOUGH_SIZES} sizes"),
+        *("of the calls in a step", "fewest sizes", "widest gap between sizes"),
+    )
+    short = Table(("kernel type", "model", "shape", "dtypes"), few, f"Shapes with fewer than {ENOUGH_SIZES} sizes")
+    return f"# Coverage: {title}\n\n{markdown([Table(columns, rows), short])}\n"
 
 
-def _counts(shapes: Sequence[ShapeCoverage], division: str) -> str:
+def _counts(shapes: Sequence[ShapeCoverage], division: str) -> tuple[int | str | None, ...]:
+    """Returns the cells of `coverage_page` for a way to divide a model."""
     present, enough = sum(shape.has_rows for shape in shapes), sum(shape.is_enough for shape in shapes)
     counted = [shape for shape in shapes if shape.wanted]
-    fewest = str(min(shape.sizes for shape in counted)) if counted else ""
+    fewest = min((shape.sizes for shape in counted), default=None)
     widest = max(
         (shape for shape in counted if shape.has_rows and shape.gap_from < shape.gap_to),
         key=lambda shape: shape.gap_to / shape.gap_from,
         default=None,
     )
     gap = f"{widest.gap_from:,} to {widest.gap_to:,}" if widest is not None else ""
-    of = f"of {len(shapes):,}"
-    return f"{present:,} {of} | {enough:,} {of} | {_share(shapes, division)} | {fewest} | {gap}"
+    return len(shapes), present, enough, _share(shapes, division), fewest, gap

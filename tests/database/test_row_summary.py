@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from printed import numbers_in
 
 from opatlas.model.quality import Quality
 from opatlas.model.record import Measurement, Record
@@ -16,18 +15,15 @@ from opatlas.model.schema import MESSAGE_BYTES, NUM_DEVICES, Status
 from opatlas.report.row_summary import (
     RowSummary,
     bytes_text,
-    markdown_tables,
+    duration_tables,
     microseconds_text,
     noise_text,
-    noisiest,
     operations_text,
-    quality_lines,
+    quality_fields,
     row_shapes,
     share_text,
-    slowest,
     summarize_row,
     summarize_types,
-    terminal_tables,
 )
 
 H200 = Peak(4800.0, {"BF16": 989.5})
@@ -136,16 +132,6 @@ def test_figures_travel_as_plain_values() -> None:
     assert RowSummary.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
-def test_parts_that_do_not_fit_are_left_out_from_the_end() -> None:
-    row = figures(gbps=1600.0, share=0.34, median_us=601.0)
-    whole = row.text()
-    assert whole.startswith(" ".join(["601 us", "±2.0 %", "(20)", "1.60 TB/s", "34 %"]))
-    for width in range(20, 60):
-        text = row.text(width)
-        assert len(text) <= width
-        assert whole.startswith(text)
-
-
 def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
     line = figures(median_us=15.05, captured_us=14.2).line()
     assert all(part in line for part in ("15.1 us", "±2.0 %", "n=20", "cold", "cupti", "14.2 us", "1.06 x"))
@@ -157,41 +143,24 @@ def test_rows_of_a_type_together() -> None:
     add, mul = summarize_types(rows)
     assert (add.kernel_type, add.rows, add.shortest_us, add.median_us, add.longest_us) == ("Add", 3, 1.0, 2.0, 3.0)
     assert (add.noise, mul.rows) == (0.02, 1)
-    assert [row.median_us for row in slowest(rows, 2)] == [9.0, 3.0]
-    assert [row.noise for row in noisiest(rows, 2)] == [0.03, 0.02]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_tables_fit_the_terminal(width: int) -> None:
-    rows = [
-        figures("FusedInferAttentionScore" * 2, 1e7 / number, gbps=123.4, share=0.5, noise=1.0, quality=Quality.NOISY)
-        for number in range(1, 10)
-    ]
-    lines = list(terminal_tables(rows, width))
-    assert max(map(len, lines)) <= width
-    assert ("range" in lines[0]) == (width >= 120)
-    assert "10,000,000 us" in "".join(lines)
+def test_few_rows_have_no_lists_of_the_slowest() -> None:
+    rows = [figures("Add", us, noise=us / 100) for us in range(1, 8)]
+    (types,) = duration_tables(rows[:5])
+    assert [row[:2] for row in types.rows] == [("Add", 5)]
+    _, slowest, noisiest = duration_tables(rows)
+    assert [row[0] for row in slowest.rows] == [7, 6, 5, 4, 3]
+    assert [row[1] for row in noisiest.rows] == [0.07, 0.06, 0.05, 0.04, 0.03]
 
 
-def test_tables_have_no_column_of_which_nothing_is_known() -> None:
-    narrow, wide = (next(terminal_tables([figures(**more)], 200)) for more in ({}, {"gbps": 1.0, "share": 0.1}))  # type: ignore[arg-type]
-    assert "of peak" not in narrow
-    assert "of peak" in wide
-
-
-def test_a_bar_in_a_cell_is_no_column_of_markdown() -> None:
-    (line,) = (line for line in markdown_tables([figures("A|b")]) if "A" in line)
-    assert line.startswith("| A\\|b | 1 |")
-
-
-def test_noise_is_told_with_its_cause_and_other_qualities_are_counted() -> None:
+def test_rows_that_are_not_quiet_are_counted_by_quality_with_the_cause_of_noise() -> None:
     rows = [figures(quality=quality) for quality in Quality] + [figures(quality=Quality.NOISY)]
-    cause = "load 4.2 on 2 cores"
-    composed, noisy, too_few, others = quality_lines(rows, cause)
-    assert numbers_in(composed) == (1, len(rows))
-    assert noisy.endswith(cause)
-    assert numbers_in(noisy.removesuffix(cause)) == (2, len(rows), 10)
-    assert numbers_in(too_few)[:3] == (1, len(rows), 3)
-    assert "drifting" in others
-    assert "quiet" not in others
-    assert list(quality_lines([figures()], "load 9")) == []
+    found = quality_fields(rows, "load 4.2 on 2 cores")
+    assert found["noisy"][0] == 2
+    assert found["noisy"][1].endswith("load 4.2 on 2 cores")
+    assert {name: count for name, (count, _) in found.items() if name != "noisy"} == {
+        "unknown quality": 1,
+        **{each.value: 1 for each in Quality if each.value not in ("", "quiet", "noisy")},
+    }
+    assert quality_fields([figures()], "load 9") == {}

@@ -158,7 +158,7 @@ def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(be
     assert (without["Status"], without["Status Reason"], without["mine"]) == ("", "", "kept")
     # What crashed on a device can be looked up.
     assert table(bench.database / "Add.csv")[0]["Status"] == "measured"
-    assert "3 (MatMulV3 2, Mul 1)" in done
+    assert re.search(r"^signatures without a row +3  MatMulV3 2, Mul 1; ", done.output, re.MULTILINE)
     properties = {
         (p.get("name"), p.get("value"))
         for case in ElementTree.parse(xml).iter("testcase")
@@ -212,7 +212,7 @@ def test_a_wrapped_counter_costs_no_other_launch_and_kernels_without_shapes_are_
     assert bench.durations(V2) == {"16,32;64,32->16,64": "11.0000"}
     assert not (bench.database / "Mul.csv").exists()
     assert "op_summary_20240102030406.csv:3: " in done.output
-    assert "fused_mla 1 (78.0 %)" in done.output
+    assert "fused_mla 1 (78.0%" in done.output
 
 
 def test_a_profile_of_an_expert_parallel_run_fills_the_rows_of_its_size(bench: Bench) -> None:
@@ -237,12 +237,12 @@ def test_missing_only_reports_what_it_does_not_add(bench: Bench) -> None:
     assert done.code == 0, done.output
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000", "8,32;64,32->8,64": ""}
     assert not (bench.database / "Mul.csv").exists()
-    assert "2 (MatMulV3 1, Mul 1)" in done
+    assert re.search(r"^signatures without a row +2  MatMulV3 1, Mul 1; ", done.output, re.MULTILINE)
     (report,) = (bench.database / "reports").glob("replay_report_*.md")
-    assert re.findall(r"^- (\w+) `", report.read_text(), re.MULTILINE) == [V3, "Mul"]
+    assert re.findall(r"^\| (\w+) \| \S+;", report.read_text(), re.MULTILINE)[:2] == [V3, "Mul"]
     again = bench.run("--update-mode=missing-only")
     assert again.code == 0
-    assert "nothing to do: 2 rows" in again
+    assert re.search(r"^nothing to do +2 ", again.output, re.MULTILINE)
 
 
 def test_what_is_left_out_by_the_command_line_is_neither_filled_nor_added(bench: Bench) -> None:
@@ -286,10 +286,10 @@ def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Benc
     done = bench.run()
     assert done.code == 0, done.output
     assert "opatlas: 0 rows" in done
-    assert done.numbers("written back: ") == [0, 1, 0, 0]
-    assert f"database: {bench.database}\n" in done
+    assert done.numbers("written ") == [0, 1, 0, 0]
+    assert re.search(rf"^database +{bench.database}$", done.output, re.MULTILINE)
     (report,) = (bench.database / "reports").glob("replay_report_*.md")
-    assert f"report: {report}\n" in done
+    assert re.search(rf"^report +{report}$", done.output, re.MULTILINE)
     assert [path.name for path in bench.database.glob("*.csv")] == ["MatMulV3.csv"]
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000"}
     (manifest,) = (bench.database / "runs").glob("*.json")
@@ -335,7 +335,7 @@ def test_a_dry_run_says_what_a_session_then_does(bench: Bench) -> None:
     done = bench.run()
     for each in (dry, done):
         assert (each.code, each.ledger()) == (0, {"measured": 2, "skipped": 2}), each.output
-    assert dry.numbers("would be written back (--dry-run): ") == done.numbers("written back: ") == [2, 1, 0, 0]
+    assert dry.numbers("would be written back (--dry-run): ") == done.numbers("written ") == [2, 1, 0, 0]
     assert bench.durations("Mul") == {"9;9->9": "4.0000", "5;5->5": "", "6;6->6": ""}
     # Rows that the profile does not have keep their state.
     kept = table(bench.database / "Mul.csv")[1:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from opatlas.plugins.planner import make_plan
 from opatlas.plugins.selection import Choice, Shard
@@ -49,10 +51,10 @@ def test_a_part_without_rows_is_done_and_one_that_selects_nothing_is_not(
     empty = 1 + bool(plan.tables["Toy"].cases)
     done = sessions.run(f"--shard={empty}/2", *how)
     assert done.code == 0, done.output
-    assert "nothing to do: 1 row" in done
+    assert re.search(r"^nothing to do +1 ", done.output, re.MULTILINE)
     wrong = sessions.run(f"--shard={empty}/2", "-k", "nothing_of_this_name", *how)
     assert wrong.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "in this one" not in wrong
+    assert "nothing to do" not in wrong
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     first = run(tmp_path, *options)
     assert first.returncode == 0, first.stdout
     assert "3 passed" in first.stdout
-    assert "Qwen/Qwen3-32B: " in first.stdout
+    assert "Qwen/Qwen3-32B" in first.stdout
     before = contents(tmp_path)
     assert set(before) == {"MatMulV2.csv", "PagedCacheLoadNdKernel.csv", "SwiGlu.csv"}
     assert rows_in(tmp_path) == 360
@@ -54,7 +55,7 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert "| MatMulV2 | deepseek-ai/DeepSeek-V3 | " in report.read_text()
     second = run(tmp_path, *options)
     assert second.returncode == 0
-    assert f"database: {tmp_path}\n" in second.stdout
+    assert re.search(rf"^database +{tmp_path}$", second.stdout, re.MULTILINE)
     assert contents(tmp_path) == before
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
 
@@ -85,7 +86,7 @@ def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
 def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
     for name, more in (("one", ()), ("two", ("-n", "2", "--junitxml", str(tmp_path / "junit.xml")))):
         done = run(tmp_path / name, *FEW, "--rows=60", *more)
-        assert f"database: {tmp_path / name} (a new one)\n" in done.stdout
+        assert re.search(rf"^database +{tmp_path / name}  new$", done.stdout, re.MULTILINE)
         assert done.returncode == 0, done.stdout
         assert rows_in(tmp_path / name) == 180
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -96,7 +97,7 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--read-only")
     assert done.returncode == 0, done.stdout
     assert "to add" in done.stdout
-    assert "Qwen/Qwen3-0.6B: 0 of " in done.stdout
+    assert re.search(r"^Qwen/Qwen3-0\.6B +\d+ +0 ", done.stdout, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 

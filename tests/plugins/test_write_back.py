@@ -73,7 +73,7 @@ def test_a_cause_is_told_in_the_words_of_its_first_row_and_a_misspelt_column_is_
     )
     done = sessions.run_in_process()
     told = " ".join(done.output.split())
-    assert re.findall(r" (\d) Moody: (\w+): ", told) == [("2", "invalid"), ("1", "failed")]
+    assert re.findall(r" (\d) Moody (\w+): ", told) == [("2", "invalid"), ("1", "failed")]
     assert "'16;16'" in told
     assert f"{sessions.database / 'Moody.csv'}:1: " in done
     assert "'Average Duration'" in done
@@ -134,10 +134,10 @@ def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessio
     sessions.write("Toy", [row(2), {**row(2), "Input Data Types": "DT_FLOAT;DT_FLOAT"}, row(3)])
     done = sessions.run_in_process()
     assert done.outcomes() == {"passed": 2}
-    assert "1 repeated row" in done
+    assert re.search(r"^repeated rows +1 ", done.output, re.MULTILINE)
     assert len({r["Average Duration(us)"] for r in sessions.read("Toy")}) == 2
     # No row with a repetition is measured.
-    assert "repeated row" not in sessions.run_in_process("-k", "Toy-3_3")
+    assert "repeated rows" not in sessions.run_in_process("-k", "Toy-3_3")
 
 
 def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessions) -> None:
@@ -201,13 +201,13 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
     sessions.write("NoReplay", [{**row(1), **captured, "Profiling Samples": "2"}, {**row(2), **captured}])
     for options in (["--co"], []):
         done = sessions.run(*options)
-        assert done.output.count("without a replay: ") == 1
-        assert re.search(r"\b2 rows .* 75\.0 % .*\bNoReplay 2\b", " ".join(done.output.split()))
+        assert done.output.count(" without a replay: ") == 1
+        assert re.search(r"\b2 rows without a replay: NoReplay 2 \(75\.0%", done.output)
         assert "docs/contributing.md" in done
     # The time of kernel types that are not asked for is not known: nothing is a share of it.
     some = sessions.run("--co", "--ops=NoReplay").output
     assert "NoReplay 2" in some
-    assert " % " not in some
+    assert "%" not in some
 
 
 def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
@@ -231,7 +231,7 @@ def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions:
     (report,) = (sessions.database / "reports").glob("replay_report_*.md")
     # One line for both: they differ in a number.
     (line,) = [line for line in report.read_text().splitlines() if "one sequence" in line]
-    assert line.startswith("| Assuming | 2 | ")
+    assert line.startswith("| 2 | Assuming | ")
 
 
 def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:

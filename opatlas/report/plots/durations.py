@@ -19,7 +19,7 @@ from opatlas.report.plots.figure import (
     whole_decades,
 )
 from opatlas.report.plots.timed_rows import TimedRow
-from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
+from opatlas.report.session_report import HIGHEST_RATIO, LOWEST_RATIO
 
 _COMPARISON_INCHES = (8.0, 6.0)
 _TYPES_SHOWN = 15

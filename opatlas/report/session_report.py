@@ -1,4 +1,4 @@
-"""The two files that a session writes beside the CSVs: its report, and the differences between replay and capture."""
+"""The two files that a session writes next to the CSVs: its report, and the gaps between replay and capture."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from opatlas.model.schema import (
     RUN_ID,
 )
 from opatlas.model.signature import signatures
-from opatlas.report.row_summary import RowSummary, markdown_table, markdown_tables
+from opatlas.report.row_summary import RowSummary, duration_tables
+from opatlas.show.formats import microseconds, ratio
+from opatlas.show.render import markdown
+from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 from opatlas.store.row_copy import with_captured
 from opatlas.store.write_back import WriteBackResult
-from opatlas.text import pluralize, printable_lines
 
 #: A replay within 20 % of the capture agrees with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
@@ -121,7 +123,7 @@ class SessionFacts:
         merged: the result of the write-back; None if it failed.
         seconds: how long rows ran.
         figures: the summaries of measured rows.
-        quality: sentences on rows that are not quiet.
+        quality: the numbers of rows that are not quiet, by quality, with its meaning.
         manifest: the manifest of the run; None if nothing was written.
         not_comparable: why captured durations are not comparable with the session's; "" if they are.
     """
@@ -143,7 +145,7 @@ class SessionFacts:
     merged: WriteBackResult | None
     seconds: float
     figures: Collection[RowSummary]
-    quality: Sequence[str]
+    quality: Mapping[str, tuple[int, str]]
     manifest: Manifest | None
     not_comparable: str
 
@@ -205,128 +207,110 @@ def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
 
 def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     """Returns the report of a session as Markdown."""
-    merged = facts.merged or WriteBackResult()
-    lines = [
-        f"# Replay report of run {facts.run_id}",
-        "",
-        f"- Database: `{facts.database}`",
-        f"- Device: {facts.device or 'none was opened'}",
-        f"- Update mode: {facts.mode}",
-        f"- Ledger: {facts.ledger}",
-        f"- Rows run: {sum(facts.statuses.values())} in {facts.seconds:.1f} s",
-        *_what_ran(facts),
-        *_durations(facts),
-        "",
-        "## Rows",
-        "",
-        *markdown_table(("Outcome", "Rows"), sorted(facts.outcomes.items())),
-        "",
-        *markdown_table(("Status", "Rows"), sorted(facts.statuses.items())),
-        "",
-        "## Write-back",
-        "",
-        *(
-            markdown_table(
-                ("What", "Rows"),
-                [
-                    ("updated (new duration)", merged.updated.total()),
-                    ("added (measured; the row was missing)", merged.added.total()),
-                    ("marked (status only, durations kept)", merged.marked.total()),
-                    (f"pruned (moved to `{Database(facts.database).pruned_dir}`)", len(merged.pruned)),
-                    ("unchanged (merged before)", merged.unchanged.total()),
-                    ("missing (without a row, reported only)", len(merged.unmatched) + len(merged.of_siblings)),
-                    ("left out by the update mode", sum(facts.left_out.values())),
-                    ("duplicate signatures", sum(facts.duplicates.values())),
-                ],
-            )
-            if facts.merged is not None
-            else ["The records were not merged; they are in the journal."]
-        ),
+    return f"# Replay report of run {facts.run_id}\n\n{markdown(list(_report_parts(facts, gaps)))}\n"
+
+
+def written_fields(merged: WriteBackResult) -> dict[str, object]:
+    """Returns the numbers of rows that a session wrote, with what each means."""
+    return {
+        "updated": (merged.updated.total(), "new duration"),
+        "added": (merged.added.total(), "measured, and had no row"),
+        "marked": (merged.marked.total(), "status only; durations stay"),
+        "pruned": (len(merged.pruned), "moved to pruned/; `opatlas history DB --restore pruned` restores them"),
+        "unchanged": (merged.unchanged.total(), "merged before"),
+        "without a row": (len(merged.unmatched) + len(merged.of_siblings), "--update-mode=all adds them"),
+        "repeated rows": (merged.repeated, "of one signature; all got its duration"),
+    }
+
+
+def cause_table(title: str, causes: Sequence[Cause], most: int | None = None) -> Table:
+    """Returns reasons or assumptions with their numbers of rows, of which the first `most` ones."""
+    rows = [(each.rows, each.kernel_type, each.reason, each.case_id) for each in causes[:most]]
+    return Table(("rows", "kernel type", title, "first row"), rows, title, left_out=len(causes) - len(rows))
+
+
+def gap_table(gaps: Sequence[Gap], most: int) -> Table:
+    """Returns the first `most` rows whose replayed and captured durations differ by 20 % or more."""
+    outside = [gap for gap in gaps if gap.outside]
+    columns = (
+        *(Column("replayed / captured", ratio), "kernel type", "input shapes"),
+        *(Column("replayed(us)", microseconds), Column("captured(us)", microseconds), "captured modes"),
+    )
+    rows = [
+        (gap.ratio, gap.kernel_type, gap.input_shapes, gap.microbench_us, gap.profiling_us, gap.populations)
+        for gap in outside[:most]
     ]
-    for title, names in (
-        ("Missing", merged.unmatched),
-        ("Missing rows that ran for sibling types", merged.of_siblings),
-        ("Pruned", merged.pruned),
-    ):
-        if names:
-            lines += ["", f"### {title}", "", *(f"- {name.kernel_type} `{name.signature}`" for name in names)]
+    title = f"Replayed durations 20 % or more off the captured ones: {len(outside):,} of {len(gaps):,} rows"
+    return Table(columns, rows, title, left_out=len(outside) - len(rows))
+
+
+def _report_parts(facts: SessionFacts, gaps: Sequence[Gap]) -> Iterator[Part]:
+    run = {
+        "database": facts.database,
+        "device": facts.device or "none was opened",
+        "update mode": facts.mode,
+        "ledger": facts.ledger,
+        "rows run": sum(facts.statuses.values()),
+        "seconds": f"{facts.seconds:.1f}",
+    }
+    yield Fields({**run, **_what_ran(facts)}, "Run")
+    if facts.figures:
+        yield Fields(facts.quality, "Rows that are not quiet")
+        yield from duration_tables(facts.figures)
+    yield _count_table("Outcome", facts.outcomes)
+    yield _count_table("Status", facts.statuses)
+    merged = facts.merged
+    if merged is None:
+        yield "The records were not merged; they are in the journal."
+    else:
+        left_out = {"left out by the update mode": sum(facts.left_out.values())}
+        yield Fields({**written_fields(merged), **left_out}, "Written")
+        for title, names in (
+            ("Missing", merged.unmatched),
+            ("Missing rows that ran for sibling types", merged.of_siblings),
+            ("Pruned", merged.pruned),
+        ):
+            if names:
+                yield Table(("kernel type", "signature"), [(name.kernel_type, name.signature) for name in names], title)
     if facts.not_run:
-        lines += ["", "### Not run", "", *(f"- `{case_id}`" for case_id in facts.not_run)]
+        yield Table(("row",), [(case_id,) for case_id in facts.not_run], "Not run")
     for title, counts in (
         ("Not run again: results of earlier sessions", facts.unresolved),
         ("Duplicate signatures", facts.duplicates),
         ("Kernel types without a replay", facts.not_replayable),
     ):
         if counts:
-            lines += ["", f"### {title}", "", *markdown_table(("Kernel type", "Rows"), sorted(counts.items()))]
-    for title, what, causes in (
-        ("Not measured, by kernel type and cause", "Cause", facts.errors),
-        ("Assumptions about measured rows", "Assumption", facts.assumptions),
-    ):
-        if causes:
-            lines += ["", f"## {title}", ""]
-            lines += markdown_table(
-                ("Kernel type", "Rows", what, "First row"),
-                [(cause.kernel_type, cause.rows, cause.reason, f"`{cause.case_id}`") for cause in causes],
-            )
-    lines += _gaps(gaps, facts.not_comparable)
-    return printable_lines("\n".join(lines) + "\n")
+            yield _count_table(title, counts)
+    if facts.errors:
+        yield cause_table("Not measured", facts.errors)
+    if facts.assumptions:
+        yield cause_table("Assumptions", facts.assumptions)
+    if gaps and facts.not_comparable:
+        yield f"{len(gaps):,} rows with both durations, {facts.not_comparable}."
+    elif gaps:
+        yield gap_table(gaps, _HOT_SPOTS)
 
 
-def _what_ran(facts: SessionFacts) -> Iterator[str]:
+def _count_table(title: str, counts: Mapping[str, int]) -> Table:
+    return Table(("name", "rows"), sorted(counts.items()), title)
+
+
+def _what_ran(facts: SessionFacts) -> dict[str, str]:
     manifest = facts.manifest
     if manifest is None:
-        return
-    for device in (manifest.device, *manifest.other_devices):
-        if device:
-            yield f"- {device['name']}: {_pairs_text(device.get('facts', {}))}"
-    yield f"- Host: {manifest.host}, {manifest.system}"
-    yield f"- Versions: {_pairs_text({'python': manifest.python, **manifest.packages})}"
+        return {}
+    devices = [device for device in (manifest.device, *manifest.other_devices) if device]
     taken = Counter(f"{row.cache}, {row.instrument}" for row in facts.figures)
-    if taken:
-        yield "- Cache and instrument: " + "; ".join(f"{how} ({pluralize(n, 'row')})" for how, n in taken.most_common())
     # Options that are off or not given are omitted.
     given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], (), {})}
-    yield f"- Options: {_pairs_text(given)}"
+    return {
+        **{str(device["name"]): _pairs_text(device.get("facts", {})) for device in devices},
+        "host": f"{manifest.host}, {manifest.system}",
+        "versions": _pairs_text({"python": manifest.python, **manifest.packages}),
+        **{f"measured {how}": f"{count:,} rows" for how, count in taken.most_common()},
+        "options": _pairs_text(given),
+    }
 
 
 def _pairs_text(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _durations(facts: SessionFacts) -> Iterator[str]:
-    if facts.figures:
-        yield from ("", "## Durations", "")
-        yield from (line for sentence in facts.quality for line in (f"{sentence}.", ""))
-        yield from markdown_tables(facts.figures)
-
-
-def _gaps(gaps: Sequence[Gap], not_comparable: str) -> Iterator[str]:
-    """Yields the section on gaps; nothing if no row has both durations."""
-    if not gaps:
-        return
-    yield from ("", "## Gap hot spots", "")
-    if not_comparable:
-        yield f"{pluralize(len(gaps), 'row')} with both durations, {not_comparable}."
-        return
-    outside = [gap for gap in gaps if gap.outside]
-    yield (
-        f"{len(outside)} of {len(gaps)} rows with both durations are outside of {LOWEST_RATIO} ... {HIGHEST_RATIO} x "
-        f"(microbench / profiling)."
-    )
-    if outside:
-        header = ("Kernel type", "Input shapes", "Microbench (us)", "Profiling (us)", "Ratio (microbench / profiling)")
-        yield ""
-        yield from markdown_table(
-            header,
-            [
-                (
-                    gap.kernel_type,
-                    gap.input_shapes,
-                    f"{gap.microbench_us:.2f}",
-                    f"{gap.profiling_us:.2f}",
-                    f"{gap.ratio:.2f} x",
-                )
-                for gap in outside[:_HOT_SPOTS]
-            ],
-        )
