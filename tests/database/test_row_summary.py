@@ -161,6 +161,6 @@ def test_rows_that_are_not_quiet_are_counted_by_quality_with_the_cause_of_noise(
     assert found["noisy"][1].endswith("load 4.2 on 2 cores")
     assert {name: count for name, (count, _) in found.items() if name != "noisy"} == {
         "unknown quality": 1,
-        **{each.value: 1 for each in Quality if each.value not in ("", "quiet", "noisy")},
+        **{each.value: 1 for each in Quality if each not in (Quality.UNKNOWN, Quality.QUIET, Quality.NOISY)},
     }
     assert quality_fields([figures()], "load 9") == {}

@@ -58,7 +58,7 @@ def test_a_database_that_two_targets_share_is_taken_over_once() -> None:
         ],
     )
     lines = plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything), {})
-    assert sum("session run-1" in line for line in lines) == 1
+    assert sum("session run-1 was killed" in line for line in lines) == 1
     assert sum("/data" in line for line in lines) == 1
 
 
