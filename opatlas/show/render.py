@@ -69,7 +69,7 @@ def _plain_parts(parts: Sequence[Part]) -> dict[str, Any]:
             key = title if title not in found else f"{title} {len(found) + 1}"
             found[key] = [dict(zip(names, row, strict=True)) for row in part.rows]
         elif isinstance(part, Fields):
-            values = {name: value[0] if isinstance(value, tuple) else value for name, value in part.values.items()}
+            values = {name: value for name, value, _ in field_rows(part)}
             found |= {part.title: values} if part.title else values
     return found
 
