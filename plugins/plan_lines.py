@@ -208,7 +208,8 @@ def _to_run(
     yield from left_out_lines(requested, plan, settings)
     if without_replay:
         lacking = _without_replay(plan, without_replay, replayable)
-        yield f"{sum(without_replay.values()):,} {unit}s without a replay: {lacking} (docs/contributing.md shows how to add one)"
+        count = sum(without_replay.values())
+        yield f"{count:,} {unit}s without a replay: {lacking} (docs/contributing.md shows how to add one)"
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
