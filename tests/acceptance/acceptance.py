@@ -139,7 +139,7 @@ class Acceptance:
         if step.toys is not None:
             result = self._run_toys(step, [*step.toys, f"--junitxml={junit}"])
         elif step.bench is not None:
-            everything = [] if step.bench[0].startswith("bench/") else ["bench/"]
+            everything = [] if "".join(step.bench[:1]).startswith("bench/") else ["bench/"]
             words = ["-m", "pytest", *everything, "-p", "no:cacheprovider", f"--junitxml={junit}", *step.bench]
             on_npus = ["-p", "stand_in_npu_plugin", f"--device={NAME}"] if step.npus else []
             result = self._run_python([*words, *on_npus], step, ROOT)
