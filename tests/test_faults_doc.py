@@ -1,10 +1,12 @@
-"""docs/faults.md names, for each fault and each promise, tests that exist."""
+"""docs/faults.md names, for each fault and each promise, tests that exist; so does the page of acceptance sessions."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -34,8 +36,11 @@ def test_each_fault_and_each_promise_names_a_test() -> None:
         assert _NODE.search(proof), what
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    named = _NODE.findall(PAGE)
+@pytest.mark.parametrize(
+    "page", [PAGE, (TESTS / "acceptance" / "README.md").read_text(encoding="utf-8")], ids=["faults", "acceptance"]
+)
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    named = _NODE.findall(page)
     assert named
     missing = [file + name for file, name in named if not (TESTS / file).is_file() or name not in defined(TESTS / file)]
     assert not missing

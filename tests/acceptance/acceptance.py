@@ -13,20 +13,24 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import warm_python
 from sessions import QUICKLY, ROOT, Sessions, row, write_table
+from stand_in_npu_plugin import NAME
 from stand_in_npus import StandInNpus
 
 #: Cells and values whose numbers differ each time, and those that hold sentences, which are free to be worded anew.
 _MEASURED = re.compile(
-    r"^((Average )?Duration|MicroBench (Median|Min|Max|Std|Rank)|Span Median|Set-up|Pooled|Max |Host |Quality|Checked"
-    r"|Baseline|Speed|(bus_)?bandwidth)"
+    r"^((Average )?Duration|MicroBench (Median|Min|Max|Std|Rank|aic)|Span Median|Set-up|Pooled|Max |Host |Quality"
+    r"|Checked|Baseline|Speed|(bus_)?bandwidth)"
 )
-_SENTENCE = re.compile(r"reason|note|message|text|remedy|headline|detail|log|advice|problem|warning|summary", re.I)
+_SENTENCE = re.compile(
+    r"reason|note|message|text|remedy|headline|detail|log|advice|assumption|problem|warning|summary", re.I
+)
 #: Names of machines, versions and files of code, which differ between machines.
 _MACHINE = re.compile(
     r"version|python|torch|host|machine|commit|path|folder|started|finished|date|cores|threads|digest", re.I
@@ -46,12 +50,12 @@ class Step(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         toys: options of `pytest` in a folder with the replays of tests/support/sessions.py.
-        bench: options of `pytest bench/` of this checkout.
+        bench: options of `pytest bench/` of this checkout, or of the files of it that they name.
         own: words of `pytest` in the folder itself: a project of somebody else.
         opatlas: words of a command.
         python: a program; what it prints is JSON.
         environment: further variables.
-        npus: the stand-in NPUs of a session of toys; 0: the CPU.
+        npus: the stand-in NPUs of a session of toys or of bench, under the stand-in msprof; 0: the CPU.
         kill_after: kills the session of toys with SIGKILL when so many records are on disk.
         alone: whether a program runs in a new Python, and not in a fork of one that has imported torch.
         prints_json: whether the command prints JSON.
@@ -135,8 +139,10 @@ class Acceptance:
         if step.toys is not None:
             result = self._run_toys(step, [*step.toys, f"--junitxml={junit}"])
         elif step.bench is not None:
-            words = ["-m", "pytest", "bench/", "-p", "no:cacheprovider", f"--junitxml={junit}", *step.bench]
-            result = self._run_python(words, step, ROOT)
+            everything = [] if "".join(step.bench[:1]).startswith("bench/") else ["bench/"]
+            words = ["-m", "pytest", *everything, "-p", "no:cacheprovider", f"--junitxml={junit}", *step.bench]
+            on_npus = ["-p", "stand_in_npu_plugin", f"--device={NAME}"] if step.npus else []
+            result = self._run_python([*words, *on_npus], step, ROOT)
         elif step.own is not None:
             result = self._run_python(["-m", "pytest", f"--junitxml={junit}", *step.own], step, folder)
         elif step.opatlas is not None:
@@ -155,12 +161,13 @@ class Acceptance:
 
     def _run_toys(self, step: Step, options: Sequence[str]) -> tuple[int, str, str]:
         options = [self._filled(word) for word in options]
+        environment = {**_NO_GPU, **self._environment(step)}
         left = set(self._journals())
         if step.npus:
-            running = StandInNpus(self.sessions).start(*options, npus=step.npus, **_NO_GPU, **step.environment)
+            running = self._npus.start(*options, npus=step.npus, **environment)
         else:
             measure = () if any(word.startswith("--prof-path") for word in options) else QUICKLY
-            running = self.sessions.start(*options, measure=measure, **_NO_GPU, **step.environment)
+            running = self.sessions.start(*options, measure=measure, **environment)
         if step.kill_after is not None:
             most = step.kill_after
             running.wait_until(lambda: self._records(left) >= most)
@@ -187,11 +194,14 @@ class Acceptance:
         }
         if step.own is None:
             environment["PYTHONPATH"] = str(ROOT)
+        if step.npus:
+            support = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
+            environment |= {**self._npus.environment, "STAND_IN_NPUS": str(step.npus), "PYTHONPATH": support}
         popen = subprocess.Popen if step.alone else warm_python.Popen
         process = popen(
             [sys.executable, *map(self._filled, words)],
             cwd=cwd,
-            env={**environment, **step.environment},
+            env={**environment, **self._environment(step)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -199,6 +209,13 @@ class Acceptance:
         )
         printed, errors = process.communicate(timeout=600)
         return process.returncode, printed, errors
+
+    @cached_property
+    def _npus(self) -> StandInNpus:
+        return StandInNpus(self.sessions)
+
+    def _environment(self, step: Step) -> dict[str, str]:
+        return {name: self._filled(value) for name, value in step.environment.items()}
 
     def _filled(self, word: str) -> str:
         return word.replace("{folder}", str(self.sessions.folder)).replace("{checkout}", str(ROOT))

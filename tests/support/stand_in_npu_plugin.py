@@ -1,12 +1,17 @@
-"""A pytest plugin that puts a stand-in NPU (stand_in_npu.py) in the place of the device at hand."""
+"""A pytest plugin that puts stand-in NPUs (stand_in_npu.py) in the place of the device at hand."""
 
 from __future__ import annotations
+
+import os
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import VISIBLE, pin_devices
 
 NAME = "ATLAS_800_A3_752T_128G_DIE"
+#: The variable that tells how many there are, if not one.
+COUNT = "STAND_IN_NPUS"
 
 
 def pytest_opatlas_devices():
-    return pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu", name=NAME), VISIBLE["npu"], ["0"])
+    spec = DeviceSpec("npu", opener="stand_in_npu:StandInNpu", name=NAME)
+    return pin_devices(spec, VISIBLE["npu"], [str(index) for index in range(int(os.environ.get(COUNT, "1")))])
