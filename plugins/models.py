@@ -258,5 +258,5 @@ def summary_lines(settings: ModelSettings, folder: Path) -> list[str]:
             f"{pluralize(made, 'attempt')}, ${usd:.4f}"
         )
     if lines:
-        lines.append(f"`opatlas models {folder}` evaluates the attempts; the candidates are there, too")
+        lines.append(f"`opatlas score {folder}` evaluates the attempts; the candidates are there, too")
     return lines
