@@ -14,7 +14,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.experiment.outcomes import Experiment, read_experiment
 from opatlas.experiment.report import ExperimentReport, as_json, make_report
 from opatlas.experiment.strategies import Strategy
-from opatlas.experiment.tables import ErrorShare
+from opatlas.experiment.tables import ErrorShare, SpeedUps
 from opatlas.files import expect_folder
 from opatlas.model.location import default_database_of
 from opatlas.show.formats import percent, ratio
@@ -161,7 +161,7 @@ def _experiment_parts(experiment: Experiment, report: ExperimentReport) -> Itera
             "timed": lambda each: each.timed,
             "own kernels": lambda each: each.own,
             Column("mean", ratio): lambda each: each.geometric_mean,
-            **{Column(f"> {p:g}x", percent): lambda each, p=p: each.fast[p] for p in FAST},
+            **{Column(f"> {p:g}x", percent): _fast(p) for p in FAST},
         },
     )
     if len(experiment.models) > 1:
@@ -248,6 +248,10 @@ def _levels(report: ExperimentReport) -> Table:
 
 def _table(title: str, rows: Iterable[Any], columns: _Columns) -> Table:
     return Table(list(columns), [[value(row) for value in columns.values()] for row in rows], title=title)
+
+
+def _fast(p: float) -> Callable[[SpeedUps], float | None]:
+    return lambda each: each.fast[p]
 
 
 def _dollars(cost: float) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
-from opatlas.text import shortened
+from opatlas.text import printable, shortened
 from opatlas.typed_json import DecodeError, decode
 
 if TYPE_CHECKING:
