@@ -345,10 +345,10 @@ def _mapped_kernel_types(folder: Path) -> Iterator[tuple[str, str]]:
     """
     mapping = read_mapping(folder)
     for operator in mapping.operators if mapping is not None else ():
-        if not operator.kernel_type or operator.is_communication or operator.is_free or operator.is_composite:
+        if not operator.kernel_type or operator.is_communication or operator.is_free or operator.composite:
             continue
-        for name in operator.alternates:
+        for name in operator.alternate_kernel_types:
             if not name.lower().endswith(_AICORE):
                 yield normalized_kernel_type(name), operator.kernel_type
-        if operator.fields.get("query_mode") == "elementwise":
+        if operator.query_mode == "elementwise":
             yield operator.kernel_type, _ELEMENTWISE
