@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -110,9 +110,7 @@ def implementations(
         require_extra("bench", "`opatlas implementations --build`", "torch")
         return _build(chosen, device or None, database_path)
     found = [listed(each) for each in chosen]
-    return Result(
-        list(_details(found)) if name else [_list(found)], json={"implementations": [asdict(each) for each in found]}
-    )
+    return Result(list(_details(found)) if name else [_list(found)], json={"implementations": found})
 
 
 def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:

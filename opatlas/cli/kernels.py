@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 
 from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
@@ -89,4 +89,4 @@ def show_kernels(names: Sequence[str]) -> Result:
         parts.append(Fields(dict(proofs.most_common()), title="NPU calls, by what proves them"))
     if without:
         parts.append(Table(("kernel type", "reason"), list(without.items()), title="without a replay"))
-    return Result(parts, json={"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without})
+    return Result(parts, json={"kernels": chosen, "without_replay": without})

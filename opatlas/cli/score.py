@@ -161,7 +161,7 @@ def _experiment_parts(experiment: Experiment, report: ExperimentReport) -> Itera
             "timed": lambda each: each.timed,
             "own kernels": lambda each: each.own,
             Column("mean", ratio): lambda each: each.geometric_mean,
-            **{Column(f"> {p:g}x", percent): _fast(p) for p in FAST},
+            **{Column(f"> {p:g}x", percent): _fast(f"{p:g}") for p in FAST},
         },
     )
     if len(experiment.models) > 1:
@@ -250,7 +250,7 @@ def _table(title: str, rows: Iterable[Any], columns: _Columns) -> Table:
     return Table(list(columns), [[value(row) for value in columns.values()] for row in rows], title=title)
 
 
-def _fast(p: float) -> Callable[[SpeedUps], float | None]:
+def _fast(p: str) -> Callable[[SpeedUps], float | None]:
     return lambda each: each.fast[p]
 
 

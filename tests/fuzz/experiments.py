@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from simulated_attempts import attempt, loop
 
 from opatlas.experiment.attempts import ATTEMPTS, attempt_line
@@ -29,7 +30,7 @@ def _check(data: bytes, folder: Path) -> None:
     with refusing(folder):
         experiment = read_experiment([folder])
         report = make_report(experiment)
-        json.dumps(as_json(experiment, report), allow_nan=False)
+        json.dumps(msgspec.to_builtins(as_json(experiment, report), enc_hook=str), allow_nan=False)
         for each in report.strategies:
             expect(each.passed.of == len(experiment.common_tasks), "a strategy lost a task")
         expect(sum(each.attempts for each in experiment.runs) <= data.count(b"\n") + 1, "more attempts than lines")
