@@ -133,15 +133,16 @@ class SuiteScore:
         """Returns what `opatlas.show.Fields` shows of the score."""
 
         def share(part: int, whole: int) -> tuple[int, str] | None:
-            return (part, f"of {whole:,}: {percent(part / whole)}") if whole else None
+            return (part, f"of {whole:,}, {percent(part / whole)}") if whole else None
 
-        mean = f"geometric mean of {self.timed_operators:,} operators"
-        return {
+        found: dict[str, Any] = {
             "right cases": share(self.right, self.cases),
             "right operators": share(self.right_operators, len(self.operators)),
-            "speed-up": None if self.speed_up is None else (ratio(self.speed_up), mean),
-            **{f"perf@{p:g}": share(self.faster(p), len(self.operators)) for p in FAST},
         }
+        if self.speed_up is not None:
+            found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {self.timed_operators:,} operators")
+            found |= {f"perf@{p:g}": share(self.faster(p), len(self.operators)) for p in FAST}
+        return found
 
 
 def read_score(database: Database, baseline: Database | None, kernel_types: Container[str] | None = None) -> SuiteScore:
