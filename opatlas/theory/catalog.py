@@ -116,13 +116,13 @@ _ExpressionText = str | int
 _Slots = list[list[_ExpressionText] | None]
 
 
-class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"name": "from"}):
+class _AxisSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"name": "from"}):
     name: str
     generic: dict[str, _Sizes] = {}
 
 
-class _Pattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    axes: Annotated[dict[str, str | _Sizes | _Source], msgspec.Meta(min_length=1)]
+class _PatternEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    axes: Annotated[dict[str, str | _Sizes | _AxisSource], msgspec.Meta(min_length=1)]
     inputs: _Slots
     outputs: _Slots
     let: dict[str, _ExpressionText] = {}
@@ -131,13 +131,13 @@ class _Pattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cells: dict[str, Any] = {}
 
 
-class _Kernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str | list[str]
     core: str = ""
     forms: dict[str, str | list[str]] = {}
 
 
-class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Each is decoded by itself, so that an error has its name.
     grids: dict[str, Any]
     patterns: dict[str, Any]
@@ -165,17 +165,17 @@ class _CatalogReader:
             return None
 
     def catalog(self, value: Any) -> Catalog:
-        content = self.typed("", value, _Content)
+        content = self.typed("", value, _CatalogFile)
         if content is None:
             return Catalog({})
         for name, grid in content.grids.items():
             self.grids[name] = self.sizes(f"grid {name!r}", self.typed(f"grid {name!r}", grid, _Sizes) or (1,))
         for name in _IN_PYTHON.keys() & content.patterns.keys():
             self.problem(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
-        kernels = dict[str, _Kernel]()
+        kernels = dict[str, _KernelEntry]()
         for name, each in content.kernels.items():
             spec = {"pattern": each} if isinstance(each, (str, list)) else each
-            kernel = self.typed(f"kernel {name!r}", spec, _Kernel)
+            kernel = self.typed(f"kernel {name!r}", spec, _KernelEntry)
             if kernel is not None:
                 kernels[name] = kernel
         used = {name for kernel in kernels.values() for name in _pattern_names(kernel)}
@@ -183,7 +183,7 @@ class _CatalogReader:
         patterns = {name: self.pattern(name, spec) for name, spec in specs.items()}
         return Catalog({name: self.kernel(name, kernel, patterns) for name, kernel in kernels.items()})
 
-    def kernel(self, name: str, spec: _Kernel, patterns: Mapping[str, Pattern | None]) -> CatalogKernel:
+    def kernel(self, name: str, spec: _KernelEntry, patterns: Mapping[str, Pattern | None]) -> CatalogKernel:
         place = f"kernel {name!r}"
         if not is_file_name(name):
             self.problem(place, "not a valid file name: give the profiler's kernel type")
@@ -207,7 +207,7 @@ class _CatalogReader:
 
     def pattern(self, name: str, value: Any) -> Pattern | None:
         place, before = f"pattern {name!r}", len(self.mistakes)
-        spec = self.typed(place, value, _Pattern)
+        spec = self.typed(place, value, _PatternEntry)
         if spec is None:
             return None
         axes = [self.axis(f"{place}, axis {axis!r}", axis, of) for axis, of in spec.axes.items()]
@@ -242,12 +242,12 @@ class _CatalogReader:
         self.fit(place, pattern, forms)
         return pattern
 
-    def axis(self, place: str, name: str, value: str | tuple[int, ...] | _Source) -> Axis:
+    def axis(self, place: str, name: str, value: str | tuple[int, ...] | _AxisSource) -> Axis:
         if isinstance(value, tuple):
             return Axis(name, self.sizes(place, value))
         if isinstance(value, str) and value in self.grids:
             return Axis(name, self.grids[value], between=True)
-        spec = _Source(value) if isinstance(value, str) else value
+        spec = _AxisSource(value) if isinstance(value, str) else value
         if spec.name not in SOURCES:
             meant = suggest(spec.name, [*self.grids, *SOURCES])
             self.problem(place, f"{spec.name!r} is neither a grid nor a source of models' sizes{meant}")
@@ -309,7 +309,7 @@ class _CatalogReader:
                     )
 
 
-def _pattern_names(kernel: _Kernel) -> list[str]:
+def _pattern_names(kernel: _KernelEntry) -> list[str]:
     return [kernel.pattern] if isinstance(kernel.pattern, str) else kernel.pattern
 
 
