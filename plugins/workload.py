@@ -31,6 +31,8 @@ from opatlas.model.location import (
 )
 from opatlas.model.versions import TORCH, Component, Versions
 from opatlas.options import Scope
+from opatlas.show.result import Fields
+from opatlas.show.terminal import text
 from opatlas.store.database import Database
 from opatlas.store.row_copy import add_rows
 from opatlas.store.update_mode import UpdateMode
@@ -249,7 +251,7 @@ class SuiteWorkload(ListedWorkload):
             baseline = default_database_of(path)
             if not implementation.is_default and baseline is not None:
                 score = read_score(Database(path), Database(baseline), self.ops(self.options.ops) or None)
-                lines += [f"{implementation.name}: {line}" for line in score.lines()]
+                lines += text([Fields(score.figures(), implementation.name)]).splitlines()
         return lines
 
 

@@ -1,8 +1,8 @@
-"""Layouts that libraries share, made from the arguments of replays, and the calls that FlagGems has from vLLM."""
+"""What libraries share: layouts, made from the arguments of replays, and calls of the same interface."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -156,3 +156,15 @@ def chosen_experts(
 
     converted = () if x.dtype is torch.float32 else ("weights to the dtype of the logits",)
     return Prepared(choose, results=lambda found: (found[0].to(x.dtype), found[1], None), converted=converted)
+
+
+def without_beta(add_rms_norm: Callable[..., Any], support: Support) -> Callable[..., Any]:
+    """Returns the function of AddRmsNormBias of a library that has no beta."""
+
+    def add_rms_norm_bias(
+        x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
+    ) -> Any:
+        support.expect(beta is None, "a beta", "norms of a sum without beta")
+        return add_rms_norm(x1, x2, gamma, epsilon)
+
+    return add_rms_norm_bias

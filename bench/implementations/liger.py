@@ -20,9 +20,12 @@ from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
 from opatlas import Prepared, implements
 from opatlas.implementations.support import Support
 
+from ._layouts import without_beta
+
 DISTRIBUTIONS = ("liger_kernel",)
 DEVICES = ("cuda", "npu")
-_expect = Support("Liger").expect
+_SUPPORT = Support("Liger")
+_expect = _SUPPORT.expect
 
 _CASTING = "gemma"
 #: A program holds a whole row of so many elements.
@@ -46,12 +49,7 @@ def add_rms_norm(
     return y, rstd.view(*x1.shape[:-1], 1) if x1.dtype is torch.float32 else None, total
 
 
-@implements("AddRmsNormBias")
-def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    _expect(beta is None, "a beta", "fused_add_rms_norm without beta")
-    return add_rms_norm(x1, x2, gamma, epsilon)
+add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, _SUPPORT))
 
 
 @implements("LayerNormV4", "LayerNormV3", "LayerNormV3WithImplMode")

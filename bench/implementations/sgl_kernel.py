@@ -15,7 +15,7 @@ import torch
 from opatlas import Prepared, Unsupported, implements
 from opatlas.implementations.support import Support
 
-from ._layouts import contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs, weight_by_columns
+from ._layouts import contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs, weight_by_columns, without_beta
 
 DISTRIBUTIONS = ("sgl_kernel",)
 DEVICES = ("cuda",)
@@ -59,12 +59,7 @@ def add_rms_norm(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilo
     return Prepared(call, changes=(x1, x2))
 
 
-@implements("AddRmsNormBias")
-def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> Prepared:
-    _expect(beta is None, "a beta", "fused_add_rmsnorm without beta")
-    return add_rms_norm(x1, x2, gamma, epsilon)
+add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, _SUPPORT))
 
 
 @implements("SwiGlu")

@@ -23,6 +23,7 @@ from ._layouts import (
     rows_of_tokens,
     table_of_pairs,
     weight_by_columns,
+    without_beta,
     written_to_cache,
 )
 
@@ -65,12 +66,7 @@ def add_rms_norm(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilo
     return Prepared(call, changes=(x1, x2))
 
 
-@implements("AddRmsNormBias")
-def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> Prepared:
-    _expect(beta is None, "a beta", "fused_add_rms_norm without beta")
-    return add_rms_norm(x1, x2, gamma, epsilon)
+add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, _SUPPORT))
 
 
 @implements("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore")

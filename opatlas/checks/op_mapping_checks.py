@@ -23,25 +23,13 @@ from opatlas.store.op_mapping import (
     MAPPING,
     REFERENCE,
     MappedOperator,
+    OperatorFields,
     OpMapping,
     read_mapping,
 )
 from opatlas.text import close_matches, suggest
 
-#: The fields of an operator that msmodeling reads, with the types of their values.
-_FIELDS: dict[str, type[Any]] = {
-    "kernel_type": str,
-    "alternate_kernel_types": list,
-    "sub_kernels": list,
-    "composite": bool,
-    "decomposer": bool,
-    "zero_cost": bool,
-    "accepted_miss": str,
-    "category": str,
-    "query_mode": str,
-    "tc_input_count": int,
-    "notes": str,
-}
+_FIELDS = OperatorFields.__struct_fields__
 _WORDS = {
     "category": ("compute", COMMUNICATION),
     "query_mode": ("elementwise", "attention_special", "moe_fused", "mtp_projection"),
@@ -94,7 +82,7 @@ def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Findin
     """Yields the kernel types that have rows and that no operator names."""
     named = {name for operator in mapping.operators for name in operator.kernel_types}
     # Only the code of the simulator says which kernels a decomposer uses.
-    has_decomposer = any(operator.fields.get("decomposer") for operator in mapping.operators)
+    has_decomposer = any(operator.decomposer for operator in mapping.operators)
     for name in database.kernel_types:
         if name not in named:
             hint = ", but a decomposer may use its rows" if has_decomposer else ""
@@ -128,13 +116,11 @@ def _check_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[
     known = {*database.kernel_types, *database.unreadable, *database.replayed_types, *BY_KERNEL_TYPE}
     for operator in mapping.operators:
         for field, value in operator.fields.items():
-            problem = _wrong_field(str(field), value)
+            problem = _wrong_field(operator, field, value)
             if problem:
                 yield _finding(database, operator, f"{field}: {value}"[:80], problem)
-        if not operator.kernel_types and not operator.is_free and not operator.fields.get("decomposer"):
-            wanted = (
-                "sub_kernels or decomposer: true" if operator.is_composite else "kernel_type, composite or zero_cost"
-            )
+        if not operator.kernel_types and not operator.is_free and not operator.decomposer:
+            wanted = "sub_kernels or decomposer: true" if operator.composite else "kernel_type, composite or zero_cost"
             yield _finding(database, operator, "", f"has no duration: give {wanted}")
         for name in operator.kernel_types:
             meant = _misspelt(name, known)
@@ -142,18 +128,14 @@ def _check_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[
                 yield _finding(database, operator, name, f"no such kernel type{suggest(name, [meant])}")
 
 
-def _wrong_field(field: str, value: Any) -> str:
+def _wrong_field(operator: MappedOperator, field: str, value: Any) -> str:
     """Returns what is wrong with a field; "" if nothing is, or OpAtlas does not know the field."""
-    expected = _FIELDS.get(field)
-    if expected is None:
+    if field not in _FIELDS:
         return f"no such field{suggest(field, _FIELDS, least=0.8)}" if close_matches(field, _FIELDS, 1, 0.8) else ""
-    if not isinstance(value, expected) or (expected is int and (isinstance(value, bool) or value < 1)):
-        what = {str: "text", list: "a list", bool: "true or false", int: "a whole number from 1"}[expected]
-        return f"{field} must be {what}"
-    if expected is list and not all(isinstance(name, str) for name in value):
-        return f"{field} must be a list of kernel types"
     words = _WORDS.get(field, ())
-    return f"{field} must be one of {', '.join(words)}{suggest(value, words)}" if words and value not in words else ""
+    if field in operator.wrong or not words or value in words:
+        return operator.wrong.get(field, "")
+    return f"{field} must be one of {', '.join(words)}{suggest(value, words)}"
 
 
 def _misspelt(name: str, known: set[str]) -> str:

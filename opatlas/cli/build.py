@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.cli.kernel_rows import smallest_rows, starter_database
@@ -21,24 +22,39 @@ from opatlas.model.location import default_path
 from opatlas.model.schema import Status
 from opatlas.model.siblings import base_type
 from opatlas.model.versions import detect
-from opatlas.progress import Progress
+from opatlas.progress import track
 from opatlas.store.database import Database
-from opatlas.text import pluralize, show, wrap
 
 #: Deadline of a row, whose set-up may compile for minutes: as of a row that was never run before.
 _ROW_S = 900.0
 
 
-def build(implementation: Implementation, device: str | None, database: Path | None) -> bool:
-    """Runs small rows of each kernel type on the device, keeps no duration, and prints what failed.
+@dataclass(frozen=True)
+class Built:
+    """What became of the rows of an implementation.
+
+    Attributes:
+        label: the implementation with its version.
+        kernel_types: the number of those that have a row.
+        counts: the rows by status; measured ones ran.
+        failures: kernel type, status and reason of each row that failed.
+        without: kernel types without a row in the database.
+    """
+
+    label: str
+    kernel_types: int
+    counts: Counter[Status]
+    failures: Sequence[tuple[str, Status, str]]
+    without: Sequence[str]
+
+
+def build_ahead(implementation: Implementation, device: str | None, database: Path | None) -> Built:
+    """Runs small rows of each kernel type on the device, and keeps no duration.
 
     Args:
         implementation: what is compiled.
         device: name or kind of the device; None: the device at hand.
         database: has the rows; None: the database of the device.
-
-    Returns:
-        Whether each row ran, or is unsupported.
 
     Raises:
         OpAtlasError: the implementation is not installed or does not run on the device, the device cannot be used, or
@@ -60,15 +76,8 @@ def build(implementation: Implementation, device: str | None, database: Path | N
         raise OpAtlasError(f"{path} has no row of a kernel type of {implementation.name}: name another --database-path")
     jobs = [_job(implementation, name, cells) for name, own in rows.items() for cells in own]
     counts, failures = _run(jobs, spec, f"build {implementation.name}")
-    for line in failures:
-        show(wrap(line, 0))
     without = sorted(wanted.difference(rows)) if implementation.wrap is None and not implementation.is_default else []
-    told = ", ".join(f"{count} {status.value}" for status, count in counts.most_common())
-    told = told.replace(Status.MEASURED.value, "ran")
-    show(wrap(f"{implementation.label}: {pluralize(len(jobs), 'row')} of {len(rows)} kernel types: {told}", 0))
-    if without:
-        show(wrap(f"without a row in the database: {', '.join(without)}", 0))
-    return not failures
+    return Built(implementation.label, len(rows), counts, failures, without)
 
 
 def _expect_usable(implementation: Implementation, spec: DeviceSpec) -> None:
@@ -81,23 +90,19 @@ def _expect_usable(implementation: Implementation, spec: DeviceSpec) -> None:
         raise OpAtlasError(f"{implementation.name} is not what {spec} measures")
 
 
-def _run(jobs: Sequence[Job], spec: DeviceSpec, label: str) -> tuple[Counter[Status], list[str]]:
-    """Runs rows on a device. Returns the number of rows by status, and a line for each row that failed."""
+def _run(jobs: Sequence[Job], spec: DeviceSpec, label: str) -> tuple[Counter[Status], list[tuple[str, Status, str]]]:
+    """Runs rows on a device. Returns the number of rows by status, and the rows that failed."""
     # Events and clocks need no profiler, and the one duration is not kept.
     settings = MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(spec.kind))
     process = DeviceProcess(spec, settings)
     counts: Counter[Status] = Counter()
-    failures: list[str] = []
+    failures: list[tuple[str, Status, str]] = []
     try:
-        with Progress(len(jobs), "rows", label=label) as progress:
-            for job in jobs:
-                if progress.on_terminal:
-                    progress.show(job.kernel_type, "")
-                outcome = process.run(job)
-                counts[outcome.status] += 1
-                if outcome.status not in (Status.MEASURED, Status.UNSUPPORTED):
-                    failures.append(f"{job.kernel_type}: {outcome.status}: {outcome.explanation}")
-                progress.advance(note=f"{len(failures)} failed" if failures else "")
+        for job in track(jobs, label):
+            outcome = process.run(job)
+            counts[outcome.status] += 1
+            if outcome.status not in (Status.MEASURED, Status.UNSUPPORTED):
+                failures.append((job.kernel_type, outcome.status, outcome.explanation))
     finally:
         process.close()
     return counts, failures

@@ -1,20 +1,18 @@
-"""Lists the implementations of kernels: their versions here, their kernel types, and what proves each.
-
-With NAME, an implementation or a folder or file of your own, its kernel types are listed, and what was ignored.
---build compiles its kernels ahead, and --new writes files to begin kernels of your own with.
-"""
+"""`opatlas implementations`: what measures kernels, and files to begin kernels of one's own with."""
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from opatlas.cli.arguments import add_json, write_or_print_json
-from opatlas.cli.build import build
+from cyclopts import Parameter
+
+from opatlas.cli.build import Built, build_ahead
 from opatlas.cli.kernel_template import suite_operators, write_templates
+from opatlas.cli.parameters import Names
 from opatlas.devices.device import KINDS
 from opatlas.engine.kernel_facts import (
     proof_of,
@@ -23,15 +21,14 @@ from opatlas.engine.kernel_facts import (
     replays_of_bench,
 )
 from opatlas.engine.registry import replay_spec
-from opatlas.errors import UsageError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.implementations.catalog import every_implementation, named_implementations
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.installation import require_extra
 from opatlas.model.siblings import base_type, suggest_spelling
-from opatlas.options import add_database_path, names
+from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.suites.overload import is_folder
-from opatlas.text import COLUMNS, pluralize, show, table_lines, wrap
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
@@ -70,101 +67,116 @@ class Listed:
         return sum(each.proof not in (_NOT_RUN, _NO_REPLAY, _OF_SUITES) for each in self.kernel_types)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "exit status: 0 done; 1 a row of --build failed, NAME is unknown, or a file could not be read or written; "
-        "2 wrong usage"
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="an implementation, folder or file (default: all)")
-    add_json(parser, "what is listed,")
-    parser.add_argument(
-        "--build",
-        action="store_true",
-        help="run a small row of each kernel type and dtype of NAME, so that later sessions find its kernels compiled; "
-        "no duration is kept (default: off)",
-    )
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help="with --build: a device by the name of its database folder, or by its kind: npu, cuda or cpu "
-        "(default: the device at hand)",
-    )
-    parser.add_argument(
-        "--new",
-        type=Path,
-        metavar="DIR",
-        help="write a file for each kernel type of --ops into DIR: its arguments, a row, and a kernel that calls torch "
-        "(default: nothing is written)",
-    )
-    parser.add_argument(
-        "--ops",
-        type=names,
-        metavar="TYPE[,TYPE...]",
-        default=(),
-        help="with --new: the kernel types, or operators of torch such as add.Tensor (default: none)",
-    )
-    parser.add_argument(
-        "--suite",
-        metavar="NAME",
-        help="with --new: all operators of a suite: opinfo, traces, or a file or folder of traces (default: none)",
-    )
-    add_database_path(parser)
+def implementations(
+    name: Annotated[str, Parameter(name="NAME")] = "",
+    /,
+    *,
+    build: bool = False,
+    device: str = "",
+    new: Path | None = None,
+    ops: Names = (),
+    suite: str = "",
+    database_path: Path | None = None,
+) -> Result:
+    """Lists the implementations of kernels, builds one ahead, or begins kernels of your own.
 
+    Exit status: 0 done; 1 a row of --build failed, NAME is unknown, or a file could not be read or written; 2 wrong
+    usage.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Prints the list, or the kernel types of one implementation; builds, or writes templates. Raises OpAtlasError."""
-    _expect_options(arguments)
-    if arguments.new is not None:
-        require_extra("bench", "`opatlas implementations --new`", "torch")
-        return _write_templates(arguments)
-    chosen = named_implementations(arguments.name) if arguments.name else every_implementation()
-    if arguments.build:
-        require_extra("bench", "`opatlas implementations --build`", "torch")
-        # Each is built, whatever becomes of the one before.
-        ran = [build(each, arguments.device, arguments.database_path) for each in chosen]
-        return 0 if all(ran) else 1
-    found = [listed(each) for each in chosen]
-    contents = {"implementations": [asdict(each) for each in found]}
-    if not write_or_print_json(arguments.json, contents):
-        show(as_details(found) if arguments.name else as_table(found))
-    return 0
-
-
-def _expect_options(arguments: argparse.Namespace) -> None:
-    """Raises UsageError where an option would have no effect, or lacks another one."""
-    if arguments.build and (not arguments.name or arguments.new is not None or arguments.json is not None):
-        raise UsageError("--build takes one implementation, folder or file as NAME, and neither --new nor --json")
-    chosen = sum(map(bool, (arguments.ops, arguments.suite)))
-    if chosen != (arguments.new is not None) or (arguments.new is not None and arguments.name):
+    Args:
+        name: an implementation, or a folder or file of your own, whose kernel types are listed (default: all).
+        build: run a small row of each kernel type and dtype of NAME, so that later sessions find its kernels compiled;
+            no duration is kept.
+        device: where --build runs: the name of a device, or npu, cuda or cpu (default: the device at hand).
+        new: folder into which a file is written for each kernel type of --ops, or operator of --suite: its arguments,
+            a row, and a kernel that calls torch.
+        ops: kernel types, or operators of torch such as add.Tensor, for --new.
+        suite: suite of operators for --new: opinfo, traces, or a file or folder of traces.
+        database_path: database that has the rows for --build and --new (default: that of the device, or any).
+    """
+    if build and (not name or new is not None):
+        raise UsageError("--build takes one implementation, folder or file as NAME, and no --new")
+    if (new is None) == bool(ops or suite) or (ops and suite) or (new is not None and name):
         raise UsageError("--new DIR goes with --ops TYPE[,TYPE...] or with --suite NAME, without another NAME")
-    if arguments.device is not None and not arguments.build:
+    if device and not build:
         raise UsageError("--device says where --build runs: leave it out, or add --build")
-    if arguments.database_path is not None and not arguments.build and arguments.new is None:
+    if database_path is not None and not build and new is None:
         raise UsageError("--database-path has the rows for --build and --new: leave it out, or add one of them")
-    if arguments.json is not None and arguments.new is not None:
-        raise UsageError("--json writes what is listed, and --new lists nothing: leave one out")
+    if new is not None:
+        require_extra("bench", "`opatlas implementations --new`", "torch")
+        return _write_templates(new, ops, suite, database_path)
+    chosen = named_implementations(name) if name else every_implementation()
+    if build:
+        require_extra("bench", "`opatlas implementations --build`", "torch")
+        return _build(chosen, device or None, database_path)
+    found = [listed(each) for each in chosen]
+    return Result(list(_details(found)) if name else [_list(found)], json={"implementations": found})
 
 
-def _write_templates(arguments: argparse.Namespace) -> int:
-    folder, suite = shlex.quote(str(arguments.new)), arguments.suite
-    of_torch = suite_operators(suite) if suite else [name for name in arguments.ops if "." in name]
-    kernel_types = [name for name in arguments.ops if name not in of_torch]
+def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:
+    of_torch = suite_operators(suite) if suite else [name for name in ops if "." in name]
+    kernel_types = [name for name in ops if name not in of_torch]
     # Both are checked before either is written.
-    paths = write_templates(arguments.new, kernel_types, of_torch, arguments.database_path)
-    if suite:
-        show(f"wrote {len(paths):,} files into {arguments.new}")
-    for path in [] if suite else paths:
-        show(f"wrote {path}")
-    ops = f" --ops {','.join(of_torch)}" if not suite else ""
-    commands = []
+    paths = write_templates(folder, kernel_types, of_torch, database)
+    quoted, commands = shlex.quote(str(folder)), []
     if of_torch:
-        commands.append(f"--suite {shlex.quote(suite or 'opinfo')} --implementation torch,{folder}{ops}")
+        only = "" if suite else f" --ops {','.join(of_torch)}"
+        commands.append(f"--suite {shlex.quote(suite or 'opinfo')} --implementation torch,{quoted}{only}")
     if kernel_types:
-        database = f" --database-path {shlex.quote(str(arguments.database_path))}" if arguments.database_path else ""
-        commands.append(f"--implementation torch,{folder} --ops {','.join(kernel_types)}{database}")
-    for command in commands:
-        show(wrap(f"next: `opatlas bench {command}` measures them beside torch", 0))
-    return 0
+        rows = f" --database-path {shlex.quote(str(database))}" if database else ""
+        commands.append(f"--implementation torch,{quoted} --ops {','.join(kernel_types)}{rows}")
+    return Result(
+        [Table(("written",), [(path,) for path in paths]), *(f"next: opatlas bench {each}" for each in commands)]
+    )
+
+
+def _build(chosen: Sequence[Implementation], device: str | None, database: Path | None) -> Result:
+    """Builds each implementation, whatever becomes of the one before. Raises OpAtlasError for a single one."""
+    built, problems = list[Built](), list[str]()
+    for each in chosen:
+        try:
+            built.append(build_ahead(each, device, database))
+        except OpAtlasError as error:
+            if len(chosen) == 1:
+                raise
+            problems.append(str(error))
+    failed = problems or any(each.failures for each in built)
+    return Result([part for each in built for part in _built(each)], problems=problems, status=int(bool(failed)))
+
+
+def _built(found: Built) -> Iterator[Part]:
+    rows = {status.value: count for status, count in found.counts.items()}
+    without = (len(found.without), ", ".join(found.without)) if found.without else None
+    yield Fields({"kernel types": found.kernel_types, **rows, "without a row": without}, title=found.label)
+    if found.failures:
+        yield Table(("kernel type", "status", "reason"), found.failures, title=f"{found.label}: rows that failed")
+
+
+def _list(found: Sequence[Listed]) -> Table:
+    return Table(
+        ("implementation", "version", "devices", "kernel types", "proven", "missing"),
+        [
+            (each.name, each.version, ", ".join(each.devices), len(each.kernel_types), each.proven, each.missing)
+            for each in found
+        ],
+    )
+
+
+def _details(found: Sequence[Listed]) -> Iterator[Part]:
+    for each in found:
+        yield Fields(
+            {
+                "version": each.version or None,
+                "missing": each.missing or None,
+                "about": each.about or None,
+                "devices": ", ".join(each.devices),
+            },
+            title=each.name,
+        )
+        # A user looks for the file of an own kernel. The functions of a library do not matter.
+        columns = ("kernel type", Column("function", wide=not each.is_of_user), "proof")
+        yield Table(columns, [(kernel.kernel_type, kernel.function, kernel.proof) for kernel in each.kernel_types])
+    yield from dict.fromkeys(note for each in found for note in each.notes)
 
 
 def listed(implementation: Implementation) -> Listed:
@@ -221,35 +233,3 @@ def _proofs(implementation: Implementation) -> Mapping[str, str]:
 def _npu_call(function: object) -> str:
     spec = replay_spec(function)
     return (spec.npu if spec is not None else None) or ""
-
-
-def as_table(found: Sequence[Listed]) -> str:
-    """Returns the list for a terminal of 80 columns: a line for each implementation."""
-    rows = [("implementation", "version", "devices", "kernel types", "proven")]
-    for each in found:
-        proven = f"{each.proven} of {len(each.kernel_types)}" if each.proven else _NOT_RUN
-        version = each.version or ("not installed" if each.missing else "")
-        rows.append((each.name, version, ", ".join(each.devices), str(len(each.kernel_types)), proven))
-    missing = [f"{each.name} {each.missing}" for each in found if each.missing]
-    return "\n".join([*table_lines(rows), *([""] if missing else []), *(wrap(line, 0) for line in missing)])
-
-
-def as_details(found: Sequence[Listed]) -> str:
-    """Returns the kernel types of implementations for a terminal, and what is to be known of a user's files."""
-    notes = dict.fromkeys(note for each in found for note in each.notes)
-    return "\n\n".join([*map(_details, found), *(["\n".join(wrap(note, 0) for note in notes)] if notes else [])])
-
-
-def _details(found: Listed) -> str:
-    """Returns the kernel types of an implementation for a terminal."""
-    here = " ".join(filter(None, (found.name, found.version, found.missing)))
-    rows = [
-        ("kernel type", "function", "proof"),
-        *((each.kernel_type, each.function, each.proof) for each in found.kernel_types),
-    ]
-    # A user looks for the file of an own kernel. The functions of a library do not matter.
-    shown = rows if found.is_of_user else [(kernel_type, proof) for kernel_type, _, proof in rows]
-    lines = [wrap(f"{here}: {found.about}", 0)]
-    lines += [f"{pluralize(len(found.kernel_types), 'kernel type')} on {', '.join(found.devices)}", ""]
-    lines += table_lines(shown, COLUMNS)
-    return "\n".join(lines)

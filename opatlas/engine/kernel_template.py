@@ -19,7 +19,7 @@ from opatlas.model.schema import (
     OUTPUT_DTYPES,
     OUTPUT_SHAPES,
 )
-from opatlas.text import shorten
+from opatlas.text import shortened
 
 #: Items of a list, and characters of a value, that a comment shows.
 _SHOWN, _WIDTH = 3, 60
@@ -126,4 +126,4 @@ def _describe(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         shown = ", ".join(map(_describe, value[:_SHOWN]))
         return f"[{shown}{', ...' if len(value) > _SHOWN else ''}]"
-    return shorten(repr(value), _WIDTH)
+    return shortened(repr(value), _WIDTH)

@@ -6,6 +6,5 @@ outcomes.py     what models achieved at tasks, from the attempts of one or more 
 proportions.py  intervals of pass rates
 tables.py       pass rates, errors, levels, verdicts, speed-ups
 strategies.py   strategies that choose a model for each task
-report.py       all tables together, as JSON and as CSVs
-text.py         all tables as text
+report.py       all tables together, and as JSON
 """

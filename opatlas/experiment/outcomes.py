@@ -6,7 +6,7 @@ Of a task that a model tried in several runs, the outcome of the last run counts
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from opatlas.errors import UsageError
 from opatlas.experiment.attempts import ATTEMPTS, AttemptsFile, ModelAttempt, read_attempts
 from opatlas.experiment.baselines import with_baselines
 from opatlas.files import expect_folder, files_below
-from opatlas.text import suggest
 
 _LEVELS = tuple(Level)
 
@@ -120,23 +119,16 @@ class ExperimentRun:
 
 @dataclass
 class Experiment:
-    """The runs that are evaluated together.
-
-    Attributes:
-        runs: in the order in which later ones replace the outcomes of earlier ones.
-        chosen_sets: the only sets of tasks that count; all if empty.
-    """
+    """The runs that are evaluated together, in the order in which later ones replace the outcomes of earlier ones."""
 
     runs: Sequence[ExperimentRun]
-    chosen_sets: Collection[str] = ()
     #: By model and task: the outcome of the last run that has one.
     outcomes: dict[str, dict[TaskName, TaskOutcome]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for run in self.runs:
             for (model, task), outcome in run.outcomes.items():
-                if not self.chosen_sets or task.task_set in self.chosen_sets:
-                    self.outcomes.setdefault(model, {})[task] = outcome
+                self.outcomes.setdefault(model, {})[task] = outcome
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -183,15 +175,14 @@ class Experiment:
         return found
 
 
-def read_experiment(folders: Sequence[Path], task_sets: Collection[str] = ()) -> Experiment:
+def read_experiment(folders: Sequence[Path]) -> Experiment:
     """Reads the attempts in folders, and in those below folders without attempts.
 
     Args:
         folders: of runs, the oldest first; the runs below one folder follow their names.
-        task_sets: the ones that count; all if empty.
 
     Raises:
-        UsageError: a folder is not there, is named twice or holds no attempts; no attempt is of a set.
+        UsageError: a folder is not there, is named twice or holds no attempts.
         OpAtlasError: a file cannot be read, or a line is no attempt.
     """
     files: list[Path] = []
@@ -204,16 +195,7 @@ def read_experiment(folders: Sequence[Path], task_sets: Collection[str] = ()) ->
     real = [path.resolve() for path in files]
     if twice := next((path for at, path in enumerate(real) if path in real[:at]), None):
         raise UsageError(f"{twice}: named twice: name each run once")
-    runs = [_read_run(path) for path in files]
-    keys = [key for run in runs for key in run.outcomes]
-    known = {task.task_set for _, task in keys}
-    for name in task_sets:
-        if name not in known:
-            raise UsageError(
-                f"--task-sets {name}: no attempt has this set of tasks{suggest(name, known)}: give one of "
-                f"{', '.join(sorted(known)) or 'none'}"
-            )
-    experiment = Experiment(runs, task_sets)
+    experiment = Experiment([_read_run(path) for path in files])
     if not experiment.outcomes:
         raise UsageError(f"{', '.join(map(str, folders))}: no attempt to evaluate: name a run that tried a task")
     return experiment

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from opatlas.errors import UsageError
 from opatlas.experiment import tables
@@ -71,13 +68,13 @@ def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
 
 
 def as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
-    """Returns the runs, all tables, and the outcome of each task."""
+    """Returns the runs, all tables, and the outcome of each task, as msgspec encodes them."""
     return {
-        "folders": [{**_plain(replace(run, outcomes={})), "outcomes": len(run.outcomes)} for run in experiment.runs],
+        "folders": [{**vars(run), "outcomes": len(run.outcomes)} for run in experiment.runs],
         "tasks": len(experiment.tasks),
         "common_tasks": len(experiment.common_tasks),
         "mixed_complexities": experiment.mixed_complexities,
-        **{field.name: [_plain(line) for line in getattr(report, field.name)] for field in fields(report)},
+        **vars(report),
         "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
     }
 
@@ -92,9 +89,9 @@ def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
         "passed": outcome.passed,
         "passed_first": outcome.passed_first,
         "fixes": outcome.fixes,
-        "error_class": str(judgement.error_class),
+        "error_class": judgement.error_class,
         "sub_class": judgement.sub_class,
-        "level": None if outcome.level is None else str(outcome.level),
+        "level": outcome.level,
         "within_1e3": judgement.within_1e3,
         "duration_us": judgement.duration_us,
         "speed_up": outcome.speed_up,
@@ -106,12 +103,3 @@ def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
         "candidate": final.candidate,
         "notes": "; ".join(judgement.notes),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Returns a value in the types of JSON."""
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {f"{key:g}" if isinstance(key, float) else str(key): _plain(each) for key, each in value.items()}
-    return str(value) if isinstance(value, (Enum, Path)) else value

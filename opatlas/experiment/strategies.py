@@ -156,7 +156,6 @@ class StrategyResult:
 
     Attributes:
         strategy: the strategy.
-        in_sample: whether models were chosen from the same tasks: an upper bound, and no estimate.
         passed: the tasks that it passes.
         models: the number of tasks by the chosen model.
         cost_usd, generation_s, run_s: of all attempts of the chosen models.
@@ -164,7 +163,6 @@ class StrategyResult:
     """
 
     strategy: Strategy
-    in_sample: bool
     passed: PassRate
     models: Mapping[str, int]
     cost_usd: float
@@ -174,7 +172,7 @@ class StrategyResult:
 
 
 def strategy_results(experiment: Experiment, baseline: str = "") -> list[StrategyResult]:
-    """Returns the results of all strategies; of TABLE also those in sample.
+    """Returns the results of all strategies.
 
     Args:
         baseline: the model of Strategy.BEST; "" for the model that the other tasks choose.
@@ -191,26 +189,19 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Strateg
     def table(task: TaskName) -> str:
         return selector.best_for(experiment.complexities[task], task)
 
-    def table_in_sample(task: TaskName) -> str:
-        return selector.best_for(experiment.complexities[task])
-
     return [
         _result(Strategy.BEST, experiment, best),
         _result(Strategy.CHEAPEST, experiment, selector.cheapest),
         _result(Strategy.TABLE, experiment, table),
-        _result(Strategy.TABLE, experiment, table_in_sample, in_sample=True),
         _result(Strategy.ORACLE, experiment, oracle),
     ]
 
 
-def _result(
-    strategy: Strategy, experiment: Experiment, model_of: Callable[[TaskName], str], *, in_sample: bool = False
-) -> StrategyResult:
+def _result(strategy: Strategy, experiment: Experiment, model_of: Callable[[TaskName], str]) -> StrategyResult:
     tried = [experiment.outcomes[model_of(task)][task] for task in experiment.common_tasks]
     passed, cost = sum(outcome.passed for outcome in tried), fsum(outcome.cost_usd for outcome in tried)
     return StrategyResult(
         strategy,
-        in_sample,
         pass_rate(passed, len(tried)),
         dict(Counter(outcome.model for outcome in tried).most_common()),
         cost,

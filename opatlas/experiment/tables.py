@@ -266,7 +266,7 @@ class SpeedUps:
         own: passed tasks with more than half of the duration in kernels that the candidate defines; None if no
             attempt tells it.
         geometric_mean: of the speed-ups of the timed tasks; None without.
-        fast: by p, the share of all tasks that passed and are faster than p times the baseline; None without tasks.
+        fast: by p ("1.5"), the share of all tasks that passed and are more than p times as fast as the baseline.
     """
 
     model: str | None
@@ -275,7 +275,7 @@ class SpeedUps:
     timed: int
     own: int | None
     geometric_mean: float | None
-    fast: Mapping[float, float | None]
+    fast: Mapping[str, float | None]
 
 
 def speed_ups(experiment: Experiment) -> list[SpeedUps]:
@@ -293,7 +293,7 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
                 len(timed),
                 sum(share > 0.5 for share in shares) if shares else None,
                 geometric_mean(timed),
-                {p: _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST},
+                {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST},
             )
         )
     return found

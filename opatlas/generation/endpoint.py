@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
-from opatlas.text import printable, shorten
+from opatlas.text import printable, shortened
 from opatlas.typed_json import DecodeError, decode
 
 if TYPE_CHECKING:
@@ -396,4 +396,4 @@ def _without(key: str, text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return shorten(printable(" ".join(text.split())), _QUOTED)
+    return shortened(" ".join(text.split()), _QUOTED)

@@ -107,14 +107,13 @@ class OpAtlasDataSource:
 
     def _answer(self, operator: MappedOperator, info: Any) -> QueryResult | None:
         """Returns the best answer of the operator's kernel types; None, with the reason, if none tells."""
-        mode = operator.fields.get("query_mode")
-        if operator.is_composite or operator.is_communication:
+        mode = operator.query_mode
+        if operator.composite or operator.is_communication:
             return None
-        if mode not in (None, _ATTENTION, _ELEMENTWISE):
+        if mode not in ("", _ATTENTION, _ELEMENTWISE):
             self.last_miss_reason = f"query_mode {mode} is not answered here"
             return None
-        count = operator.fields.get("tc_input_count")
-        inputs = _tensors(info.args)[: count if isinstance(count, int) else None]
+        inputs = _tensors(info.args)[: operator.tc_input_count]
         # The row itself, or else the first kernel type and its most usual layout.
         first = None
         for kernel_type in operator.kernel_types:

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
@@ -30,54 +32,66 @@ COMMUNICATION = "communication"
 _LARGEST_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class MappedOperator:
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class OperatorFields(msgspec.Struct, frozen=True):
+    """The fields of an operator that msmodeling reads.
+
+    Attributes:
+        kernel_type: the kernel type whose rows are searched first; "" if the operator names none.
+        alternate_kernel_types: the kernel types whose rows are searched next.
+        sub_kernels: those of a composite: the first compute kernel with a row counts, and all messages are added.
+        composite: whether the operator consists of several kernels.
+        decomposer: whether code of the simulator says which kernels these are.
+        zero_cost, accepted_miss: whether, or why, the operator counts as 0 us, without a row.
+        query_mode: how a row is found; "" for the usual way.
+        tc_input_count: the number of tensors that are compared with a row; None: all.
+    """
+
+    kernel_type: str = ""
+    alternate_kernel_types: tuple[_Name, ...] = ()
+    sub_kernels: tuple[_Name, ...] = ()
+    composite: bool = False
+    decomposer: bool = False
+    zero_cost: bool = False
+    accepted_miss: str = ""
+    category: str = ""
+    query_mode: str = ""
+    tc_input_count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    notes: str = ""
+
+
+class MappedOperator(OperatorFields, frozen=True, kw_only=True):
     """An operator of a simulation.
 
     Attributes:
         name: `aten.mm.default`.
         line: the line of the operator in the file.
-        fields: the fields, as in the file.
+        fields: all fields, as in the file.
+        wrong: what is wrong with the value of a field, by its name. Such a field counts as left out.
     """
 
     name: str
     line: int
     fields: Mapping[str, Any]
-
-    @property
-    def kernel_type(self) -> str:
-        """The kernel type whose rows are searched first; "" if the operator names none."""
-        return _text(self.fields.get("kernel_type"))
-
-    @property
-    def alternates(self) -> Sequence[str]:
-        """The kernel types whose rows are searched next."""
-        return _texts(self.fields.get("alternate_kernel_types"))
-
-    @property
-    def parts(self) -> Sequence[str]:
-        """The kernel types of a composite: the first compute kernel with a row counts, and all messages are added."""
-        return _texts(self.fields.get("sub_kernels"))
+    wrong: Mapping[str, str]
 
     @property
     def kernel_types(self) -> Sequence[str]:
         """All kernel types of the operator, without duplicates."""
-        return tuple(dict.fromkeys(filter(None, (self.kernel_type, *self.alternates, *self.parts))))
-
-    @property
-    def is_composite(self) -> bool:
-        """Whether the operator consists of several kernels."""
-        return bool(self.fields.get("composite"))
+        names = (self.kernel_type, *self.alternate_kernel_types, *self.sub_kernels)
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def is_free(self) -> bool:
         """Whether the operator counts as 0 us, without a row."""
-        return bool(self.fields.get("zero_cost") or self.fields.get("accepted_miss"))
+        return self.zero_cost or bool(self.accepted_miss)
 
     @property
     def is_communication(self) -> bool:
         """Whether the rows are messages of a collective."""
-        return self.fields.get("category") == COMMUNICATION or is_communication(self.kernel_type)
+        return self.category == COMMUNICATION or is_communication(self.kernel_type)
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,7 @@ def parse_mapping(text: bytes) -> OpMapping:
     lines = key_lines(text, OPERATORS)
     return OpMapping(
         [
-            MappedOperator(str(name), lines.get(str(name), 1), fields)
+            _operator(str(name), lines.get(str(name), 1), {str(field): value for field, value in fields.items()})
             for name, fields in operators.items()
             if isinstance(fields, dict)
         ],
@@ -145,12 +159,15 @@ def parse_mapping(text: bytes) -> OpMapping:
     )
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _texts(value: Any) -> Sequence[str]:
-    return tuple(filter(None, map(_text, value))) if isinstance(value, list) else ()
+def _operator(name: str, line: int, fields: Mapping[str, Any]) -> MappedOperator:
+    wrong = {}
+    for field, value in fields.items():
+        try:
+            msgspec.convert({field: value}, OperatorFields)
+        except msgspec.ValidationError as error:
+            wrong[field] = str(error)
+    right = msgspec.convert({field: value for field, value in fields.items() if field not in wrong}, OperatorFields)
+    return MappedOperator(name=name, line=line, fields=fields, wrong=wrong, **msgspec.structs.asdict(right))
 
 
 _DEFAULT = Path(__file__).with_name("default_op_mapping.yaml")

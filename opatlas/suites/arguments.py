@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.text import shorten
+from opatlas.text import shortened
 
 #: Dtypes of torch by their abbreviations.
 DTYPES: Mapping[str, str] = {
@@ -200,4 +200,4 @@ def _list(items: list[Any] | tuple[Any, ...], brackets: str) -> str:
 
 
 def _short(text: str) -> str:
-    return shorten(" ".join(text.split()), _SHOWN)
+    return shortened(" ".join(text.split()), _SHOWN)

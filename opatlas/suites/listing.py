@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
@@ -89,7 +89,7 @@ def _trace_path(suite: str) -> Path:
 @cache
 def left_out() -> Mapping[str, str]:
     """Returns why operators are no operators of the suite of OpInfo, by overload."""
-    reasons: Mapping[str, Sequence[str]] = yaml.safe_load(_LEFT_OUT.read_text(encoding="utf-8"))
+    reasons = msgspec.yaml.decode(_LEFT_OUT.read_bytes(), type=dict[str, list[str]])
     return {overload: reason for reason, overloads in reasons.items() for overload in overloads}
 
 

@@ -6,17 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
 from opatlas.model.signature import column_cells, signatures
+from opatlas.show.formats import percent, ratio
 from opatlas.store.database import Database
 from opatlas.suites.overload import is_folder, overload_of
-from opatlas.text import parse_whole, percent_text, pluralize
+from opatlas.text import parse_whole
 
 #: Statuses of a case whose result was right.
 _RIGHT = frozenset({Status.MEASURED, Status.CHECKED, Status.NOISY})
-NO_DATA = "no data"
+#: perf@p is given for these p.
+FAST = (1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class OperatorScore:
         return bool(self.cases) and self.right == len(self.cases)
 
     @property
+    def was_tried(self) -> bool:
+        """Whether there was a kernel for a case."""
+        return any(case.was_tried for case in self.cases)
+
+    @property
     def speed_up(self) -> float | None:
         """The geometric mean over the right cases, weighted by their counts; None without durations."""
         return _geometric_mean((case.speed_up, case.count) for case in self.cases)
@@ -121,27 +129,20 @@ class SuiteScore:
         """Returns the number of operators of which all cases are right and whose speed-up is above `least`."""
         return sum(each.is_right and (each.speed_up or 0.0) > least for each in self.operators)
 
-    def lines(self, least: float = 1.0) -> list[str]:
-        """Returns the score for a terminal; `least` is the p of perf@p."""
-        if not self.cases:
-            return [NO_DATA]
-        timed = f" over {self.timed_operators} operators with durations of both" if self.timed_operators else ""
-        cases, operators = share_text(self.right, self.cases), share_text(self.right_operators, len(self.operators))
-        return [
-            f"right: {cases} cases, {operators} operators",
-            f"speed-up: {speed_up_text(self.speed_up)} (geometric mean{timed})",
-            f"perf@{least:g}: {share_text(self.faster(least), len(self.operators))} operators",
-        ]
+    def figures(self) -> dict[str, Any]:
+        """Returns what `opatlas.show.Fields` shows of the score."""
 
+        def share(part: int, whole: int) -> tuple[int, str] | None:
+            return (part, f"of {whole:,}, {percent(part / whole)}") if whole else None
 
-def share_text(part: int, whole: int) -> str:
-    """Returns `3 of 4 (75.0 %)`, or `no data` of nothing."""
-    return f"{part:,} of {whole:,} ({percent_text(part / whole)})" if whole else NO_DATA
-
-
-def speed_up_text(speed_up: float | None) -> str:
-    """Returns `1.25x`, or `no data`."""
-    return NO_DATA if speed_up is None else f"{speed_up:.3g}x"
+        found: dict[str, Any] = {
+            "right cases": share(self.right, self.cases),
+            "right operators": share(self.right_operators, len(self.operators)),
+        }
+        if self.speed_up is not None:
+            found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {self.timed_operators:,} operators")
+            found |= {f"perf@{p:g}": share(self.faster(p), len(self.operators)) for p in FAST}
+        return found
 
 
 def read_score(database: Database, baseline: Database | None, kernel_types: Container[str] | None = None) -> SuiteScore:
@@ -175,11 +176,6 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
             cases.append(CaseScore(found, valid_duration(duration), baseline_us, parse_whole(count) or 1))
         operators.append(OperatorScore(overload_of(name), cases))
     return SuiteScore(operators, statuses)
-
-
-def statuses_text(statuses: Counter[str]) -> str:
-    """Returns `10 measured, 2 failed`, the most frequent first."""
-    return ", ".join(f"{number:,} {status}" for status, number in statuses.most_common()) or pluralize(0, "case")
 
 
 def _durations(kernel_type: str, database: Database | None) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import is_file_name
@@ -23,7 +25,6 @@ from opatlas.theory.patterns import (
     Form,
     Lengths,
     Pattern,
-    Template,
     parse_expression,
 )
 from opatlas.theory.sources import SOURCES
@@ -32,9 +33,6 @@ from opatlas.yaml_file import YamlError, parse_yaml
 PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
 #: The patterns of shapes/patterns.py, whose slots share sizes in ways that are easier to write in Python.
 _IN_PYTHON: Mapping[str, Mapping[str, Any]] = import_module("opatlas.shapes.patterns").PATTERNS
-
-_PATTERN_KEYS = ("axes", "let", "where", "inputs", "outputs", "forms", "cells")
-_KERNEL_KEYS = ("pattern", "core", "forms")
 
 
 @dataclass(frozen=True)
@@ -113,6 +111,42 @@ def read_catalog(path: Path) -> Catalog:
     return catalog
 
 
+_Sizes = Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1)]
+_ExpressionText = str | int
+_Slots = list[list[_ExpressionText] | None]
+
+
+class _AxisSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"name": "from"}):
+    name: str
+    generic: dict[str, _Sizes] = {}
+
+
+class _PatternEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    axes: Annotated[dict[str, str | _Sizes | _AxisSource], msgspec.Meta(min_length=1)]
+    inputs: _Slots
+    outputs: _Slots
+    let: dict[str, _ExpressionText] = {}
+    where: list[_ExpressionText] = []
+    forms: list[str] = []
+    cells: dict[str, Any] = {}
+
+
+class _KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pattern: str | list[str]
+    core: str = ""
+    forms: dict[str, str | list[str]] = {}
+
+
+class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    #: Each is decoded by itself, so that an error has its name.
+    grids: dict[str, Any]
+    patterns: dict[str, Any]
+    kernels: dict[str, Any]
+
+
+T = TypeVar("T")
+
+
 class _CatalogReader:
     """Reads the parts of a catalog and collects all mistakes, so that one error lists them."""
 
@@ -123,77 +157,60 @@ class _CatalogReader:
     def problem(self, place: str, text: str) -> None:
         self.mistakes.append(CatalogMistake(place, text))
 
-    def catalog(self, content: Any) -> Catalog:
-        parts: dict[str, dict[Any, Any]] = {}
-        for name in ("grids", "patterns", "kernels"):
-            part = content.get(name) if isinstance(content, dict) else None
-            if not isinstance(part, dict):
-                self.problem(name, "missing: add a mapping of this name at the top level")
-                return Catalog({})
-            parts[name] = part
-        self.keys("the top level", content, ("grids", "patterns", "kernels"))
-        for name, sizes in parts["grids"].items():
-            self.grids[name] = self.sizes(f"grid {name!r}", sizes)
-        for name in _IN_PYTHON.keys() & parts["patterns"].keys():
-            self.problem(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
-        used = {name for spec in parts["kernels"].values() for name in _pattern_names(spec)}
-        specs = {**parts["patterns"], **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
-        read = {name: self.pattern(name, spec) for name, spec in specs.items()}
-        patterns = {name: pattern for name, pattern in read.items() if pattern is not None}
-        kernels = {name: self.kernel(str(name), spec, patterns, read) for name, spec in parts["kernels"].items()}
-        return Catalog(kernels)
+    def typed(self, place: str, value: Any, kind: type[T]) -> T | None:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            self.problem(place, str(error))
+            return None
 
-    def kernel(
-        self, name: str, spec: Any, patterns: Mapping[str, Pattern], named: Mapping[str, Pattern | None]
-    ) -> CatalogKernel:
+    def catalog(self, value: Any) -> Catalog:
+        content = self.typed("", value, _CatalogFile)
+        if content is None:
+            return Catalog({})
+        for name, grid in content.grids.items():
+            self.grids[name] = self.sizes(f"grid {name!r}", self.typed(f"grid {name!r}", grid, _Sizes) or (1,))
+        for name in _IN_PYTHON.keys() & content.patterns.keys():
+            self.problem(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
+        kernels = dict[str, _KernelEntry]()
+        for name, each in content.kernels.items():
+            spec = {"pattern": each} if isinstance(each, (str, list)) else each
+            kernel = self.typed(f"kernel {name!r}", spec, _KernelEntry)
+            if kernel is not None:
+                kernels[name] = kernel
+        used = {name for kernel in kernels.values() for name in _pattern_names(kernel)}
+        specs = {**content.patterns, **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
+        patterns = {name: self.pattern(name, spec) for name, spec in specs.items()}
+        return Catalog({name: self.kernel(name, kernel, patterns) for name, kernel in kernels.items()})
+
+    def kernel(self, name: str, spec: _KernelEntry, patterns: Mapping[str, Pattern | None]) -> CatalogKernel:
         place = f"kernel {name!r}"
         if not is_file_name(name):
             self.problem(place, "not a valid file name: give the profiler's kernel type")
-        spec = {"pattern": spec} if isinstance(spec, (str, list)) else spec
-        if not isinstance(spec, dict):
-            self.problem(place, "give the name of a pattern, or a mapping with the key 'pattern'")
-            return CatalogKernel(name, ())
-        self.keys(place, spec, _KERNEL_KEYS)
         wanted = _pattern_names(spec)
-        if not wanted:
-            self.problem(f"{place}, key 'pattern'", "give the name of a pattern, or a list of names")
-            return CatalogKernel(name, ())
-        core = spec.get("core", "")
-        if not isinstance(core, str):
-            self.problem(f"{place}, key 'core'", f"{core!r} is not a name")
-        forms = spec.get("forms", {})
-        if not isinstance(forms, dict):
-            self.problem(f"{place}, key 'forms'", "give a mapping of pattern names to forms")
-            forms = {}
-        for other in forms.keys() - set(wanted):
+        for other in spec.forms.keys() - set(wanted):
             self.problem(f"{place}, key 'forms'", f"{other!r} is not one of its patterns")
         found = []
         for pattern_name in wanted:
+            if pattern_name not in patterns:
+                self.problem(
+                    f"{place}, key 'pattern'", f"there is no pattern {pattern_name!r}{suggest(pattern_name, patterns)}"
+                )
+            # One with mistakes was told.
             pattern = patterns.get(pattern_name)
-            if pattern is None:
-                if pattern_name not in named:
-                    self.problem(
-                        f"{place}, key 'pattern'",
-                        f"there is no pattern {pattern_name!r}{suggest(str(pattern_name), named)}",
-                    )
-                continue
-            own = self.forms(f"{place}, key 'forms'", forms[pattern_name]) if pattern_name in forms else pattern.forms
-            self.fit(f"{place}, pattern {pattern_name!r}", pattern, own)
-            found.append(replace(pattern, forms=tuple(replace(form, core=str(core)) for form in own)))
+            if pattern is not None:
+                texts = spec.forms.get(pattern_name)
+                own = pattern.forms if texts is None else self.forms(f"{place}, key 'forms'", texts)
+                self.fit(f"{place}, pattern {pattern_name!r}", pattern, own)
+                found.append(replace(pattern, forms=tuple(replace(form, core=spec.core) for form in own)))
         return CatalogKernel(name, tuple(found))
 
-    def pattern(self, name: str, spec: Any) -> Pattern | None:
-        place = f"pattern {name!r}"
-        if not isinstance(spec, Mapping):
-            self.problem(place, "it must be a mapping")
+    def pattern(self, name: str, value: Any) -> Pattern | None:
+        place, before = f"pattern {name!r}", len(self.mistakes)
+        spec = self.typed(place, value, _PatternEntry)
+        if spec is None:
             return None
-        before = len(self.mistakes)
-        self.keys(place, spec, _PATTERN_KEYS)
-        axes = [
-            self.axis(f"{place}, axis {axis!r}", str(axis), value) for axis, value in self.mapping(place, spec, "axes")
-        ]
-        if not axes:
-            self.problem(f"{place}, key 'axes'", "give at least one axis")
+        axes = [self.axis(f"{place}, axis {axis!r}", axis, of) for axis, of in spec.axes.items()]
         known: set[str] = set()
         for axis in axes:
             for variable in SOURCES[axis.source].names if axis.source else (axis.name,):
@@ -201,73 +218,54 @@ class _CatalogReader:
                     self.problem(f"{place}, key 'axes'", f"two axes give the variable {variable!r}: rename one of them")
                 known.add(variable)
         let = {}
-        for variable, text in self.mapping(place, spec, "let"):
+        for variable, text in spec.let.items():
             if variable in known:
                 self.problem(f"{place}, key 'let'", f"{variable!r} is defined already: rename this one")
-            let[str(variable)] = self.expression(f"{place}, key 'let'", text, known)
-            known.add(str(variable))
-        where = tuple(
-            self.expression(f"{place}, key 'where'", text, known) for text in self.listed(place, spec, "where", [])
-        )
+            let[variable] = self.expression(f"{place}, key 'let'", text, known)
+            known.add(variable)
+        where = tuple(self.expression(f"{place}, key 'where'", text, known) for text in spec.where)
         inputs, outputs = (
-            tuple(self.slot(f"{place}, key {key!r}", slot, known) for slot in self.listed(place, spec, key, None))
-            for key in ("inputs", "outputs")
+            tuple(
+                None if slot is None else tuple(self.expression(f"{place}, key {key!r}", dim, known) for dim in slot)
+                for slot in slots
+            )
+            for key, slots in (("inputs", spec.inputs), ("outputs", spec.outputs))
         )
-        forms = self.forms(f"{place}, key 'forms'", self.listed(place, spec, "forms", []))
-        cells = {}
-        for column, value in self.mapping(place, spec, "cells"):
-            expressions = [value.count, value.each] if isinstance(value, Lengths) else [value]
-            for expression in expressions:
+        forms = self.forms(f"{place}, key 'forms'", spec.forms)
+        for column, cell in spec.cells.items():
+            for expression in [cell.count, cell.each] if isinstance(cell, Lengths) else [cell]:
                 if isinstance(expression, Expression):
                     self.known(f"{place}, cell {column!r}", expression, known)
-            cells[str(column)] = value
         if len(self.mistakes) > before:
             return None
-        pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, cells)
+        pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, spec.cells)
         self.fit(place, pattern, forms)
         return pattern
 
-    def axis(self, place: str, name: str, value: Any) -> Axis:
-        if isinstance(value, list):
+    def axis(self, place: str, name: str, value: str | tuple[int, ...] | _AxisSource) -> Axis:
+        if isinstance(value, tuple):
             return Axis(name, self.sizes(place, value))
         if isinstance(value, str) and value in self.grids:
             return Axis(name, self.grids[value], between=True)
-        source = value.get("from", "") if isinstance(value, dict) else value
-        if not isinstance(source, str) or source not in SOURCES:
-            known = [*self.grids, *SOURCES]
-            self.problem(
-                place, f"{source!r} is neither a grid nor a source of models' sizes{suggest(str(source), known)}"
-            )
+        spec = _AxisSource(value) if isinstance(value, str) else value
+        if spec.name not in SOURCES:
+            meant = suggest(spec.name, [*self.grids, *SOURCES])
+            self.problem(place, f"{spec.name!r} is neither a grid nor a source of models' sizes{meant}")
             return Axis(name, (1,))
-        generic = value.get("generic", {}) if isinstance(value, dict) else {}
-        names = SOURCES[source].names
-        if isinstance(value, dict):
-            self.keys(place, value, ("from", "generic"))
-        if not isinstance(generic, dict) or (generic and set(generic) != set(names)):
+        names = SOURCES[spec.name].names
+        if spec.generic and set(spec.generic) != set(names):
             self.problem(f"{place}, key 'generic'", f"give sizes for {', '.join(names)}")
-            return Axis(name, source=source)
-        return Axis(name, source=source, generic={n: self.sizes(f"{place}, {n}", s) for n, s in generic.items()})
+        return Axis(
+            name, source=spec.name, generic={n: self.sizes(f"{place}, {n}", s) for n, s in spec.generic.items()}
+        )
 
-    def sizes(self, place: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or not value or not all(type(size) is int and size > 0 for size in value):
-            self.problem(place, f"{_short(value)} is not a list of whole numbers above 0")
-            return (1,)
-        if sorted(set(value)) != value:
+    def sizes(self, place: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if list(sizes) != sorted(set(sizes)):
             self.problem(place, "give the sizes in ascending order, each once")
-        return tuple(value)
+        return sizes
 
-    def slot(self, place: str, value: Any, known: set[str]) -> Template:
-        if value is None:
-            return None
-        if not isinstance(value, list):
-            self.problem(place, f"{value!r} is not a list of dimensions (null: an absent slot; []: a scalar)")
-            return None
-        return tuple(self.expression(place, dim, known) for dim in value)
-
-    def expression(self, place: str, text: Any, known: set[str]) -> Expression:
+    def expression(self, place: str, text: _ExpressionText, known: set[str]) -> Expression:
         try:
-            if not isinstance(text, (str, int)) or isinstance(text, bool):
-                raise ExpressionError("neither text nor a whole number")
             expression = parse_expression(text)
         except ExpressionError as error:
             self.problem(f"{place}, expression {text!r}", str(error))
@@ -282,12 +280,10 @@ class _CatalogReader:
                 f"there is no variable {name!r}{suggest(name, known)}; there are {', '.join(sorted(known)) or 'none'}",
             )
 
-    def forms(self, place: str, texts: Any) -> tuple[Form, ...]:
+    def forms(self, place: str, texts: str | list[str]) -> tuple[Form, ...]:
         forms = []
-        for text in texts if isinstance(texts, list) else [texts]:
+        for text in [texts] if isinstance(texts, str) else texts:
             try:
-                if not isinstance(text, str):
-                    raise ValueError("not text such as BF16;BF16 -> BF16")
                 form = Form.parse(text)
             except ValueError as error:
                 self.problem(f"{place}, form {text!r}", str(error))
@@ -312,36 +308,9 @@ class _CatalogReader:
                         f"{sum(template is None for template in templates)} of them absent",
                     )
 
-    def mapping(self, place: str, spec: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
-        value = spec.get(key, {})
-        if not isinstance(value, Mapping):
-            self.problem(f"{place}, key {key!r}", "it must be a mapping")
-            return ()
-        return value.items()
 
-    def listed(self, place: str, spec: Mapping[str, Any], key: str, default: list[Any] | None) -> list[Any]:
-        value = spec.get(key, default)
-        if not isinstance(value, list):
-            self.problem(f"{place}, key {key!r}", "it must be a list")
-            return []
-        return value
-
-    def keys(self, place: str, spec: Mapping[str, Any], known: Sequence[str]) -> None:
-        for key in spec:
-            if key not in known:
-                self.problem(place, f"there is no key {key!r}{suggest(str(key), known)}; there are {', '.join(known)}")
-
-
-def _pattern_names(spec: Any) -> list[Any]:
-    """Returns the pattern names of a kernel type's entry; none if the entry is malformed."""
-    named = spec.get("pattern") if isinstance(spec, dict) else spec
-    named = [named] if isinstance(named, str) else named
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."
+def _pattern_names(kernel: _KernelEntry) -> list[str]:
+    return [kernel.pattern] if isinstance(kernel.pattern, str) else kernel.pattern
 
 
 #: Profilers name some kernels with this suffix, after the function that launches them.
@@ -376,10 +345,10 @@ def _mapped_kernel_types(folder: Path) -> Iterator[tuple[str, str]]:
     """
     mapping = read_mapping(folder)
     for operator in mapping.operators if mapping is not None else ():
-        if not operator.kernel_type or operator.is_communication or operator.is_free or operator.is_composite:
+        if not operator.kernel_type or operator.is_communication or operator.is_free or operator.composite:
             continue
-        for name in operator.alternates:
+        for name in operator.alternate_kernel_types:
             if not name.lower().endswith(_AICORE):
                 yield normalized_kernel_type(name), operator.kernel_type
-        if operator.fields.get("query_mode") == "elementwise":
+        if operator.query_mode == "elementwise":
             yield operator.kernel_type, _ELEMENTWISE

@@ -169,8 +169,6 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     for folders in ([tmp_path / "nothing"], [tmp_path / "empty"], [tmp_path / "none"], [folder, folder]):
         with pytest.raises(UsageError, match=str(folders[0])):
             read_experiment(folders)
-    with pytest.raises(UsageError):
-        read_experiment([folder], ["sets"])
     with pytest.raises(UsageError, match="m"):
         make_report(read_experiment([folder]), "n")
     (folder / ATTEMPTS).write_bytes(b'\xff\xfe{"task"\n')

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import as_json, run
 from kernel_pages import IMPLEMENTATIONS, ROOT, implementations_page
 
 from opatlas.cli.main import main
@@ -15,25 +17,20 @@ from opatlas.engine.kernel_facts import read_implementation_proofs, replays_of_b
 from opatlas.implementations.catalog import every_implementation
 
 
-def test_the_list_has_a_line_for_each_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["implementations"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = [each.name for each in every_implementation()]
-    assert [line.split()[0] for line in lines[1 : 1 + len(names)]] == names
-    assert max(map(len, lines)) <= 80
+def test_the_list_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "implementations")["implementations"]
+    _, out, _ = run(capsys, "implementations", "--format", "csv")
+    rows = [(row["implementation"], row["kernel types"]) for row in csv.DictReader(io.StringIO(out))]
+    assert rows == [(each["name"], str(len(each["kernel_types"]))) for each in found]
+    assert [name for name, _ in rows] == [each.name for each in every_implementation()]
 
 
 @pytest.mark.parametrize("name", ["flashinfer", "torch", "torch_compile"])
-def test_an_implementation_lists_its_kernel_types(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "found.json"
-    assert main(["implementations", name, "--json", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    (found,) = json.loads(path.read_text())["implementations"]
+def test_an_implementation_lists_its_kernel_types(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = as_json(capsys, "implementations", name)["implementations"]
     assert found["name"] == name
-    shown = {line.split()[0] for line in lines if line}
+    _, out, _ = run(capsys, "implementations", name)
+    shown = {line.split()[0] for line in out.splitlines() if line}
     assert {each["kernel_type"] for each in found["kernel_types"]} <= shown
 
 

@@ -67,7 +67,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
             model: [each.judgement.error_class for each in attempts if each.model == model] for model in ("good", "bad")
         }
         assert classes == {"good": [ErrorClass.MISMATCH, ErrorClass.PASS], "bad": [ErrorClass.SYNTAX] * 3}
-        assert done.tells("opatlas models", run)
+        assert done.tells("opatlas score", run)
         assert [each["Error Class"] for each in rows_of(sessions, "good")] == ["pass"]
         assert [each["Error Class"] for each in rows_of(sessions, "bad")] == ["syntax/syntax_error"]
         # Each exchange is recorded, and the key is nowhere.

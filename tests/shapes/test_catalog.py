@@ -44,22 +44,28 @@ MISTAKES = [
     ("2 * h", "h % (2 - 2)", "pattern 'scale', key 'let', expression 'h % (2 - 2)'"),
     ("twice: 2 * h", "m: 2 * h", "pattern 'scale', key 'let'"),
     ("m < 100", "open(m)", "pattern 'scale', key 'where', expression 'open(m)'"),
-    ("where: [m < 100]", "where: m < 100", "pattern 'scale', key 'where'"),
     ("width: hidden", "width: hiden", "pattern 'scale', axis 'width'"),
     ("m: tokens", "m: toknes", "pattern 'scale', axis 'm'"),
     ("m: tokens, width", "h: tokens, width", "pattern 'scale', key 'axes'"),
-    ("[m, twice], []", "{m: 1}, []", "pattern 'scale', key 'inputs'"),
-    ("outputs:", "output:", "pattern 'scale'"),
     ("-> BF16]", "-> BF17]", "pattern 'scale', key 'forms', form 'BF16;FLOAT; -> BF17'"),
     ("BF16;FLOAT; -> BF16", "BF16;FLOAT;", "pattern 'scale', key 'forms', form 'BF16;FLOAT;'"),
     ("BF16;FLOAT; -> BF16", "BF16;FLOAT -> BF16", "pattern 'scale', form 'BF16;FLOAT -> BF16'"),
     ("[1, 2, 4]", "[1, 4, 2]", "grid 'tokens'"),
-    ("[1, 2, 4]", "[1, 0.5]", "grid 'tokens'"),
-    ("[1, 2, 4]", "[-1, 2]", "grid 'tokens'"),
     ("pattern: scale", "pattern: scala", "kernel 'Scale', key 'pattern'"),
-    ("core:", "cores:", "kernel 'Scale'"),
     ("Scale:", "a/b:", "kernel 'a/b'"),
-    ("kernels:", "kernel:", "kernels"),
+]
+#: A change that makes a value of a wrong type, the place, and the key or the value that the error names.
+WRONG_TYPES = [
+    ("where: [m < 100]", "where: m < 100", "pattern 'scale'", "$.where"),
+    ("[m, twice], []", "{m: 1}, []", "pattern 'scale'", "$.inputs[0]"),
+    ("outputs:", "output:", "pattern 'scale'", "output"),
+    ("axes: {m: tokens, width: hidden}", "axes: {}", "pattern 'scale'", "$.axes"),
+    ("width: hidden", "width: {form: hidden}", "pattern 'scale'", "$.axes"),
+    ("2 * h", "true", "pattern 'scale'", "$.let"),
+    ("[1, 2, 4]", "[1, 0.5]", "grid 'tokens'", "float"),
+    ("[1, 2, 4]", "[-1, 2]", "grid 'tokens'", ">= 1"),
+    ("core:", "cores:", "kernel 'Scale'", "cores"),
+    ("kernels:", "kernel:", "", "kernel"),
 ]
 
 
@@ -72,6 +78,14 @@ def test_a_mistake_is_named_by_its_place(tmp_path: Path, old: str, new: str, pla
     assert caught.value.path.name == "catalog.yaml"
 
 
+@pytest.mark.parametrize(("old", "new", "place", "key"), WRONG_TYPES)
+def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, old: str, new: str, place: str, key: str) -> None:
+    assert old in GOOD
+    with pytest.raises(CatalogError) as caught:
+        catalog_of(tmp_path, GOOD.replace(old, new))
+    assert any(mistake.place == place and key in mistake.problem for mistake in caught.value.mistakes)
+
+
 def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("[m, twice]", "[m, twiec]").replace("core:", "cores:").replace("[1, 2, 4]", "[]")
     with pytest.raises(CatalogError) as caught:
@@ -82,8 +96,8 @@ def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("- 1", "grids"),
-        ("", "grids"),
+        ("- 1", ""),
+        ("", ""),
         ("a: [", ""),
         ("grids: {}\ngrids: {}", ""),
         ("!!python/object/apply:os.getcwd []", ""),

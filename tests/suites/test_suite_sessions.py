@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 import shutil
 from pathlib import Path
 
 import pytest
+from commands import as_json, run
 from operator_kernels import write_kernels
 from sessions import ROOT, Finished, Sessions
 
@@ -19,7 +20,8 @@ from opatlas.model.schema import Status
 from opatlas.model.versions import CUDA, TORCH, Versions
 from opatlas.store.database import Database
 from opatlas.suites.listing import suite_name, suite_rows
-from opatlas.suites.score import NO_DATA, CaseScore, OperatorScore, SuiteScore, read_score
+from opatlas.suites.overload import overload_of
+from opatlas.suites.score import CaseScore, OperatorScore, SuiteScore, read_score
 
 TRACE = """\
 Operator: aten.add.Tensor
@@ -113,7 +115,8 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert score.timed_operators == 3
     assert score.faster(0.0) == 3
     assert score.faster(1e9) == 0
-    assert done.tells("right", "4 of 12", "3 of 11")
+    assert done.tells("right cases", "4", "of 12")
+    assert done.tells("right operators", "3", "of 11")
     # A report of several implementations lies beside the rows that they share.
     assert len(list((sessions.database / "reports").glob("replay_report_*"))) >= 1
     assert not (own / "reports").exists()
@@ -123,21 +126,16 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert read_score(Database(sessions.database), None).speed_up is None
 
 
-def test_the_score_is_shown_again(
-    suite: tuple[Sessions, Finished, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_score_is_shown_again(suite: tuple[Sessions, Finished, Path], capsys: pytest.CaptureFixture[str]) -> None:
     *_, own = suite
-    assert main(["suite", str(own), "--threshold=1e9", f"--json={tmp_path / 'score.json'}"]) == 0
-    shown = capsys.readouterr().out
-    assert "4 of 12" in shown
-    assert "0 of 11" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    score = json.loads((tmp_path / "score.json").read_text())
-    assert (score["right_cases"], score["cases"], score["faster_operators"]) == (4, 12, 0)
+    score = as_json(capsys, "score", own)
+    assert (score["right_cases"], score["cases"], score["operators"]) == (4, 12, 11)
     assert {"operator": "abs.default", "cases": 1, "right_cases": 0, "speed_up": None} in score["by_operator"]
-    (tmp_path / "empty").mkdir()
-    assert main(["suite", str(tmp_path / "empty")]) == 1
-    capsys.readouterr()
+    _, out, _ = run(capsys, "score", own, "--format", "csv")
+    rows = {each["operator"]: each for each in csv.DictReader(io.StringIO(out.split("\n\n")[-1]))}
+    # An operator without a kernel is counted, and has no line.
+    assert set(rows) == {overload_of(name) for name in EXPECTED}
+    assert (rows["add.Tensor"]["right cases"], rows["add.Tensor"]["cases"]) == ("2", "2")
 
 
 def test_a_new_folder_has_right_kernels(
@@ -214,10 +212,10 @@ def case(
 def test_a_score_has_a_denominator_and_no_nan() -> None:
     nothing = SuiteScore([])
     assert (nothing.speed_up, nothing.cases, nothing.faster(1.0)) == (None, 0, 0)
-    assert nothing.lines() == [NO_DATA]
+    assert set(nothing.figures().values()) == {None}
     missing = SuiteScore([OperatorScore("abs.default", [case(Status.UNSUPPORTED)])])
     assert (missing.right, missing.cases, missing.speed_up) == (0, 1, None)
-    assert any(NO_DATA in line for line in missing.lines())
+    assert {name: count for name, (count, _) in missing.figures().items()} == {"right cases": 0, "right operators": 0}
 
 
 def test_speed_ups_are_of_right_cases_alone_and_weighted_by_count() -> None:

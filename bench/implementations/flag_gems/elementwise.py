@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flag_gems
@@ -24,38 +25,22 @@ logical_or = implements("LogicalOr", "LogicalOrAiCore")(flag_gems.logical_or)
 mul = implements("Mul", "MulAiCore", "Muls", "MulsAiCore")(flag_gems.mul)
 
 
-@implements("Pows", "PowsAiCore")
-def power(x: torch.Tensor, exponent: Operand) -> Any:
-    if isinstance(exponent, torch.Tensor):
-        return flag_gems.pow_tensor_tensor(x, exponent)
-    return flag_gems.pow_tensor_scalar(x, exponent)
+def _by_operand(of_tensors: Callable[..., Any], of_numbers: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that takes the form of a kernel for its second operand: a tensor, or a number."""
+
+    def call(x: torch.Tensor, y: Operand, *more: Operand) -> Any:
+        return (of_tensors if isinstance(y, torch.Tensor) else of_numbers)(x, y, *more)
+
+    return call
 
 
-@implements("Equal", "EqualAiCore")
-def eq(x: torch.Tensor, y: Operand) -> Any:
-    return flag_gems.eq(x, y) if isinstance(y, torch.Tensor) else flag_gems.eq_scalar(x, y)
-
-
-@implements("NotEqual", "NotEqualAiCore")
-def ne(x: torch.Tensor, y: Operand) -> Any:
-    return flag_gems.ne(x, y) if isinstance(y, torch.Tensor) else flag_gems.ne_scalar(x, y)
-
-
-@implements("Greater", "GreaterAiCore")
-def gt(x: torch.Tensor, y: Operand) -> Any:
-    return flag_gems.gt(x, y) if isinstance(y, torch.Tensor) else flag_gems.gt_scalar(x, y)
-
-
-@implements("GreaterEqual", "GreaterEqualAiCore")
-def ge(x: torch.Tensor, y: Operand) -> Any:
-    return flag_gems.ge(x, y) if isinstance(y, torch.Tensor) else flag_gems.ge_scalar(x, y)
-
-
-@implements("Less", "LessAiCore")
-def lt(x: torch.Tensor, y: Operand) -> Any:
-    return flag_gems.lt(x, y) if isinstance(y, torch.Tensor) else flag_gems.lt_scalar(x, y)
-
-
+power = implements("Pows", "PowsAiCore")(_by_operand(flag_gems.pow_tensor_tensor, flag_gems.pow_tensor_scalar))
+eq = implements("Equal", "EqualAiCore")(_by_operand(flag_gems.eq, flag_gems.eq_scalar))
+ne = implements("NotEqual", "NotEqualAiCore")(_by_operand(flag_gems.ne, flag_gems.ne_scalar))
+gt = implements("Greater", "GreaterAiCore")(_by_operand(flag_gems.gt, flag_gems.gt_scalar))
+ge = implements("GreaterEqual", "GreaterEqualAiCore")(_by_operand(flag_gems.ge, flag_gems.ge_scalar))
+lt = implements("Less", "LessAiCore")(_by_operand(flag_gems.lt, flag_gems.lt_scalar))
+clamp = implements("ClipByValueV2", "ClipByValueV2AiCore")(_by_operand(flag_gems.clamp_tensor, flag_gems.clamp))
 neg = implements("Neg", "NegAiCore")(flag_gems.neg)
 absolute = implements("Abs", "AbsAiCore")(flag_gems.abs)
 relu = implements("Relu", "ReluAiCore")(flag_gems.relu)
@@ -67,15 +52,6 @@ rsqrt = implements("Rsqrt", "RsqrtAiCore")(flag_gems.rsqrt)
 sin = implements("Sin", "SinAiCore")(flag_gems.sin)
 cos = implements("Cos", "CosAiCore")(flag_gems.cos)
 logical_not = implements("LogicalNot", "LogicalNotAiCore")(flag_gems.logical_not)
-
-
-@implements("ClipByValueV2", "ClipByValueV2AiCore")
-def clamp(x: torch.Tensor, least: Operand, most: Operand) -> Any:
-    if isinstance(least, torch.Tensor):
-        return flag_gems.clamp_tensor(x, least, most)
-    return flag_gems.clamp(x, least, most)
-
-
 where = implements("SelectV2", "SelectV2AiCore")(flag_gems.where_self)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from opatlas import Prepared, implements
 
-from .common import HALF, expect, expect_dtype
+from .._layouts import without_beta
+from .common import HALF, SUPPORT, expect, expect_dtype
 
 _REAL = (*HALF, torch.float32)
 
@@ -34,12 +35,7 @@ def add_rms_norm(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilo
     return Prepared(call, changes=(x1, x2))
 
 
-@implements("AddRmsNormBias")
-def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> Prepared:
-    expect(beta is None, "a beta", "fused_add_rms_norm without beta")
-    return add_rms_norm(x1, x2, gamma, epsilon)
+add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, SUPPORT))
 
 
 @implements("LayerNormV4", "LayerNormV3", "LayerNormV3WithImplMode")

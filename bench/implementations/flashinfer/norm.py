@@ -11,7 +11,8 @@ import torch
 
 from opatlas import Prepared, implements
 
-from .common import HALF, expect, expect_dtype
+from .._layouts import without_beta
+from .common import HALF, SUPPORT, expect, expect_dtype
 
 #: Elements of a row that fit into shared memory in float32, with room for partial sums.
 _LARGEST_ROW = 56 << 10
@@ -48,13 +49,7 @@ def add_rms_norm(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilo
     return Prepared(call, changes=(x1, x2))
 
 
-@implements("AddRmsNormBias")
-def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> Prepared:
-    """Works as `add_rms_norm`."""
-    expect(beta is None, "beta", "norms of a sum without beta only")
-    return add_rms_norm(x1, x2, gamma, epsilon)
+add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, SUPPORT))
 
 
 @implements("LayerNormV4")
