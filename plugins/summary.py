@@ -210,7 +210,7 @@ class SessionSummary:
             from .models import score_table
 
             yield from score_table(settings.models, settings.models_folder)
-        yield from settings.workload.summary_lines([(each.implementation, each.path) for each in settings.targets])
+        yield from settings.workload.scores([(each.implementation, each.path) for each in settings.targets])
 
     def _problems(self, plan: Plan) -> Iterator[str]:
         if self._interrupts.now:

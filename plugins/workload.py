@@ -32,7 +32,6 @@ from opatlas.model.location import (
 from opatlas.model.versions import TORCH, Component, Versions
 from opatlas.options import Scope
 from opatlas.show.result import Fields
-from opatlas.show.terminal import text
 from opatlas.store.database import Database
 from opatlas.store.row_copy import add_rows
 from opatlas.store.update_mode import UpdateMode
@@ -110,8 +109,8 @@ class Workload(ABC):
         rows: int = write_starter(database)
         return rows
 
-    def summary_lines(self, targets: Sequence[tuple[Implementation, Path]]) -> list[str]:
-        """Returns lines for the end of a session; `targets` are the implementations and their databases."""
+    def scores(self, targets: Sequence[tuple[Implementation, Path]]) -> list[Fields]:
+        """Returns figures for the end of a session; `targets` are the implementations and their databases."""
         return []
 
     @abstractmethod
@@ -244,15 +243,15 @@ class SuiteWorkload(ListedWorkload):
         """Returns the kernel types of operators, which may be named as torch names them (`add.Tensor`)."""
         return frozenset(folder_of(name) if "." in name else name for name in named)
 
-    def summary_lines(self, targets: Sequence[tuple[Implementation, Path]]) -> list[str]:
-        """Returns the score of each implementation beside torch."""
-        lines = []
+    def scores(self, targets: Sequence[tuple[Implementation, Path]]) -> list[Fields]:
+        """Returns the score of each implementation against torch."""
+        found = []
         for implementation, path in targets:
             baseline = default_database_of(path)
             if not implementation.is_default and baseline is not None:
                 score = read_score(Database(path), Database(baseline), self.ops(self.options.ops) or None)
-                lines += text([Fields(score.figures(), implementation.name)]).splitlines()
-        return lines
+                found.append(Fields(score.figures(), implementation.name))
+        return found
 
 
 @dataclass(frozen=True)
