@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from opatlas.capture.summary import missing_replay_lines
+from opatlas.capture.time_shares import without_replay as shares_without_replay
 from opatlas.devices.discovery import driver_version
 from opatlas.model.roofline import row_bytes
+from opatlas.model.siblings import suggest_spelling
 from opatlas.model.signature import make_case_id
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
@@ -212,8 +213,11 @@ def _to_run(
     yield from plan.notes
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
-    missing = missing_replay_lines(without_replay, plan.captured_time_us(), replayable)
-    yield from (" ".join(line.split()) for line in missing)
+    if shares := shares_without_replay(without_replay, plan.captured_time_us()):
+        named = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        more = [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
+        yield f"without a replay: {pluralize(sum(without_replay.values()), 'row')}: {', '.join(named + more)}"
+        yield "docs/adding-a-kernel.md shows how to add a replay"
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
-from opatlas.capture.summary import shapeless_lines
+from opatlas.capture.time_shares import without_shapes
 from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
@@ -117,7 +117,9 @@ class UncollectedSamples:
         yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
         first = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
         yield from (f"  the first invalid duration: {place}" for place in first)
-        yield from shapeless_lines(account)
+        if shapeless := without_shapes(account):
+            more = [f"{len(shapeless) - _SHOWN} more"] if len(shapeless) > _SHOWN else []
+            yield f"without shapes: {', '.join([*map(str, shapeless[:_SHOWN]), *more])}"
         if copies := profile.same_bytes:
             others = pluralize(len(copies), "summary has", "summaries have")
             yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"

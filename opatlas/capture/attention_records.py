@@ -95,7 +95,7 @@ _BOM = b"\xef\xbb\xbf"
 _ARRAY = re.compile(rb"\s*\[\s*(\{|\Z)")
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
-_MALFORMED_NAMED = 20
+_MALFORMED_NAMED = 10
 #: Sizes and lengths have fewer digits.
 _LARGEST = 10**MOST_DIGITS
 #: Characters of an invalid value in a message.
