@@ -209,7 +209,7 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
             "run": done.manifest and done.manifest.run_id,
             "completed": ", ".join(done.completed) or None,
             "changes": done.report and str(done.report),
-            "wrote": mapping and (mapping.path.name, f"copy of {mapping.source}" if mapping.source else "default"),
+            "op_mapping.yaml": mapping and (f"copy of {mapping.source}" if mapping.source else "new"),
             "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
         }
     )

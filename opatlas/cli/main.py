@@ -184,6 +184,8 @@ def _add_output(app: App) -> None:
             raise _not_installed(error) from None
         return output.show(result) if isinstance(result, Result) else 0
 
+    # run_guarded tells what an interrupt means.
+    app.meta.suppress_keyboard_interrupt = False
     app.meta.default(run)
 
 
