@@ -303,7 +303,6 @@ def _fill_parts(
 ) -> Iterator[Part]:
     yield Fields(
         {
-            "database": str(database.path),
             "files": files,
             "records": (records.count, f"{records.malformed_count:,} malformed" if records.malformed_count else ""),
             "unmatched": (_unmatched(records), f"{len(records.unmatched):,} keys" if records.unmatched else ""),
@@ -316,9 +315,9 @@ def _fill_parts(
             "unchanged": outcome.unchanged,
             "without record": len(outcome.unfilled),
             "pruned": (outcome.pruned, "measured with assumed lengths, now in pruned/") if outcome.pruned else None,
-            "report": report and str(report),
         }
     )
+    yield Fields({"database": str(database.path), "unmatched": report and str(report)})
     for what in ("record", "row"):
         rows = [(one.place, one.count, one.key, one.reason) for one in unmatched if one.what == what]
         yield from _table((f"unmatched {what}", "count", "key", "reason"), rows)

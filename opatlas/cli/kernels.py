@@ -7,17 +7,12 @@ with the real torch_npu, on tensors without values, and store the proof.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from opatlas.cli.arguments import write_or_print_json
 from opatlas.devices.device import KINDS
-from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
+from opatlas.engine.kernel_facts import proof_of, read_calls, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.errors import UsageError
-from opatlas.text import pluralize, show, suggest, table_lines
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ _NAMED = 4
 _HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
 
 
-def kernels() -> list[Kernel]:
+def kernels_with_replay() -> list[Kernel]:
     """Returns all kernel types with a replay, by family and name."""
     calls = read_calls()
     found = []
@@ -64,38 +59,3 @@ def _operator_names(operators: Sequence[str]) -> str:
     return ", ".join(sorted(operators, key=lambda name: not _HEAVY.search(name))[:_NAMED]) + (
         f" and {more} more" if more > 0 else ""
     )
-
-
-def as_text(kernels: Sequence[Kernel], without_replay: Mapping[str, str] = WITHOUT_REPLAY) -> str:
-    """Returns the tables for a terminal; `without_replay` has the reason of each kernel type."""
-    lines = table_lines([HEADERS, *map(astuple, kernels)]) if kernels else []
-    if kernels:
-        counts = Counter(kernel.proven_by for kernel in kernels)
-        proven = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-        lines += ["", pluralize(len(kernels), "kernel type"), f"NPU calls proven by: {proven}"]
-    if without_replay:
-        lines += [*([""] if lines else []), "without a replay:", *table_lines(list(without_replay.items()))]
-    return "\n".join(lines)
-
-
-def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
-    """Returns whether a name is a part of the kernel type, or its family, in any case; True for no names."""
-    return not names or any(name.lower() in kernel_type.lower() or name.lower() == family for name in names)
-
-
-def show_kernels(names: Sequence[str], json_path: Path | None) -> None:
-    """Prints all kernel types, or the kernel types that contain one of `names` or belong to a family of this name.
-
-    Raises:
-        UsageError: no kernel type has any of the names.
-        OpAtlasError: the JSON file cannot be written.
-    """
-    known = kernels()
-    chosen = [kernel for kernel in known if _has_name(names, kernel.kernel_type, kernel.family)]
-    without = {name: reason for name, reason in WITHOUT_REPLAY.items() if _has_name(names, name)}
-    if not chosen and not without:
-        like = suggest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
-        raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
-    contents = {"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without}
-    if not write_or_print_json(json_path, contents):
-        show(as_text(chosen, without))
