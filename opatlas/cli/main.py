@@ -152,7 +152,7 @@ def _run_app(app: App, words: Sequence[str]) -> int:
 def _new_app(name: str, about: str) -> App:
     return App(
         name=name,
-        help=about,
+        help=about or None,
         version=_version,
         help_format="markdown",
         default_parameter=Parameter(negative=(), show_default=_default_text),
