@@ -119,7 +119,7 @@ def test_the_folder_of_a_device_stands_for_its_newest_database_as_the_name_does(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
-    assert command.main(["show", place, "--json", "-"]) == 0
+    assert command.main(["show", place, "--json"]) == 0
     assert Path(json.loads(capsys.readouterr().out)["path"]).parts[-3:-1] == ("NVIDIA_H200", "torch")
 
 

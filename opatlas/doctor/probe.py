@@ -33,8 +33,6 @@ PRINTS_S = 60.0
 #: The end of a process's output is kept, in bytes.
 _OUTPUT_KEPT = 8000
 _ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
-#: Seconds between two calls of `waiting`.
-_WAITING_EVERY_S = 1.0
 
 
 class State(str, Enum):
@@ -156,16 +154,8 @@ class ProbeResult:
     output: str
 
 
-def _ignore(seconds: float, last_line: str) -> None:
-    pass
-
-
-def run_probe(probe: Probe, target: Target, waiting: Callable[[float, str], None] = _ignore) -> ProbeResult:
-    """Runs a probe in a child process. At the probe's deadline the process and its children are killed.
-
-    Args:
-        waiting: called every second with the seconds since the start and the last line that the process printed.
-    """
+def run_probe(probe: Probe, target: Target) -> ProbeResult:
+    """Runs a probe in a child process. At the probe's deadline the process and its children are killed."""
     from opatlas.isolation.child import describe_exit
 
     started = time.monotonic()
@@ -181,12 +171,9 @@ def run_probe(probe: Probe, target: Target, waiting: Callable[[float, str], None
         )
         ended = f"did not end within {probe.deadline_s:g} s"
         try:
-            while (left_s := started + probe.deadline_s - time.monotonic()) > 0:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(min(left_s, _WAITING_EVERY_S))
-                    ended = f"ended: {describe_exit(process.returncode)}"
-                    break
-                waiting(time.monotonic() - started, _last_printed(output))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(probe.deadline_s)
+                ended = f"ended: {describe_exit(process.returncode)}"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -202,11 +189,6 @@ def _end_of(output: IO[bytes]) -> str:
     """Returns the end of what a process has printed and leaves the file's position where it is."""
     size = os.fstat(output.fileno()).st_size
     return os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
-
-
-def _last_printed(output: IO[bytes]) -> str:
-    """Returns the last line that a process has printed; "" if there is none."""
-    return next((line.strip() for line in reversed(_end_of(output).splitlines()) if line.strip()), "")
 
 
 def _read(path: Path) -> Verdict | None:

@@ -20,9 +20,8 @@ def device(target: Target) -> Verdict:
     """Finds the devices that `pytest bench/` would replay on."""
     found = available_devices(target.device or None)
     names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
-    return passed(
-        f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind, environment=device_environment(found[0])
-    )
+    detail = f"{len(found)} x {found[0].kind} ({names})"
+    return passed(detail, kind=found[0].kind, environment=device_environment(found[0]))
 
 
 _NPU = ("npu",)
