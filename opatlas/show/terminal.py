@@ -59,7 +59,7 @@ def _rich_fields(fields: Fields) -> RichTable:
     shown.add_column(justify="right" if any(map(_is_counted, fields.values.values())) else "left")
     shown.add_column()
     for name, value, detail in field_rows(fields):
-        shown.add_row(*(Text(each, overflow="fold") for each in (printable(name), plain_text(value), detail)))
+        shown.add_row(*(Text(each, overflow="fold") for each in (name, plain_text(value), detail)))
     return shown
 
 

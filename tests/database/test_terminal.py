@@ -16,11 +16,11 @@ def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str])
     assert (len(lines), lines[0], numbers_in(lines[-1])) == (21, "error: line 0", (5,))
 
 
-@pytest.mark.parametrize("format", ["text", "markdown", "csv"])
+@pytest.mark.parametrize("written", ["text", "markdown", "csv"])
 @pytest.mark.parametrize(
     "text", ["\x1b[31m", "\x07", "\r", "\x00", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\ufeff", "\udcff", "\x08"]
 )
-def test_what_a_terminal_would_obey_is_escaped(text: str, format: Format, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_terminal_would_obey_is_escaped(text: str, written: Format, capsys: pytest.CaptureFixture[str]) -> None:
     for told in (
         printable_lines(f"a {text} b"),
         str(OpAtlasError(text)),
@@ -29,7 +29,7 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, format: Format, capsys
     ):
         assert told.isprintable()
     parts = [f"a\tb{text}", Table((text, "b"), [(text, 1)], title=text), Fields({text: (text, text)}, title=text)]
-    Output(format).show(Result(parts, problems=[text]))
+    Output(written).show(Result(parts, problems=[text]))
     print_note(text)
     told = "".join(capsys.readouterr())
     assert told.replace("\n", "").replace("\t", "").isprintable()
