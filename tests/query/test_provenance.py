@@ -97,7 +97,7 @@ def test_a_captured_database_answers_with_its_own_device_also_where_another_one_
     assert set(table["source"]) == {"captured"}
     assert set(table["implementation"]) == {"torch_npu"}
     capsys.readouterr()
-    assert main(["show", str(folder), "--json", "-"]) == 0
+    assert main(["show", str(folder), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["device"], list(shown["captured_on"])) == (captured_on, [captured_on])
     assert [name.split()[0] for name in shown["devices"]] == [replayed_on]

@@ -95,7 +95,7 @@ def test_a_captured_duration_is_that_of_the_npu_also_where_no_device_is_named(
 ) -> None:
     capture = write_capture(tmp_path / "kernel_details.csv", [launch(duration="8")])
     folder, product = tmp_path / "db", launch()["Type"]
-    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(folder), "--json", "-"]) == 0
+    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(folder)]) == 0
     capsys.readouterr()
     shapes = launch()["Input Shapes"].strip('"').split(";")
     assert main(["query", str(folder), product, *shapes, "--json", "-"]) == 0
