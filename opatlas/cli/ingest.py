@@ -150,7 +150,9 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 "rows": (account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
                 "kernel types": len(outcome.kernel_types),
                 "signatures": (signatures, fates),
-                "attention captures": _attention(done),
+                "attention captures": (len(done.attention), "lengths unknown: --attention-records")
+                if done.attention
+                else None,
             }
         )
     yield from _table(("left out", "rows", "first"), list(_left_out(account)))
@@ -176,15 +178,6 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
             for each in changes
         ],
     )
-
-
-def _attention(done: IngestResult) -> tuple[int, str] | None:
-    if not done.attention:
-        return None
-    details = sum(bundle.operator_details is not None for bundle in done.attention)
-    traces = sum(bundle.trace_view is not None for bundle in done.attention)
-    beside = f"{details:,} with operator_details.csv, {traces:,} with trace_view.json"
-    return len(done.attention), f"lengths unknown until --attention-records; {beside}"
 
 
 def _left_out(account: LaunchCounts) -> Iterator[tuple[str, int, str | None]]:

@@ -44,37 +44,8 @@ _COMPILERS = {
 }
 
 
-def flag_gems(target: Target) -> Verdict:
-    """Imports FlagGems, and looks for what Triton compiles with."""
-    return _examine("flag_gems", target)
-
-
-def flashinfer(target: Target) -> Verdict:
-    """Imports FlashInfer, and looks for nvcc and ninja."""
-    return _examine("flashinfer", target)
-
-
-def liger(target: Target) -> Verdict:
-    """Imports Liger, and looks for what Triton compiles with."""
-    return _examine("liger", target)
-
-
-def sgl_kernel(target: Target) -> Verdict:
-    """Imports sgl_kernel."""
-    return _examine("sgl_kernel", target)
-
-
-def torch_compile(target: Target) -> Verdict:
-    """Looks for what torch.compile compiles with."""
-    return _examine("torch_compile", target)
-
-
-def vllm(target: Target) -> Verdict:
-    """Imports vLLM."""
-    return _examine("vllm", target)
-
-
-def _examine(name: str, target: Target) -> Verdict:
+def library(target: Target, name: str) -> Verdict:
+    """Imports an implementation, and looks for what it compiles with."""
     implementation = shipped()[name]
     if implementation.missing:
         return skipped(implementation.missing)

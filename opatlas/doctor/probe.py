@@ -115,7 +115,7 @@ class Probe:
     """A stage of the doctor's examination.
 
     Attributes:
-        function: examines the machine; an exception is a failure. Its name is the name of the probe.
+        function: examines the machine for a target; an exception is a failure.
         deadline_s: the time in seconds after which its process is killed.
         needed_by: the kinds of devices that need the examined part; () for no kind.
         of_ascend: runs only if the machine has signs of an NPU.
@@ -123,9 +123,10 @@ class Probe:
         of_database: runs only if the device was found, or --database-path names the database.
         requires: the probe that has to pass first; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
+        argument: a further argument of the function, which is the name of the probe then; else the function's name is.
     """
 
-    function: Callable[[Target], Verdict]
+    function: Callable[..., Verdict]
     deadline_s: float = PRINTS_S
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
@@ -133,10 +134,11 @@ class Probe:
     of_database: bool = False
     requires: str = ""
     as_device_process: bool = False
+    argument: str = ""
 
     @property
     def name(self) -> str:
-        return self.function.__name__
+        return self.argument or self.function.__name__
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,11 @@ def run_probe(probe: Probe, target: Target) -> ProbeResult:
     with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
         verdict_file = folder / "verdict.json"
         process = subprocess.Popen(
-            module_command(__name__, probe.function.__module__, probe.name, target.to_json(), str(verdict_file)),
+            module_command(
+                __name__,
+                *(probe.function.__module__, probe.function.__name__, target.to_json(), str(verdict_file)),
+                *([probe.argument] if probe.argument else []),
+            ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -200,11 +206,11 @@ def _read(path: Path) -> Verdict | None:
     return Verdict(State(values["state"]), values["detail"], values["remedy"], values["facts"])
 
 
-def main(module: str, name: str, target: str, verdict_file: str) -> None:
+def main(module: str, name: str, target: str, verdict_file: str, *arguments: str) -> None:
     """Runs a probe on a target, and writes its verdict into a file; target and verdict are JSON."""
     die_with_parent()
     try:
-        verdict = getattr(import_module(module), name)(Target.from_json(target))
+        verdict = getattr(import_module(module), name)(Target.from_json(target), *arguments)
     except OpAtlasError as error:
         # The message ends with the remedy.
         verdict = failed(str(error))

@@ -297,7 +297,6 @@ def test_wrong_usage(fill, database, tmp_path, capsys):
     for records, path in ((nowhere, str(database.path)), (__file__, nowhere)):
         assert main(["ingest", "--attention-records", records, "--database-path", path]) == 2
         assert nowhere in capsys.readouterr().err
-    assert fill(decode(), options=["--max-rows", "-1"])[0] == 2
 
 
 def test_a_database_in_use_is_left_alone(fill, database):

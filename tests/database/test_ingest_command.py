@@ -16,7 +16,6 @@ from opatlas.capture.manifest import CaptureVersions, read_manifest
 from opatlas.checks.check import CheckedDatabase
 from opatlas.cli.main import main
 from opatlas.model import location as layout
-from opatlas.model import versions
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
 from opatlas.store.database import Database
 
@@ -112,17 +111,36 @@ def test_nothing_to_ingest_says_so(tmp_path, counted):
     assert not (tmp_path / "database").exists()
 
 
-def test_no_such_path_is_wrong_usage(tmp_path, ingest):
-    status, out, err = ingest(tmp_path / "nowhere")
-    assert (status, out) == (2, "")
-    assert str(tmp_path / "nowhere") in err
+VERSIONS = "--versions vllm=0.18.0,torch=2.9.0,cann=8.5"
 
 
-def test_a_path_below_a_file_is_wrong_usage(tmp_path, ingest):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    status, _, err = ingest(path / "kernel_details.csv")
-    assert status == 2
-    assert str(path / "kernel_details.csv") in err
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("", "--profiling-path"),
+        ("--database-path db", "--profiling-path"),
+        (f"--attention-records nowhere.jsonl {VERSIONS}", "nowhere.jsonl"),
+        (f"--profiling-path nowhere {VERSIONS}", "nowhere"),
+        (f"--profiling-path kernel_details.csv/below {VERSIONS}", "kernel_details.csv/below"),
+        ("--profiling-path kernel_details.csv --database-path file", "file"),
+        ("--profiling-path kernel_details.csv --versions 8", "--versions"),
+        ("--profiling-path kernel_details.csv --max-rows -1", "--max-rows"),
+        ("--profiling-path kernel_details.csv --versions torch=2.9.0", "--versions vllm=V,cann=V"),
+        (f"--profiling-path kernel_details.csv {VERSIONS} --device npu", "ATLAS_800_A3_752T_128G_DIE"),
+        (f"--profiling-path kernel_details.csv {VERSIONS} --device NVIDIA_H100", "ATLAS_800_A3_752T_128G_DIE"),
+        (f"--profiling-path kernel_details.csv {VERSIONS} --device ATLAS_800_A2_376T_32G", "ATLAS_800_A2_376T_64G"),
+    ],
+)
+def test_wrong_usage_names_what_to_give_and_writes_nothing(tmp_path, capsys, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    write_capture(tmp_path / "kernel_details.csv", [launch()])
+    (tmp_path / "file").write_text("in the way")
+    assert main(["ingest", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert named in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernel_details.csv"]
 
 
 def test_names_that_the_terminal_has_no_letters_for(tmp_path):
@@ -136,15 +154,6 @@ def test_names_that_the_terminal_has_no_letters_for(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "\\xe9" in done.stdout
-
-
-def test_a_file_is_no_database(tmp_path, ingest):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    (tmp_path / "file").write_text("in the way")
-    status, _, err = ingest(path, "--database-path", str(tmp_path / "file"))
-    assert status == 2
-    assert str(tmp_path / "file") in err
-    assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
@@ -176,50 +185,14 @@ def test_the_default_database_is_named_after_device_and_versions(tmp_path, inges
     )
 
 
-@pytest.mark.parametrize(
-    ("device", "meant"),
-    [
-        ("npu", "ATLAS_800_A3_752T_128G_DIE"),
-        ("cpu", "ATLAS_800_A3_752T_128G_DIE"),
-        ("NVIDIA_H100", "ATLAS_800_A3_752T_128G_DIE"),
-        ("ATLAS_800_A2_376T_32G", "ATLAS_800_A2_376T_64G"),
-    ],
-)
-def test_a_device_that_is_no_npu_gets_no_database(tmp_path, ingest, monkeypatch, device, meant):
-    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--versions", "vllm=0.18.0,torch=2.9.0,cann=8.5")
-    status, out, err = ingest(path, *given, "--device", device)
-    assert (status, out) == (2, "")
-    assert f"--device {device}" in err
-    assert meant in err
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_chip_and_a_folder_that_is_there_are_npus(tmp_path, ingest, monkeypatch):
     monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--versions", "vllm=0.18.0,torch=2.9.0,cann=8.5")
+    given = VERSIONS.split()
     (tmp_path / "data/ATLAS_950").mkdir(parents=True)
     for device in ("Ascend310P3", "ATLAS_950"):
         assert ingest(path, *given, "--device", device)[0] == 0
         assert list((tmp_path / "data" / device).rglob("MatMulV3.csv"))
-
-
-def test_what_could_not_be_detected_is_named(tmp_path, ingest, monkeypatch):
-    monkeypatch.setattr(versions, "detect", lambda *given: versions.Versions(torch="2.9.0"))
-    status, _, err = ingest(
-        write_capture(tmp_path / "kernel_details.csv", [launch()]), "--device", "ATLAS_800_A2_376T_64G"
-    )
-    assert status == 2
-    assert "--versions vllm=V,cann=V" in err
-
-
-@pytest.mark.parametrize("arguments", [[], ["--database-path", "db"], ["--attention-records", "nowhere.jsonl"]])
-def test_wrong_options_are_wrong_usage(arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["ingest", *arguments]) == 2
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):
