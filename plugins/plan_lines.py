@@ -214,9 +214,9 @@ def _to_run(
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
     if shares := shares_without_replay(without_replay, plan.captured_time_us()):
-        named = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
-        named += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
-        yield f"without a replay: {pluralize(sum(without_replay.values()), 'row')}: {', '.join(named)}"
+        listed = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
+        yield f"without a replay: {pluralize(sum(without_replay.values()), 'row')}: {', '.join(listed)}"
         yield "docs/adding-a-kernel.md shows how to add a replay"
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
