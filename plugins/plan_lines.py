@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from opatlas.capture.time_shares import without_replay as shares_without_replay
 from opatlas.devices.discovery import driver_version
 from opatlas.model.roofline import row_bytes
 from opatlas.model.siblings import suggest_spelling
@@ -206,10 +207,11 @@ def _to_run(
     yield from plan.notes
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
-    if without_replay:
-        lacking = _without_replay(plan, without_replay, replayable)
+    if shares := shares_without_replay(without_replay, plan.captured_time_us()):
+        listed = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
         count = sum(without_replay.values())
-        yield f"{count:,} {unit}s without a replay: {lacking} (docs/contributing.md shows how to add one)"
+        yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"
     if settings.shard is not None:
         yield f"{pluralize(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
@@ -218,19 +220,6 @@ def _to_run(
         yield f"{name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
     yield from (text for table in plan.tables.values() for text in table.misspelt)
     yield from (f"not read: {problem}" for problem in plan.problems)
-
-
-def _without_replay(plan: Plan, rows: Mapping[str, int], replayable: Collection[str]) -> str:
-    """Returns the kernel types without a replay, and their share of the captured device time where it is known."""
-    times = plan.captured_time_us()
-    total = sum(time or 0.0 for time in times.values()) if None not in times.values() else 0.0
-
-    def share(name: str) -> str:
-        return f" ({(times.get(name) or 0.0) / total:.1%} of the captured device time)" if total else ""
-
-    order = sorted(rows, key=lambda name: (-(times.get(name) or 0.0), -rows[name], name))
-    named = [f"{name} {rows[name]:,}{share(name)}{suggest_spelling(name, replayable)}" for name in order[:_MANY]]
-    return ", ".join(named + ([f"{len(order) - _MANY} more"] if len(order) > _MANY else []))
 
 
 def _misspelt(plan: Plan, settings: Settings, replayable: Collection[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.capture.summary import captured_time_us
+from opatlas.capture.time_shares import captured_time_us
 from opatlas.combine.provenance import StaleRuns
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.implementations.implementation import Implementation

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
+from opatlas.capture.time_shares import without_shapes
 from opatlas.devices.device import DeviceDescription
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
@@ -107,18 +108,12 @@ class UncollectedSamples:
         profile = self._runner.samples().profile
         account, settings = profile.account, self._context.settings
         invalid = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
-        shapeless = account.shapeless_us
-        time_us = account.ingested_us + shapeless.total()
-        no_shapes = ", ".join(
-            f"{name} {account.shapeless[name]}{f' ({us / time_us:.1%} of the time)' if time_us else ''}"
-            for name, us in shapeless.most_common(_SHOWN)
-        )
         found: dict[str, object] = {
             "summaries": len(profile.files),
             "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),
             **{f"left out: {reason.value}": count for reason, count in account.left_out.most_common() if count},
             "first invalid duration": ", ".join(map(str, invalid)) or None,
-            "without shapes": no_shapes or None,
+            "without shapes": ", ".join(map(str, without_shapes(account)[:_SHOWN])) or None,
             "copies of a summary": ", ".join(map(str, profile.same_bytes[:_SHOWN])) or None,
             "warm-up and set-up launches": "count as samples, since they look like others",
         }

@@ -12,6 +12,7 @@ profile_samples.py      samples of rows from msprof's profiles
 attention_recorder.py   records the sequence lengths of attention calls in a serving process
 attention_records.py    reads these records
 attention.py            fills the Runtime columns of attention rows
-summary.py              reports what an ingest of captures and of attention records did
+unmatched.py            records without a row, and rows without a record
+time_shares.py          shares of the captured device time
 traces.py               turns a Chrome trace into a table
 """

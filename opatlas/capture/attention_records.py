@@ -25,7 +25,7 @@ from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.model.quality import number_cell
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.model.slots import split_cell
-from opatlas.text import MOST_DIGITS, shorten
+from opatlas.text import MOST_DIGITS, shortened
 from opatlas.text_format import NOT_TEXT, is_text
 
 Shape = tuple[int, ...]
@@ -95,7 +95,7 @@ _BOM = b"\xef\xbb\xbf"
 _ARRAY = re.compile(rb"\s*\[\s*(\{|\Z)")
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
-_MALFORMED_NAMED = 20
+_MALFORMED_NAMED = 10
 #: Sizes and lengths have fewer digits.
 _LARGEST = 10**MOST_DIGITS
 #: Characters of an invalid value in a message.
@@ -366,8 +366,7 @@ def _numbers(record: dict[str, Any], name: str) -> Shape | None:
         return None
     if not isinstance(numbers, list) or not all(map(_is_size, numbers)):
         raise RecordError(
-            f"{name} is {shorten(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0, below 10^18",
-            name,
+            f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers from 0, below 10^18", name
         )
     return tuple(numbers)
 
@@ -376,7 +375,7 @@ def _number(record: dict[str, Any], name: str) -> int | None:
     number = record.get(name)
     if number is not None and not _is_size(number):
         raise RecordError(
-            f"{name} is {shorten(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18", name
+            f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number from 0, below 10^18", name
         )
     return number
 

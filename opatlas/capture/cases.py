@@ -32,8 +32,9 @@ from opatlas.capture.manifest import (
     samples_path,
 )
 from opatlas.errors import TableError
+from opatlas.files import size_mb
 from opatlas.model.quality import Summary, summarize
-from opatlas.progress import Progress
+from opatlas.progress import progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, ingest_paths
 from opatlas.text import add_counts
@@ -88,21 +89,14 @@ class Aggregate:
         self._cases: dict[str, dict[str, list[_LaunchGroup]]] = {}
 
     def add_files(self, captures: Sequence[Path]) -> list[str]:
-        """Adds captures, with a progress line on stderr. Returns the problems of files that cannot be read."""
+        """Adds captures, with a bar on stderr. Returns the problems of files that cannot be read."""
         errors = []
-        sizes_mb = [capture.stat().st_size / 1e6 for capture in captures]
-        with Progress(sum(sizes_mb), "MB", label="ingest") as progress:
-            for capture, size_mb in zip(captures, sizes_mb, strict=True):
-                end_mb = progress.done + size_mb
-
-                def on_block(size: int, end_mb: float = end_mb) -> None:
-                    progress.advance(min(size / 1e6, end_mb - progress.done))
-
+        with progress("ingest, MB", sum(map(size_mb, captures))) as advance:
+            for capture in captures:
                 try:
-                    self.add_file(capture, on_block)
+                    self.add_file(capture, lambda size: advance(size / 1e6))
                 except TableError as error:
                     errors.append(str(error))
-                progress.advance(end_mb - progress.done)
         return errors
 
     def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:

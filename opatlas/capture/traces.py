@@ -221,7 +221,7 @@ MORE_ARGS = "more_args"
 _TYPE_ARGS = ("kernel_type", "Kernel Type", "OP Type", "Op Type", "op_type", "Type")
 _SHAPE_ARGS = ("Input Shapes", "Input Dims", "input_shapes", "Input shapes", "shapes")
 _COMPLETE = "X"
-_MALFORMED_NAMED = 20
+_MALFORMED_NAMED = 10
 _CONTROL = re.compile("[\r\0]")
 _ON_ONE_LINE = str.maketrans({"\r": "\\r", "\n": "\\n", "\0": "\\0"})
 #: JSON can hold half of a surrogate pair, and UTF-8 cannot.

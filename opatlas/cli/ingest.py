@@ -1,227 +1,344 @@
-"""Brings profiler captures into a database: one CSV for each kernel type.
-
-A capture does not hold the sequence lengths of attention calls. --attention-records fills the Runtime columns of
-attention rows from records of the serving process: JSON objects, one a line (docs/captures.md).
-"""
+"""`opatlas ingest`: profiler captures, and recorded lengths of attention, into a database."""
 
 from __future__ import annotations
 
-import argparse
+import shlex
 import time
-from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
+from cyclopts import Parameter
+
+from opatlas import options
 from opatlas.capture.attention import FillResult, fill_rows, row_keys
-from opatlas.capture.attention_records import JoinKey, Records
+from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
+from opatlas.capture.launches import LaunchCounts, SkipReason
 from opatlas.capture.manifest import CaptureVersions
-from opatlas.capture.summary import (
-    captures_as_json,
-    fill_summary,
-    ingest_summary,
-    records_as_json,
-    unmatched_entries,
-    write_unmatched,
-)
-from opatlas.cli.arguments import add_json, teller, write_or_print_json
+from opatlas.capture.time_shares import TimeShare, rows_without_replay, without_shapes
+from opatlas.capture.unmatched import Unmatched, find_unmatched, write_unmatched
+from opatlas.cli.parameters import reads
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
+from opatlas.model.siblings import spellings
 from opatlas.model.versions import Versions, detect
-from opatlas.options import add_database_path, at_least, versions
-from opatlas.progress import Progress
+from opatlas.progress import progress
+from opatlas.show.formats import change, microseconds, percent
+from opatlas.show.output import print_note
+from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
-from opatlas.text import print_problems, printable, show
+from opatlas.text import printable
 
-#: The largest number of rows that a captured row becomes: each row costs time in a replay.
-_MAX_ROWS = 100
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
-#: The options that are not in the manifest of an ingest.
-_RECORD_OPTIONS = frozenset({"attention_records", "max_rows", "json"})
+#: The largest number of rows of a table; the reports and the JSON have all.
+_SHOWN = 10
+_SHARE = Column("of captured time", percent)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "exit status: 0 all captures are in the database; 1 something was left out because of an error, "
-        "nothing could be ingested, or the database cannot be written; 2 wrong usage"
-    )
-    parser.add_argument(
-        "--profiling-path",
-        type=Path,
-        metavar="PATH",
-        help="a kernel_details or op_summary file, or a folder that is searched for *kernel_details*.csv, "
-        "or for *op_summary*.csv if it has none of these (default: no capture; then --attention-records is required)",
-    )
-    parser.add_argument(
-        "--attention-records",
-        type=Path,
-        nargs="+",
-        action="extend",
-        metavar="FILE",
-        help="files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz (default: the lengths stay "
-        "unknown)",
-    )
-    parser.add_argument(
-        "--max-rows",
-        type=at_least(0),
-        default=_MAX_ROWS,
-        metavar="N",
-        help="with --attention-records: the largest number of rows that a captured row may become, one for each "
-        "distinct record; of more records N are drawn, always the same ones; 0: no limit (default: %(default)s)",
-    )
-    add_database_path(parser)
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help="NPU that the capture was taken on, by the name of its database folder "
-        f"(default: {DEFAULT_NPU_DEVICE}; with --database-path: not known)",
-    )
-    parser.add_argument(
-        "--replace",
-        action="store_true",
-        help="replace the samples of earlier captures, for the signatures of this capture (default: the samples are "
-        "added)",
-    )
-    parser.add_argument(
-        "--mixed",
-        action="store_true",
-        help="ingest captures of another device, or of other versions, than earlier captures of this database "
-        "(default: refused, where both are known)",
-    )
-    parser.add_argument(
-        "--versions",
-        type=versions,
-        default=Versions(),
-        metavar="vllm=V,torch=V,cann=V",
-        help="versions of vllm-ascend, torch and CANN that the capture was taken with, or some of them "
-        "(default: the installed ones)",
-    )
-    add_json(parser, "the counts, and the durations that changed,")
+def ingest(
+    *,
+    profiling_path: Path | None = None,
+    attention_records: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
+    database_path: Path | None = None,
+    device: str | None = None,
+    versions: Annotated[Versions | None, reads(options.versions), Parameter(accepts_keys=False)] = None,
+    max_rows: Annotated[int, reads(options.at_least(0))] = 100,
+    replace: bool = False,
+    mixed: bool = False,
+) -> Result:
+    """Brings profiler captures into a database: one CSV for each kernel type.
 
+    A capture does not hold the sequence lengths of attention calls. --attention-records fills the Runtime columns of
+    attention rows from records of the serving process: JSON objects, one a line (docs/attention-runtime.md).
 
-def run(arguments: argparse.Namespace) -> int:
-    """Ingests, and returns the exit status that the help explains. Raises OpAtlasError."""
-    if arguments.profiling_path is None and not arguments.attention_records:
+    Exit status: 0 all captures are in the database; 1 something was left out because of an error, nothing could be
+    ingested, or the database cannot be written; 2 wrong usage.
+
+    Args:
+        profiling_path: kernel_details or op_summary file, or a folder that is searched for `*kernel_details*.csv`,
+            or for `*op_summary*.csv` if it has none of these.
+        attention_records: files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz.
+        database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
+        device: NPU of the captures, by the name of its database folder (default: ATLAS_800_A3_752T_128G_DIE; with
+            --database-path: not known).
+        versions: versions of vllm-ascend, torch and CANN of the captures, or some of them, such as
+            vllm=0.18.0,torch=2.9.0,cann=8.5 (default: the installed ones).
+        max_rows: the largest number of rows that a captured row may become, one for each distinct record; 0: no limit.
+        replace: replace the samples of earlier captures, for the signatures of this capture.
+        mixed: ingest captures of another device, or of other versions, than earlier captures of this database.
+    """
+    if profiling_path is None and not attention_records:
         raise UsageError("nothing to ingest: name a capture with --profiling-path, or --attention-records")
-    device, given = arguments.device, _given_versions(arguments)
+    given = versions or Versions()
+    manifest_options = {
+        "profiling_path": profiling_path and printable(str(profiling_path)),
+        "database_path": database_path and printable(str(database_path)),
+        "device": device and printable(device),
+        "replace": replace,
+        "mixed": mixed,
+        "versions": asdict(given),
+    }
     with usage_errors():
-        if arguments.database_path is not None:
-            path: Path = arguments.database_path
-            expect_folder(path, _MAKES, option="--database-path", may_be_made=arguments.profiling_path is not None)
+        if database_path is not None:
+            expect_folder(database_path, _MAKES, option="--database-path", may_be_made=profiling_path is not None)
         else:
-            device = arguments.device or DEFAULT_NPU_DEVICE
+            device = device or DEFAULT_NPU_DEVICE
             # Captures come from NPUs, and `npu` does not say which one.
             expect_npu(device)
-            found = detect(arguments.versions)
-            given = CaptureVersions(found.vllm, found.torch, found.cann)
-            path = default_path(device, found)
-        records_mb = sum(map(size_mb, arguments.attention_records or ()))
-    database = Database(path)
-    tell, status = teller(arguments.json), 0
-    content: dict[str, object] = {"database": path}
-    if arguments.profiling_path is not None:
-        done = _ingest(database, arguments, device, given, tell)
-        content["captures"] = captures_as_json(done)
-        status = 1 if done.problems else 0
-    if arguments.attention_records:
-        files = list(dict.fromkeys(arguments.attention_records))
-        records, outcome = _fill(database, files, records_mb, arguments.max_rows, tell)
-        content["attention_records"] = records_as_json(records, outcome)
-        status = 1 if records.malformed or outcome.problems else status
-    write_or_print_json(arguments.json, content)
-    print_problems(database.misspelt_columns(), word="warning")
-    return status
+            given = detect(given)
+            database_path = default_path(device, given)
+        records_mb = sum(map(size_mb, attention_records))
+    database = Database(database_path)
+    done = _Done({"database": database_path})
+    if profiling_path is not None:
+        software = CaptureVersions(given.vllm, given.torch, given.cann)
+        _ingest(database, IngestRequest(profiling_path, replace, mixed, device, software, manifest_options), done)
+    if attention_records:
+        try:
+            _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, max_rows, done)
+        except OpAtlasError as error:
+            if profiling_path is None:
+                raise
+            done.problems.append(str(error))
+    for warning in database.misspelt_columns():
+        print_note(f"warning: {warning}")
+    return Result(done.parts, json=done.json, problems=done.problems, status=1 if done.problems else 0)
 
 
-def _ingest(
-    database: Database,
-    arguments: argparse.Namespace,
-    device: str | None,
-    given: CaptureVersions,
-    tell: Callable[[str], None],
-) -> IngestResult:
-    root: Path = arguments.profiling_path
+@dataclass
+class _Done:
+    json: dict[str, Any]
+    parts: list[Part] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _ingest(database: Database, request: IngestRequest, into: _Done) -> None:
     with usage_errors():
-        captures = find_captures(root)
-        not_read, not_parsed = skipped_files(root, captures), unparsed_beside(root, captures)
-    options = {name: value for name, value in vars(arguments).items() if name not in _RECORD_OPTIONS}
-    done = ingest_captures(
-        database, captures, IngestRequest(root, arguments.replace, arguments.mixed, device, given, _as_text(options))
-    )
-    if text := ingest_summary(database, done, not_read, replays_of_bench()):
-        tell(text)
+        captures = find_captures(request.root)
+        not_read = skipped_files(request.root, captures)
+        not_parsed = unparsed_beside(request.root, captures)
+    done = ingest_captures(database, captures, request)
     done.problems[:0] = not_parsed
     if done.manifest is None and not done.already:
-        done.problems.append(_nothing(done))
-    print_problems(done.problems)
-    return done
+        left_out = f"all {done.account.rows:,} rows were left out" if done.files else "no capture can be read"
+        done.problems.append(f"nothing was ingested: {left_out}")
+    into.parts += [*_capture_parts(done, not_read), *_database_parts(database, done)]
+    into.json["captures"] = _captures_json(done)
+    into.problems += done.problems
 
 
-def _fill(
-    database: Database, files: Sequence[Path], total_mb: float, limit: int, tell: Callable[[str], None]
-) -> tuple[Records, FillResult]:
+def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[Part]:
+    account, outcome = done.account, done.outcome
+    skipped = [
+        *((path, f"already ingested by {run_id}") for path, run_id in done.already),
+        *((path, reason) for reason, paths in not_read for path in paths),
+        *((path, "same bytes as another capture") for path in done.same_bytes),
+    ]
+    yield from _table(("file", "not read"), skipped)
+    if done.files:
+        signatures = outcome.new + outcome.updated + outcome.unchanged
+        fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
+        yield Fields(
+            {
+                "captures": len(done.files),
+                "rows": (account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
+                "kernel types": len(outcome.kernel_types),
+                "signatures": (signatures, fates),
+                "attention captures": (len(done.attention), "lengths unknown: --attention-records")
+                if done.attention
+                else None,
+            }
+        )
+    yield from _table(("left out", "rows", "first"), list(_left_out(account)))
+    yield from _table(
+        ("without shapes", "launches", _SHARE),
+        [(each.kernel_type, each.count, each.share) for each in without_shapes(account)],
+    )
+    yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
+    widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
+    us = Column("median(us)", microseconds)
+    yield from _table(
+        ("two populations", "shapes", "launches", us, "launches", us),
+        [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
+    )
+    changes = sorted(outcome.changes, key=lambda each: each.distance, reverse=True)
+    yield from _table(
+        (
+            *("changed duration", "shapes"),
+            *(Column("before(us)", microseconds), Column("after(us)", microseconds), Column("change", change)),
+        ),
+        [
+            (each.kernel_type, each.shapes, each.before_us, each.after_us, each.after_us / each.before_us - 1)
+            for each in changes
+        ],
+    )
+
+
+def _left_out(account: LaunchCounts) -> Iterator[tuple[str, int, str | None]]:
+    first = {
+        SkipReason.INVALID_DURATION: account.invalid_durations,
+        SkipReason.IMPOSSIBLE_DURATION: account.impossible_durations,
+    }
+    for reason, count in account.left_out.most_common():
+        if count:
+            yield reason.value, count, next(iter(first.get(reason, ())), None)
+
+
+def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
+    if done.manifest is None and not done.already and not done.completed:
+        return
+    replayed = replays_of_bench()
+    rows, without = rows_without_replay(database, replayed)
+    mapping = done.mapping
+    yield Fields(
+        {
+            "database": str(database.path),
+            "run": done.manifest and done.manifest.run_id,
+            "completed": ", ".join(done.completed) or None,
+            "changes": done.report and str(done.report),
+            "op_mapping.yaml": mapping and (f"copy of {mapping.source}" if mapping.source else "new"),
+            "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
+        }
+    )
+    yield from _table(
+        ("without a replay", "rows", _SHARE, "similar"),
+        [_missing(each, spellings(each.kernel_type, replayed)) for each in without],
+    )
+    command = ["opatlas", "bench", "--database-path", str(database.path), "--update-mode=unreplayed"]
+    yield f"next: {shlex.join(command)}"
+
+
+def _missing(each: TimeShare, similar: Sequence[str]) -> tuple[str, int, float | None, str]:
+    return each.kernel_type, each.count, each.share, ", ".join(similar)
+
+
+def _captures_json(done: IngestResult) -> dict[str, object]:
+    account, outcome = done.account, done.outcome
+    return {
+        "run_id": None if done.manifest is None else done.manifest.run_id,
+        "files": done.files,
+        "already": [{"file": path, "run_id": run_id} for path, run_id in done.already],
+        "same_bytes": done.same_bytes,
+        "rows": account.rows,
+        "ingested": account.ingested,
+        "left_out": {reason.value: count for reason, count in account.left_out.items()},
+        "without_shapes": {
+            name: {"launches": count, "duration_us": account.shapeless_us[name]}
+            for name, count in account.shapeless.items()
+        },
+        "ingested_us": account.ingested_us,
+        "unknown_dtypes": account.unknown_dtypes,
+        "kernel_types": sorted(outcome.kernel_types),
+        "new": outcome.new,
+        "updated": outcome.updated,
+        "unchanged": outcome.unchanged,
+        "changes": outcome.changes,
+        "two_populations": outcome.mixed,
+        "problems": done.problems,
+    }
+
+
+def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int, into: _Done) -> None:
     with usage_errors():
         expect_folder(database.path, _MAKES)
     # A session writes rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
-    lock.acquire(0, show)
+    lock.acquire(0, print_note)
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        records = _read(files, total_mb, row_keys(database), limit)
+        records = _read(database, files, total_mb, limit)
         outcome = fill_rows(database, records.matched, limit)
-        unmatched = unmatched_entries(records, outcome)
-        problems = [*(problem for found in recovered for problem in found.problems), *outcome.problems]
-        report = None
+        unmatched = find_unmatched(records, outcome)
+        report, problems = None, [problem for found in recovered for problem in found.problems]
         try:
             report = write_unmatched(database, unmatched, time.time())
         except OpAtlasError as error:
             problems.append(str(error))
     finally:
         lock.release()
-    for found in recovered:
-        if found:
-            tell(str(found))
-    tell(fill_summary(database.path, len(files), records, outcome, unmatched, limit))
-    if report is not None:
-        tell(f"unmatched records and rows:\n  {report}")
-    outcome.problems = [*records.problems, *problems]
-    print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
-    print_problems(outcome.problems)
-    return records, outcome
+    for found in filter(None, recovered):
+        print_note(str(found))
+    outcome.problems = [*records.problems, *problems, *outcome.problems]
+    into.parts += _fill_parts(database, len(files), records, outcome, unmatched, report)
+    into.json["attention_records"] = _fill_json(records, outcome)
+    into.problems += [*outcome.problems, *records.malformed, *_more(records)]
 
 
-def _read(files: Sequence[Path], total_mb: float, wanted: Container[JoinKey], limit: int) -> Records:
-    records = Records()
-    with Progress(total_mb, "MB", label="read") as progress:
-
-        def on_step(read_mb: float) -> None:
-            progress.advance(read_mb, f"{records.count:,} records")
-
+def _read(database: Database, files: Sequence[Path], total_mb: float, limit: int) -> Records:
+    records, wanted = Records(), row_keys(database)
+    with progress("read, MB", total_mb) as advance:
         for path in files:
             try:
-                records.add_file(path, wanted, limit, on_step)
+                records.add_file(path, wanted, limit, advance)
             except OpAtlasError as error:
                 records.problems.append(str(error))
     return records
 
 
-def _given_versions(arguments: argparse.Namespace) -> CaptureVersions:
-    given: Versions = arguments.versions
-    return CaptureVersions(given.vllm, given.torch, given.cann)
+def _more(records: Records) -> list[str]:
+    more = records.malformed_count - len(records.malformed)
+    return [f"and {more:,} more malformed lines"] if more else []
 
 
-def _as_text(options: dict[str, object]) -> dict[str, object]:
-    texts = {name: str(value) for name, value in options.items() if isinstance(value, str | Path)}
-    given = {name: asdict(value) for name, value in options.items() if isinstance(value, Versions)}
-    return {**options, **given, **{name: printable(text) for name, text in texts.items()}}
+def _fill_parts(
+    database: Database,
+    files: int,
+    records: Records,
+    outcome: FillResult,
+    unmatched: Sequence[Unmatched],
+    report: Path | None,
+) -> Iterator[Part]:
+    yield Fields(
+        {
+            "files": files,
+            "records": (records.count, f"{records.malformed_count:,} malformed" if records.malformed_count else ""),
+            "unmatched": (_unmatched(records), f"{len(records.unmatched):,} keys" if records.unmatched else ""),
+            "left out": (outcome.left_out, "--max-rows") if outcome.left_out else None,
+            "rows": outcome.rows,
+            "filled": outcome.filled,
+            "added": (outcome.added, "with the captured durations of all calls of their shapes")
+            if outcome.added
+            else 0,
+            "unchanged": outcome.unchanged,
+            "without record": len(outcome.unfilled),
+            "pruned": (outcome.pruned, "measured with assumed lengths, now in pruned/") if outcome.pruned else None,
+        }
+    )
+    yield Fields({"database": str(database.path), "unmatched": report and str(report)})
+    for what in ("record", "row"):
+        rows = [(one.place, one.count, one.key, one.reason) for one in unmatched if one.what == what]
+        yield from _table((f"unmatched {what}", "count", "key", "reason"), rows)
 
 
-def _nothing(done: IngestResult) -> str:
-    if not done.files:
-        return "nothing was ingested: none of the captures can be read"
-    rows = "the only row was" if done.account.rows == 1 else f"all {done.account.rows:,} rows were"
-    return f"nothing was ingested: {rows} left out, for the reasons above"
+def _fill_json(records: Records, outcome: FillResult) -> dict[str, object]:
+    return {
+        "records": records.count,
+        "malformed_lines": records.malformed_count,
+        "unmatched": _unmatched(records),
+        "rows": outcome.rows,
+        "filled": outcome.filled,
+        "added": outcome.added,
+        "unchanged": outcome.unchanged,
+        "without_record": len(outcome.unfilled),
+        "left_out": outcome.left_out,
+        "pruned": outcome.pruned,
+        "problems": outcome.problems,
+    }
+
+
+def _unmatched(records: Records) -> int:
+    return sum(at.count for at in records.unmatched.values())
+
+
+def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:
+    """Yields a table of the first rows; none without rows. An empty column at its end is left out."""
+    if rows:
+        width = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+        shown = [row[:width] for row in rows[:_SHOWN]]
+        yield Table(columns[:width], shown, left_out=len(rows) - len(shown))

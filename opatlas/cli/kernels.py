@@ -7,16 +7,12 @@ with the real torch_npu, on tensors without values, and store the proof.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from opatlas.devices.device import KINDS
-from opatlas.engine.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
+from opatlas.engine.kernel_facts import proof_of, read_calls, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.errors import UsageError
-from opatlas.show.result import Fields, Part, Result, Table
-from opatlas.text import suggest
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ _NAMED = 4
 _HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
 
 
-def kernels() -> list[Kernel]:
+def kernels_with_replay() -> list[Kernel]:
     """Returns all kernel types with a replay, by family and name."""
     calls = read_calls()
     found = []
@@ -63,30 +59,3 @@ def _operator_names(operators: Sequence[str]) -> str:
     return ", ".join(sorted(operators, key=lambda name: not _HEAVY.search(name))[:_NAMED]) + (
         f" and {more} more" if more > 0 else ""
     )
-
-
-def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
-    """Returns whether a name is a part of the kernel type, or its family, in any case; True for no names."""
-    return not names or any(name.lower() in kernel_type.lower() or name.lower() == family for name in names)
-
-
-def show_kernels(names: Sequence[str]) -> Result:
-    """Returns all kernel types, or those that contain one of `names` or belong to a family of this name.
-
-    Raises:
-        UsageError: no kernel type has any of the names.
-    """
-    known = kernels()
-    chosen = [kernel for kernel in known if _has_name(names, kernel.kernel_type, kernel.family)]
-    without = {name: reason for name, reason in WITHOUT_REPLAY.items() if _has_name(names, name)}
-    if not chosen and not without:
-        like = suggest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
-        raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
-    parts = list[Part]()
-    if chosen:
-        proofs = Counter(kernel.proven_by for kernel in chosen)
-        parts.append(Table(HEADERS, list(map(astuple, chosen)), title="kernel types"))
-        parts.append(Fields(dict(proofs.most_common()), title="NPU calls, by what proves them"))
-    if without:
-        parts.append(Table(("kernel type", "reason"), list(without.items()), title="without a replay"))
-    return Result(parts, json={"kernels": chosen, "without_replay": without})

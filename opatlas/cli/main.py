@@ -152,7 +152,7 @@ def _run_app(app: App, words: Sequence[str]) -> int:
 def _new_app(name: str, about: str) -> App:
     return App(
         name=name,
-        help=about,
+        help=about or None,
         version=_version,
         help_format="markdown",
         default_parameter=Parameter(negative=(), show_default=_default_text),
@@ -184,6 +184,8 @@ def _add_output(app: App) -> None:
             raise _not_installed(error) from None
         return output.show(result) if isinstance(result, Result) else 0
 
+    # run_guarded tells what an interrupt means.
+    app.meta.suppress_keyboard_interrupt = False
     app.meta.default(run)
 
 

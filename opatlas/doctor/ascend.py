@@ -74,7 +74,7 @@ def npu_devices(target: Target) -> Verdict:
             "run as root, or add the user to the group that owns them (usermod -aG HwHiAiUser USER)",
         )
     names = ", ".join(path.name for path in nodes)
-    return passed(f"{len(nodes)} ({names}), with {', '.join(_MANAGERS)}", devices=[str(path) for path in nodes])
+    return passed(f"{len(nodes)} ({names})", devices=[str(path) for path in nodes])
 
 
 def npu_smi(target: Target) -> Verdict:
@@ -86,17 +86,14 @@ def npu_smi(target: Target) -> Verdict:
     said = (done.stdout + done.stderr).strip()
     if done.returncode:
         return failed(
-            f"`npu-smi info` ends with exit code {done.returncode}: {first_line(said)}",
+            f"npu-smi info: exit code {done.returncode}: {first_line(said)}",
             "the driver does not run: look into `dmesg` and /var/log/npu, or mount /usr/local/Ascend/driver",
             info=said,
         )
     found = [f"{chip.logic}: {chip.name}" for chip in list_chips()]
     if not found:
-        return failed(
-            "`npu-smi info -m` shows no chip", "its table has an unknown form: send us the report (--report)", info=said
-        )
-    more = ", ..." if len(found) > 1 else ""
-    return passed(f"{pluralize(len(found), 'chip')} ({found[0]}{more})", info=said, chips=found)
+        return failed("npu-smi info -m: no chip", "send us the report (--report), which has the table", info=said)
+    return passed(", ".join(found), info=said, chips=found)
 
 
 def npu_driver(target: Target) -> Verdict:
@@ -122,7 +119,7 @@ def cann(target: Target) -> Verdict:
         )
     if not homes:
         return failed(
-            f"CANN {version} is installed, but its environment is not set ({' and '.join(_HOMES)} are empty)",
+            f"{version}, its environment is not set ({' and '.join(_HOMES)} are empty)",
             f"source {scripts[0] if scripts else _ASCEND / 'ascend-toolkit/set_env.sh'}",
         )
     gone = [f"{name}={home}" for name, home in homes.items() if not Path(home).is_dir()]
@@ -131,7 +128,7 @@ def cann(target: Target) -> Verdict:
     libraries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     if not any(entry.startswith(home) for entry in libraries for home in homes.values()):
         return failed(
-            f"CANN {version}: LD_LIBRARY_PATH has no folder of it",
+            f"{version}, LD_LIBRARY_PATH has no folder of it",
             f"source {scripts[0]}" if scripts else "source its set_env.sh",
         )
     return passed(f"{version}, {homes.get(_HOMES[0], next(iter(homes.values())))}", version=version, homes=homes)
@@ -147,11 +144,11 @@ def torch_npu(target: Target) -> Verdict:
     if not count:
         visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
         return failed(
-            f"{module.__version__} is imported and sees no device (ASCEND_RT_VISIBLE_DEVICES is {visible!r})",
+            f"{module.__version__}, no device (ASCEND_RT_VISIBLE_DEVICES is {visible!r})",
             "repair what failed above first, or unset ASCEND_RT_VISIBLE_DEVICES",
             **facts,
         )
-    return passed(f"{module.__version__}, sees {pluralize(count, 'device')}", **facts)
+    return passed(f"{module.__version__}, {pluralize(count, 'device')}", **facts)
 
 
 def npu(target: Target) -> Verdict:
@@ -167,7 +164,7 @@ def msprof(target: Target) -> Verdict:
     said = (done.stdout + done.stderr).strip()
     if "--output" not in said:
         return failed(
-            f"`{executable} --help` does not list its options (exit code {done.returncode}): {last_line(said)}",
+            f"{executable} --help: exit code {done.returncode}: {last_line(said)}",
             "source CANN's set_env.sh; --instrument npu-events measures without msprof",
             help=said,
         )
@@ -178,7 +175,7 @@ def vllm_ascend(target: Target) -> Verdict:
     """Reads the version of vllm-ascend."""
     spec = find_spec("vllm_ascend")
     if spec is None:
-        return skipped("vllm-ascend is not installed", "--versions vllm=V names the one that a database belongs to")
+        return skipped("not installed", "--versions vllm=V names the one of a database")
     try:
         version = metadata.version("vllm-ascend")
     except metadata.PackageNotFoundError:
@@ -192,12 +189,9 @@ def npu_calls(target: Target) -> Verdict:
     import_torch_npu()
     missing = _missing(others)
     if not missing:
-        return passed(f"torch_npu has all {len(others)} calls", calls=sorted(others))
-    return failed(
-        f"torch_npu has {len(others) - len(missing)} of {len(others)} calls; {_effect(missing, 'end as unsupported')}",
-        "a later torch_npu may have them",
-        missing=missing,
-    )
+        return passed(f"{len(others)} of {len(others)} calls", calls=sorted(others))
+    found = f"{len(others) - len(missing)} of {len(others)} calls; {_effect(missing, 'unsupported')}"
+    return failed(found, "a later torch_npu may have them", missing=missing)
 
 
 def custom_ops(target: Target) -> Verdict:
@@ -206,33 +200,30 @@ def custom_ops(target: Target) -> Verdict:
     rows = _rows(_types(calls))
     named = os.environ.get(npu_operators.PATH_VARIABLE)
     if find_spec("vllm_ascend") is None and not named:
-        return skipped(f"vllm-ascend is not installed: {rows} are skipped", npu_operators.remedy())
+        return skipped(f"no vllm-ascend; skipped: {rows}", npu_operators.remedy())
     if not npu_operators.is_environment_set():
         libraries = npu_operators.LIBRARY_VARIABLE
         found = f"{npu_operators.PATH_VARIABLE}={named} is no folder, or {libraries} lacks its libraries"
         why = found if named else "vllm-ascend has no package of kernels"
-        return failed(f"{why}: {rows} are skipped", npu_operators.remedy())
+        return failed(f"{why}; skipped: {rows}", npu_operators.remedy())
     _open(target)
     if missing := _missing(calls):
-        return failed(_effect(missing, "are skipped"), npu_operators.remedy(), missing=missing)
+        return failed(_effect(missing, "skipped"), npu_operators.remedy(), missing=missing)
     if failures := list(filter(None, map(_load_failure, npu_operators.libraries()))):
-        return failed(f"{rows} end as unsupported: {'; '.join(failures)}", npu_operators.remedy())
-    return passed(f"{len(calls)} are registered, and the package of their kernels is loaded", calls=sorted(calls))
+        return failed(f"unsupported: {rows}: {'; '.join(failures)}", npu_operators.remedy())
+    return passed(f"{len(calls)} operators and their kernels", calls=sorted(calls))
 
 
 def triton(target: Target) -> Verdict:
     """Looks up vllm-ascend's Triton kernels, which need to know the device's cores."""
     calls = _types_by_call(_TRITON)
     if find_spec("vllm_ascend") is None:
-        return skipped(f"vllm-ascend is not installed: {_rows(_types(calls))} are skipped")
+        return skipped(f"no vllm-ascend; skipped: {_rows(_types(calls))}")
     _open(target)
     if missing := _missing(calls):
-        return failed(
-            _effect(missing, "are skipped"), "install the triton-ascend of this CANN and vLLM", missing=missing
-        )
-    return passed(
-        f"{len(calls)} kernels of vllm-ascend are registered, and Triton knows the cores", calls=sorted(calls)
-    )
+        remedy = "install the triton-ascend of this CANN and vLLM"
+        return failed(_effect(missing, "skipped"), remedy, missing=missing)
+    return passed(f"{len(calls)} kernels", calls=sorted(calls))
 
 
 def atb(target: Target) -> Verdict:
@@ -248,9 +239,9 @@ def atb(target: Target) -> Verdict:
         loader = f"{error} {error.__cause__ or ''}"
         # The explanation ends with the remedy.
         why = npu_operators.missing_kernel(loader) or exception_line(error)
-        return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
+        return failed(f"skipped: {_rows(_types(calls))}: {why}", loader=loader)
     missing = _missing(calls)
-    return failed(_effect(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
+    return failed(_effect(missing, "unsupported")) if missing else passed(library.name)
 
 
 def _load_failure(library: Path) -> str:
@@ -295,12 +286,12 @@ def _missing(calls: Iterable[str]) -> dict[str, str]:
 
 
 def _effect(missing: Mapping[str, str], fate: str) -> str:
-    """Returns a sentence: the rows that lack a call, their fate, and the reasons."""
-    return f"{_rows(_types(missing))} {fate}: {'; '.join(dict.fromkeys(missing.values()))}"
+    """Returns the fate of the rows that lack a call, their kernel types, and the reasons."""
+    return f"{fate}: {_rows(_types(missing))}: {'; '.join(dict.fromkeys(missing.values()))}"
 
 
 def _rows(types: Iterable[str]) -> str:
-    """Returns `rows of Add, Mul`, or `rows of Add, Mul (and 3 more types)`."""
+    """Returns `Add, Mul`, or `Add, Mul and 3 more`."""
     names = sorted(types)
-    more = f" (and {len(names) - _NAMED} more types)" if len(names) > _NAMED else ""
-    return f"rows of {', '.join(names[:_NAMED])}{more}"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

@@ -44,62 +44,29 @@ _COMPILERS = {
 }
 
 
-def flag_gems(target: Target) -> Verdict:
-    """Imports FlagGems, and looks for what Triton compiles with."""
-    return _examine("flag_gems", target)
-
-
-def flashinfer(target: Target) -> Verdict:
-    """Imports FlashInfer, and looks for nvcc and ninja."""
-    return _examine("flashinfer", target)
-
-
-def liger(target: Target) -> Verdict:
-    """Imports Liger, and looks for what Triton compiles with."""
-    return _examine("liger", target)
-
-
-def sgl_kernel(target: Target) -> Verdict:
-    """Imports sgl_kernel."""
-    return _examine("sgl_kernel", target)
-
-
-def torch_compile(target: Target) -> Verdict:
-    """Looks for what torch.compile compiles with."""
-    return _examine("torch_compile", target)
-
-
-def vllm(target: Target) -> Verdict:
-    """Imports vLLM."""
-    return _examine("vllm", target)
-
-
-def _examine(name: str, target: Target) -> Verdict:
+def library(target: Target, name: str) -> Verdict:
+    """Imports an implementation, and looks for what it compiles with."""
     implementation = shipped()[name]
     if implementation.missing:
         return skipped(implementation.missing)
     if target.kind and implementation.devices and target.kind not in implementation.devices:
-        return skipped(f"{implementation.version} is installed; it runs on {', '.join(implementation.devices)}")
+        return skipped(f"{implementation.version}, only for {', '.join(implementation.devices)}")
     sources = [*implementation.sources.values(), *([implementation.wrap] if implementation.wrap else [])]
     for module in dict.fromkeys(source.module for source in sources):
         import_module(module)
     # After the import, which may set the variable.
     if (compiler := _COMPILERS.get(name)) is None:
-        return passed(f"{implementation.version} imports")
+        return passed(implementation.version)
     lacking = [" or ".join(group) for group in compiler.programs if not any(map(_find, group))]
     if lacking:
-        return failed(
-            f"{implementation.version} imports, and {' and '.join(lacking)} is not on PATH: no kernel can be compiled",
-            f"put {' and '.join(lacking)} on PATH",
-        )
+        wanted = " and ".join(lacking)
+        return failed(f"{implementation.version}, no {wanted} to compile kernels", f"put {wanted} on PATH")
     folder = Path(os.environ.get(compiler.variable) or compiler.folder).expanduser()
     if not os.access(existing_folder(folder), os.W_OK):
-        return failed(
-            f"{implementation.version} imports, and the folder of its compiled kernels, {folder}, cannot be written",
-            f"set {compiler.variable} to another folder",
-        )
+        found = f"{implementation.version}, {folder} of its compiled kernels cannot be written"
+        return failed(found, f"set {compiler.variable} to another folder")
     found = ", ".join(next(name for name in group if _find(name)) for group in compiler.programs)
-    return passed(f"{implementation.version} imports; {found}; kernels are kept in {folder}", folder=str(folder))
+    return passed(f"{implementation.version}, {found}, kernels in {folder}", folder=str(folder))
 
 
 def _find(program: str) -> str | None:

@@ -31,7 +31,7 @@ def python(target: Target) -> Verdict:
     """Compares the version of Python with the supported versions."""
     here = sys.version_info[:2]
     facts: dict[str, Fact] = {"executable": sys.executable, "prefix": sys.prefix, "platform": platform.platform()}
-    detail = f"{platform.python_version()} on {platform.platform(terse=True)} ({platform.machine()}), {sys.prefix}"
+    detail = f"{platform.python_version()}, {sys.prefix}"
     if _OLDEST <= here <= _NEWEST:
         return passed(detail, **facts)
     wanted = "{}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
@@ -46,11 +46,7 @@ def packages(target: Target) -> Verdict:
     try:
         requires = metadata.requires("opatlas") or []
     except metadata.PackageNotFoundError:
-        return failed(
-            "OpAtlas is not installed in this Python, so its requirements are unknown",
-            _INSTALL,
-            installed=installed,
-        )
+        return failed("opatlas is not installed in this Python", _INSTALL, installed=installed)
     wrong, versions = [], {}
     for requirement in map(Requirement, requires):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": "bench"}):
@@ -65,24 +61,18 @@ def packages(target: Target) -> Verdict:
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
         return failed("; ".join(wrong), _INSTALL, installed=installed)
-    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "pandas", "pytest") if name in versions)
-    return passed(
-        f"opatlas {metadata.version('opatlas')}; {len(versions)} required packages fit ({shown})", installed=installed
-    )
+    versions["opatlas"] = metadata.version("opatlas")
+    shown = [f"{name} {versions[name]}" for name in ("opatlas", "torch", "pandas", "pytest") if name in versions]
+    return passed(", ".join(shown), installed=installed)
 
 
 def torch(target: Target) -> Verdict:
     """Imports torch."""
     import torch
 
-    facts: dict[str, Fact] = {
-        "version": str(torch.__version__),
-        "file": torch.__file__,
-        "config": torch.__config__.show(),
-    }
-    return passed(
-        f"{torch.__version__}, {torch.get_num_threads()} threads, from {Path(torch.__file__).parent}", **facts
-    )
+    version, config = str(torch.__version__), torch.__config__.show()
+    detail = f"{version}, {torch.get_num_threads()} threads"
+    return passed(detail, version=version, file=torch.__file__, config=config)
 
 
 def cpu(target: Target) -> Verdict:
@@ -106,14 +96,10 @@ def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
     facts = {name: str(fact) for name, fact in description.facts.items()}
     outcome = runner.run(job_of("Add"))
     if outcome.status is not Status.MEASURED or outcome.measurement is None:
-        return failed(
-            f"{description.name} opens and multiplies, and the row Add 16,64;16,64 ended as {outcome.status}: "
-            f"{outcome.reason}",
-            facts=facts,
-            traceback=outcome.detail,
-        )
+        found = f"{description.name}, Add 16,64;16,64: {outcome.status}: {outcome.reason}"
+        return failed(found, facts=facts, traceback=outcome.detail)
     taken_us = typical_mean(outcome.measurement.samples_us)
-    return passed(f"{description.name}: the row Add 16,64;16,64 took {taken_us:.1f} us ({instrument})", facts=facts)
+    return passed(f"{description.name}, Add 16,64;16,64: {taken_us:.1f} us ({instrument})", facts=facts)
 
 
 def cuda(target: Target) -> Verdict:
@@ -121,7 +107,7 @@ def cuda(target: Target) -> Verdict:
     smi = shutil.which("nvidia-smi")
     nodes = [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
     if smi is None and not nodes and target.kind != "cuda":
-        return skipped("no NVIDIA GPU here (neither /dev/nvidia0 nor nvidia-smi)")
+        return skipped("no NVIDIA GPU")
     driver = ""
     if smi is not None:
         command = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -129,7 +115,7 @@ def cuda(target: Target) -> Verdict:
         driver = done.stdout.strip()
         if done.returncode:
             return failed(
-                f"nvidia-smi ends with exit code {done.returncode}: {first_line(done.stdout + done.stderr)}",
+                f"nvidia-smi: exit code {done.returncode}: {first_line(done.stdout + done.stderr)}",
                 "install the NVIDIA driver; in a container, start it with --gpus all",
             )
     import torch
@@ -138,17 +124,13 @@ def cuda(target: Target) -> Verdict:
 
     facts: dict[str, Fact] = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
     if torch.version.cuda is None:
-        return failed(
-            f"torch {torch.__version__} was built without CUDA", "install a torch that was built with CUDA", **facts
-        )
+        return failed(f"torch {torch.__version__} without CUDA", "install a torch that was built with CUDA", **facts)
     if not torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return failed(
-            f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}; nvidia-smi says: {driver or 'nothing'})",
+            f"no GPU in torch.cuda (CUDA_VISIBLE_DEVICES is {visible!r}; nvidia-smi: {driver or 'nothing'})",
             "install a driver that is new enough for this torch's CUDA, or unset CUDA_VISIBLE_DEVICES",
             **facts,
         )
     probe(torch.device("cuda", 0))
-    return passed(
-        f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}: a product of matrices is right", **facts
-    )
+    return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", **facts)

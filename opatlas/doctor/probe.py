@@ -33,8 +33,6 @@ PRINTS_S = 60.0
 #: The end of a process's output is kept, in bytes.
 _OUTPUT_KEPT = 8000
 _ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
-#: Seconds between two calls of `waiting`.
-_WAITING_EVERY_S = 1.0
 
 
 class State(str, Enum):
@@ -117,7 +115,7 @@ class Probe:
     """A stage of the doctor's examination.
 
     Attributes:
-        function: examines the machine; an exception is a failure. Its name is the name of the probe.
+        function: examines the machine for a target; an exception is a failure.
         deadline_s: the time in seconds after which its process is killed.
         needed_by: the kinds of devices that need the examined part; () for no kind.
         of_ascend: runs only if the machine has signs of an NPU.
@@ -125,9 +123,10 @@ class Probe:
         of_database: runs only if the device was found, or --database-path names the database.
         requires: the probe that has to pass first; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
+        argument: a further argument of the function, which is the name of the probe then; else the function's name is.
     """
 
-    function: Callable[[Target], Verdict]
+    function: Callable[..., Verdict]
     deadline_s: float = PRINTS_S
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
@@ -135,10 +134,11 @@ class Probe:
     of_database: bool = False
     requires: str = ""
     as_device_process: bool = False
+    argument: str = ""
 
     @property
     def name(self) -> str:
-        return self.function.__name__
+        return self.argument or self.function.__name__
 
 
 @dataclass(frozen=True)
@@ -156,23 +156,19 @@ class ProbeResult:
     output: str
 
 
-def _ignore(seconds: float, last_line: str) -> None:
-    pass
-
-
-def run_probe(probe: Probe, target: Target, waiting: Callable[[float, str], None] = _ignore) -> ProbeResult:
-    """Runs a probe in a child process. At the probe's deadline the process and its children are killed.
-
-    Args:
-        waiting: called every second with the seconds since the start and the last line that the process printed.
-    """
+def run_probe(probe: Probe, target: Target) -> ProbeResult:
+    """Runs a probe in a child process. At the probe's deadline the process and its children are killed."""
     from opatlas.isolation.child import describe_exit
 
     started = time.monotonic()
     with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
         verdict_file = folder / "verdict.json"
         process = subprocess.Popen(
-            module_command(__name__, probe.function.__module__, probe.name, target.to_json(), str(verdict_file)),
+            module_command(
+                __name__,
+                *(probe.function.__module__, probe.function.__name__, target.to_json(), str(verdict_file)),
+                *([probe.argument] if probe.argument else []),
+            ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -181,12 +177,9 @@ def run_probe(probe: Probe, target: Target, waiting: Callable[[float, str], None
         )
         ended = f"did not end within {probe.deadline_s:g} s"
         try:
-            while (left_s := started + probe.deadline_s - time.monotonic()) > 0:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(min(left_s, _WAITING_EVERY_S))
-                    ended = f"ended: {describe_exit(process.returncode)}"
-                    break
-                waiting(time.monotonic() - started, _last_printed(output))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(probe.deadline_s)
+                ended = f"ended: {describe_exit(process.returncode)}"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -204,11 +197,6 @@ def _end_of(output: IO[bytes]) -> str:
     return os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
 
 
-def _last_printed(output: IO[bytes]) -> str:
-    """Returns the last line that a process has printed; "" if there is none."""
-    return next((line.strip() for line in reversed(_end_of(output).splitlines()) if line.strip()), "")
-
-
 def _read(path: Path) -> Verdict | None:
     """Returns the verdict in a file; None if the process ended before it wrote one."""
     try:
@@ -218,11 +206,11 @@ def _read(path: Path) -> Verdict | None:
     return Verdict(State(values["state"]), values["detail"], values["remedy"], values["facts"])
 
 
-def main(module: str, name: str, target: str, verdict_file: str) -> None:
+def main(module: str, name: str, target: str, verdict_file: str, *arguments: str) -> None:
     """Runs a probe on a target, and writes its verdict into a file; target and verdict are JSON."""
     die_with_parent()
     try:
-        verdict = getattr(import_module(module), name)(Target.from_json(target))
+        verdict = getattr(import_module(module), name)(Target.from_json(target), *arguments)
     except OpAtlasError as error:
         # The message ends with the remedy.
         verdict = failed(str(error))

@@ -20,11 +20,11 @@ def device(target: Target) -> Verdict:
     """Finds the devices that `pytest bench/` would replay on."""
     found = available_devices(target.device or None)
     names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
-    return passed(
-        f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind, environment=device_environment(found[0])
-    )
+    detail = f"{len(found)} x {found[0].kind} ({names})"
+    return passed(detail, kind=found[0].kind, environment=device_environment(found[0]))
 
 
+_LIBRARIES = ("flag_gems", "flashinfer", "liger", "sgl_kernel", "torch_compile", "vllm")
 _NPU = ("npu",)
 _ON_TORCH_NPU: Mapping[str, Any] = {
     "of_ascend": True,
@@ -60,12 +60,7 @@ PROBES = {
         Probe(ascend.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.triton, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(implementations.flag_gems, _IMPORTS_S, ()),
-        Probe(implementations.flashinfer, _IMPORTS_S, ()),
-        Probe(implementations.liger, _IMPORTS_S, ()),
-        Probe(implementations.sgl_kernel, _IMPORTS_S, ()),
-        Probe(implementations.torch_compile, _IMPORTS_S, ()),
-        Probe(implementations.vllm, _IMPORTS_S, ()),
+        *(Probe(implementations.library, _IMPORTS_S, (), argument=name) for name in _LIBRARIES),
         Probe(replays.group, _MEASURES_S, of_device=True),
         Probe(surroundings.database, of_database=True),
         Probe(surroundings.disk, of_database=True),

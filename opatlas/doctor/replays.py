@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from time import monotonic
 
 from opatlas.capture.single_launches import read_launches
 from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec, open_device
@@ -84,7 +83,7 @@ def replay(target: Target) -> Verdict:
         return failed("; ".join(bad), remedy, tracebacks=tracebacks(outcomes))
     used = ", ".join(sorted({o.measurement.instrument for o in outcomes.values() if o.measurement is not None}))
     best = next(iter(INSTRUMENTS[spec.kind]))
-    missing = "" if used == best else f"; {best}, which measures better, is missing: {_why_missing(spec, best)}"
+    missing = "" if used == best else f"; no {best}: {_why_missing(spec, best)}"
     return passed(f"{name}: {durations(outcomes)} ({used}){missing}", instrument=used)
 
 
@@ -97,7 +96,6 @@ def npu_profiler(target: Target) -> Verdict:
     settings = MeasureSettings(instrument=TORCH_NPU_PROFILER)
     device = open_device(available_devices(target.device or None)[0], settings)
     summand = torch.ones(16, 64, device=device.torch_device)
-    began = monotonic()
     with TemporaryFolder("doctor-profile") as folder:
         rule = StopRule(repeat_count=SAMPLES, time_limit_s=settings.time_limit_s)
         samples = sampled(folder, settings.aic_metrics, lambda: torch.add(summand, summand), None, rule)
@@ -106,7 +104,6 @@ def npu_profiler(target: Target) -> Verdict:
         for number, path in enumerate(details):
             if target.files is not None:
                 shutil.copyfile(path, target.files / f"{number}-{path.name}")
-    took_s = monotonic() - began
     types = {name: str(count) for name, count in Counter(launch.kernel_type for launch in launches).most_common()}
     found = samples.profiled
     if not isinstance(found, ProfiledSamples):
@@ -116,13 +113,9 @@ def npu_profiler(target: Target) -> Verdict:
         )
     calls_us = [sum(launch.duration_us for launch in call) for call in found.calls]
     lost = LEAD_IN_KERNELS - sum(launch.dimensions == dimensions(LEAD_IN) for launch in launches)
-    return passed(
-        f"Add took {fmean(calls_us):.1f} us ({TORCH_NPU_PROFILER}, {len(calls_us)} samples from {min(calls_us):.1f} to "
-        f"{max(calls_us):.1f} us), launched as {', '.join({launch.kernel_type: 0 for launch in found.calls[0]})}; the "
-        f"profiler lost {lost} of the {LEAD_IN_KERNELS} kernels launched first for this purpose; {took_s:.0f} s",
-        types=types,
-        lost=lost,
-    )
+    ran_as = ", ".join({launch.kernel_type: 0 for launch in found.calls[0]})
+    detail = f"Add (ran as {ran_as}) {fmean(calls_us):.1f} us; {lost} of {LEAD_IN_KERNELS} first kernels lost"
+    return passed(detail, types=types, lost=lost)
 
 
 def _why_missing(spec: DeviceSpec, instrument: str) -> str:
@@ -143,7 +136,7 @@ def group(target: Target) -> Verdict:
     kind = devices[0].kind
     backend = KINDS[kind].backend
     if not target.with_group:
-        return skipped(f"without --group: with it two ranks meet over {backend}, as rows of several devices need it")
+        return skipped(f"two ranks over {backend}: only with --group")
     spec = GroupSpec(_RANKS)
     if too_few := GroupPool(GroupNodes(devices), MeasureSettings(), ExcludedDevices(None)).shortage(spec):
         shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""
@@ -160,24 +153,19 @@ def group(target: Target) -> Verdict:
         taken = outcome.measurement
         if outcome.status is not Status.MEASURED or taken is None:
             name = preferred_group_instrument(kind, instrument)
-            before = f"{told[0]}; under {name}" if told else f"two ranks over {backend}:"
-            without = f"--instrument {EVENTS.get(kind)} measures rows of groups without {name}"
-            return failed(
-                f"{before} the all_reduce ended as {outcome.status}: {reason_of(outcome)}",
-                without if told else _REMEDIES[backend],
-                traceback=outcome.detail,
-            )
+            ended = f"all_reduce over {backend} with {name}: {outcome.status}: {reason_of(outcome)}"
+            remedy = f"measure groups with --instrument {EVENTS.get(kind)}" if told else _REMEDIES[backend]
+            return failed("; ".join([*told, ended]), remedy, traceback=outcome.detail)
         median_us, spread_us = taken.summary.median_us, taken.counters.get(RANK_SPREAD, 0.0)
-        first = f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
         told.append(
-            f"{first if not told else ''}{microseconds_text(median_us)} {noise_text(relative_noise(taken.samples_us))} "
-            f"({taken.instrument}; "
-            f"{bandwidth_gbps(_BYTES, median_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
+            f"all_reduce of {_BYTES >> 20} MiB over {backend}: {microseconds_text(median_us)} "
+            f"{noise_text(relative_noise(taken.samples_us))} ({taken.instrument}; "
+            f"{bandwidth_gbps(_BYTES, median_us):.1f} GB/s; {spread_us:.1f} us between ranks)"
         )
         facts[f"{taken.instrument} us"] = median_us
         unmet = description.facts.get("all_devices_visible")
     if unmet:
-        told.append(f"each rank sees all devices, because ranks that see one device each did not meet: {unmet}")
+        told.append(f"each rank sees all devices, since ranks of one device did not meet: {unmet}")
     return passed("; ".join(told), **facts)
 
 

@@ -53,12 +53,12 @@ def job_of(kernel_type: str) -> Job:
 
 
 def not_measured(outcomes: Mapping[str, RowOutcome]) -> list[str]:
-    """Returns why rows have no duration, a sentence for each reason; `outcomes` are by kernel type."""
+    """Returns why rows have no duration: `Add, SoftmaxV2: crashed: ...`; `outcomes` are by kernel type."""
     types: dict[str, list[str]] = defaultdict(list)
     for kernel_type, outcome in outcomes.items():
         if outcome.status is not Status.MEASURED:
-            types[f"ended as {outcome.status}: {reason_of(outcome)}"].append(kernel_type)
-    return [f"the row{'s' if len(names) > 1 else ''} {', '.join(names)} {fate}" for fate, names in types.items()]
+            types[f"{outcome.status}: {reason_of(outcome)}"].append(kernel_type)
+    return [f"{', '.join(names)}: {fate}" for fate, names in types.items()]
 
 
 def reason_of(outcome: RowOutcome) -> str:

@@ -24,10 +24,10 @@ from opatlas.installation import measuring_code
 from opatlas.isolation.executor import Executor
 from opatlas.model.record import new_run_id
 from opatlas.model.schema import EP_SIZE, Status
-from opatlas.progress import Progress
+from opatlas.progress import progress
+from opatlas.show.output import print_note
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.text import show
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
 
 _KERNEL_TYPE = "DispatchFFNCombine"
@@ -97,11 +97,11 @@ class ShapeProbe:
         path.mkdir(parents=True, exist_ok=True)
         began, end = time.time(), clock() + budget_s
         search = ShapeSearch(self._try, self._axes(start, most), lambda: clock() >= end)
-        with Progress(0, "cases", label=f"probe, at most {budget_s:g} s") as self._progress:
+        with progress(f"probe, cases, at most {budget_s:g} s", None) as self._advance:
             try:
                 search.run(start, random_cases)
             except KeyboardInterrupt:
-                show("interrupted: the results so far are kept")
+                print_note("interrupted: the results so far are kept")
         manifest = Manifest(
             self._run_id,
             began,
@@ -141,9 +141,7 @@ class ShapeProbe:
             raise OpAtlasError(outcome.reason)
         trial = Trial(self._kernel, shape, not self.trials, outcome.status, outcome.reason, self._run_id)
         self.trials.append(trial)
-        refused = sum(not trial.accepted for trial in self.trials)
-        last = " ".join(f"{name}={size}" for name, size in asdict(shape).items())
-        self._progress.advance(1, f"{refused} refused, last {last}")
+        self._advance(1)
         return trial.accepted
 
     def _cells(self, shape: MoeShape) -> dict[str, str]:

@@ -34,6 +34,7 @@ _FLUSHES = 7
 _SLOW_FLUSH_MS = 50.0
 _NAMED = 3
 _OTHER_TEMPORARY = "set TMPDIR to another folder"
+_OTHER_DATABASE = "name another folder with --database-path"
 
 
 def database(target: Target) -> Verdict:
@@ -46,23 +47,18 @@ def database(target: Target) -> Verdict:
     try:
         path = database_path(target)
     except OpAtlasError as error:
-        return failed(
-            str(error), "--versions is an option of opatlas bench; name the folder for the doctor with --database-path"
-        )
+        return failed(str(error), "name the folder with --database-path")
     try:
         expect_folder(path, "", may_be_made=True)
     except UsageError as error:
-        return failed(str(error), "name another folder with --database-path")
+        return failed(str(error), _OTHER_DATABASE)
     if not path.exists():
         try:
             with tempfile.TemporaryFile(dir=existing_folder(path)):
                 pass
         except OSError as error:
-            return failed(
-                f"{path} does not exist, and cannot be made ({error.strerror})",
-                "name another folder with --database-path",
-            )
-        return passed(f"{path} does not exist yet, and can be made", path=str(path))
+            return failed(f"{path} cannot be made ({error.strerror})", _OTHER_DATABASE)
+        return passed(f"{path}, new", path=str(path))
     found = Database(path)
     found.folders()
     # The doctor takes the lock like a session, and fails like a session.
@@ -80,8 +76,8 @@ def database(target: Target) -> Verdict:
     if broken:
         more = f" (and {len(broken) - _NAMED} more)" if len(broken) > _NAMED else ""
         return failed("; ".join(broken[:_NAMED]) + more, **facts)
-    left = f"; {len(journals)} journals of killed sessions, which the next session merges" if journals else ""
-    return passed(f"{path}: {len(found.kernel_types())} kernel types, writable, not in use{left}", **facts)
+    left = f", {len(journals)} journals to merge" if journals else ""
+    return passed(f"{path}, {len(found.kernel_types())} kernel types{left}", **facts)
 
 
 def disk(target: Target) -> Verdict:
@@ -90,7 +86,7 @@ def disk(target: Target) -> Verdict:
         path = database_path(target)
     except OpAtlasError:  # the probe `database` reports it
         path = location.ROOT
-    return _room(existing_folder(path), "make room, or name another folder with --database-path")
+    return _room(existing_folder(path), f"make room, or {_OTHER_DATABASE}")
 
 
 def temporary(target: Target) -> Verdict:
@@ -103,18 +99,18 @@ def temporary(target: Target) -> Verdict:
             # A device is locked with a record lock in this folder (opatlas/devices/device_lock.py).
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return failed(f"no file in {folder} can be written and locked ({error.strerror})", _OTHER_TEMPORARY)
+        return failed(f"{folder}: no file can be written and locked ({error.strerror})", _OTHER_TEMPORARY)
     found = _room(folder, f"make room, or {_OTHER_TEMPORARY}")
     wanted = os.environ.get("TMPDIR")
     if wanted and folder.resolve() != Path(wanted).resolve():
         # Python skips a folder that it cannot write.
-        return replace(found, detail=f"{found.detail}; TMPDIR={wanted} cannot be written, and is not used")
+        return replace(found, detail=f"{found.detail}; not TMPDIR={wanted}, which cannot be written")
     return found
 
 
 def _room(folder: Path, remedy: str) -> Verdict:
     usage = shutil.disk_usage(folder)
-    detail = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free at {folder}"
+    detail = f"{folder}, {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
     facts: dict[str, Fact] = {"free_bytes": usage.free, "total_bytes": usage.total, "folder": str(folder)}
     return passed(detail, **facts) if usage.free >= _LEAST_FREE else failed(detail, remedy, **facts)
 
@@ -146,7 +142,7 @@ def limits(target: Target) -> Verdict:
 def flush(target: Target) -> Verdict:
     """Times a flush of the CPU's caches, which precedes each cold sample."""
     if (kind := available_devices(target.device or None)[0].kind) != "cpu":
-        return skipped(f"rows are replayed on {kind}, whose whole L2 cache is flushed")
+        return skipped(f"a {kind} flushes its L2 cache")
     import torch
 
     threads = available_cores()
@@ -158,15 +154,10 @@ def flush(target: Target) -> Verdict:
         flushed(row)
         took_ms.append(1000 * (perf_counter() - start))
     ms = median(took_ms)
-    size = "of unknown size" if plan.cache_bytes is None else f"{plan.cache_bytes >> 20} MiB"
-    ways = " and evicts the row's tensors line by line" if plan.by_line else ""
-    hint = " (--cache warm leaves it out)" if ms > _SLOW_FLUSH_MS else ""
-    return passed(
-        f"{plan.caches} last-level cache{'' if plan.caches == 1 else 's'} ({size}): a flush reads "
-        f"{plan.read_bytes >> 20} MiB{ways}, {ms:.1f} ms a sample{hint}",
-        read_bytes=plan.read_bytes,
-        flush_ms=ms,
-    )
+    size = "unknown size" if plan.cache_bytes is None else f"{plan.cache_bytes >> 20} MiB"
+    hint = " (not with --cache warm)" if ms > _SLOW_FLUSH_MS else ""
+    detail = f"{plan.caches} x {size} of last-level cache, {ms:.1f} ms a sample{hint}"
+    return passed(detail, read_bytes=plan.read_bytes, flush_ms=ms)
 
 
 def disturbances(target: Target) -> Verdict:
@@ -176,5 +167,5 @@ def disturbances(target: Target) -> Verdict:
     gpus = gpu_states(devices, MachineWatch().own_processes(), opened=False)
     found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
     if found:
-        return failed(", ".join(found), "durations will be noisy: wait until the load is gone, or measure elsewhere")
-    return passed(f"none: {machine.load or 'the system reports no load'}", load=machine.load_1min)
+        return failed(", ".join(found), "wait until the load is gone, or measure elsewhere: durations are noisy")
+    return passed(machine.load or "no load reported", load=machine.load_1min)

@@ -67,14 +67,19 @@ _MOST_NAMES = 3
 _NO_SMALL_LETTERS = re.compile(r"[^a-z]")
 
 
-def suggest_spelling(kernel_type: str, known: Iterable[str]) -> str:
-    """Returns ` (did you mean ...?)` with known names of the same kernel; "" if there are none.
+def spellings(kernel_type: str, known: Iterable[str]) -> list[str]:
+    """Returns known names of the same kernel, a few at most.
 
     The names differ in case, in a version, or in one small letter: similar names are mostly those of other kernels.
     """
     name = _VERSION.sub("", base_type(kernel_type))
-    found = sorted(other for other in known if base_type(other) == other and _is_spelling(name, other))
-    return f" (did you mean {', '.join(found[:_MOST_NAMES])}?)" if found else ""
+    return sorted(other for other in known if base_type(other) == other and _is_spelling(name, other))[:_MOST_NAMES]
+
+
+def suggest_spelling(kernel_type: str, known: Iterable[str]) -> str:
+    """Returns ` (did you mean ...?)` with known names of the same kernel; "" if there are none."""
+    found = spellings(kernel_type, known)
+    return f" (did you mean {', '.join(found)}?)" if found else ""
 
 
 def _is_spelling(name: str, other: str) -> bool:

@@ -26,10 +26,10 @@ def markdown(parts: Iterable[Part]) -> str:
             continue
         table = _as_table(part)
         if table.title:
-            blocks.append(f"**{_markdown_cell(table.title)}**")
+            blocks.append(f"**{_markdown_cell(printable(table.title))}**")
         columns = shown_columns(table)
         lines = [
-            _markdown_row(column.name for _, column in columns),
+            _markdown_row(printable(column.name) for _, column in columns),
             _markdown_row("--:" if is_number(table, index) else "---" for index, _ in columns),
             *(_markdown_row(cell_text(column, row[index]) for index, column in columns) for row in table.rows),
         ]
@@ -48,7 +48,7 @@ def csv_text(parts: Iterable[Part]) -> str:
         table = _as_table(part)
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(column.name for column in table.full_columns())
+        writer.writerow(printable(column.name) for column in table.full_columns())
         writer.writerows(["" if value is None else printable(str(value)) for value in row] for row in table.rows)
         texts.append(out.getvalue())
     return "\n".join(texts).rstrip("\n")
@@ -78,7 +78,7 @@ def field_rows(fields: Fields) -> Iterator[tuple[str, Any, str]]:
     for name, value in fields.values.items():
         if value is not None:
             main, detail = value if isinstance(value, tuple) else (value, "")
-            yield name, main, printable(detail)
+            yield printable(name), main, printable(detail)
 
 
 def _as_table(part: Table | Fields) -> Table:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import subprocess
 import sys
 from difflib import unified_diff
 from pathlib import Path
 
-from commands import as_json, run
 from kernel_pages import PAGE, as_page
 
-from opatlas.cli.kernels import kernels
+from opatlas.cli.kernels import kernels_with_replay
 from opatlas.cli.main import main
 from opatlas.engine.kernel_facts import KINDS, proof_of, read_proofs, replays_of_bench, runs_on_cpu
 from opatlas.engine.registry import replay_spec
@@ -20,25 +18,30 @@ from opatlas.engine.registry import replay_spec
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_every_replay_has_its_line(capsys):
-    _, out, _ = run(capsys, "show", "--kernels", "--format", "csv")
-    rows = {row["kernel type"]: list(row.values()) for row in csv.DictReader(io.StringIO(out.split("\n\n")[0]))}
-    assert list(rows) == [known.kernel_type for known in kernels()]
-    assert set(rows) == set(replays_of_bench())
-    known = ["norm", "torch_npu.npu_rms_norm", "meta kernel", "npu, cuda, cpu", "aten._fused_rms_norm"]
-    assert rows["RmsNorm"][1:] == known
+def shown(capsys, *names):
+    """Returns what the command prints as JSON."""
+    assert main(["show", "--kernels", *names, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
-def test_chosen_kernels_and_their_json(capsys):
-    words = ("show", "--kernels", "matmulv2", "norm", "hcom_allReduce")
-    found = as_json(capsys, *words)
-    names = {kernel["kernel_type"]: kernel for kernel in found["kernels"]}
-    assert {"MatMulV2", "RmsNorm", "LayerNormV4"} <= set(names)
-    assert not {"Abs", "MatMulV3"} & set(names)
-    assert names["RmsNorm"]["npu_call"] == "torch_npu.npu_rms_norm"
+def test_every_replay_is_listed_with_what_is_known(capsys):
+    found = {kernel["kernel_type"]: kernel for kernel in shown(capsys)["kernels"]}
+    assert found.keys() == replays_of_bench().keys()
+    assert list(found["RmsNorm"].values()) == [
+        *("RmsNorm", "norm", "torch_npu.npu_rms_norm", "meta kernel", "npu, cuda, cpu", "aten._fused_rms_norm")
+    ]
+
+
+def test_chosen_kernels(capsys):
+    names = ["matmulv2", "norm", "hcom_allReduce"]
+    found = shown(capsys, *names)
+    chosen = {kernel["kernel_type"] for kernel in found["kernels"]}
+    assert {"MatMulV2", "RmsNorm", "LayerNormV4"} <= chosen
+    assert not {"Abs", "MatMulV3"} & chosen
     assert set(found["without_replay"]) == {"hcom_allReduce_", "DSARandomNormal"}
-    _, shown, _ = run(capsys, *words)
-    assert all(f"\n{name} " in shown for name in names)
+    assert main(["show", "--kernels", *names]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name} " in out for name in chosen | {"hcom_allReduce_"})
 
 
 def test_names_that_choose_nothing_are_refused(capsys):
@@ -65,5 +68,5 @@ def test_every_call_is_proven():
 
 def test_the_page_is_up_to_date():
     page = (REPOSITORY / PAGE).read_text(encoding="utf-8")
-    changed = list(unified_diff(page.splitlines(), as_page(kernels()).splitlines(), PAGE, n=0))
+    changed = list(unified_diff(page.splitlines(), as_page(kernels_with_replay()).splitlines(), PAGE, n=0))
     assert not changed, "\n".join(["run `python -m tests.support.kernel_pages`, which changes:", *changed])

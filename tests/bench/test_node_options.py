@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 import pytest
 
-from opatlas.cli.probe_dispatch_ffn_combine import add_arguments
+from opatlas.cli.main import run_tool
+from opatlas.cli.probe_dispatch_ffn_combine import probe
 from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
 
 
-@pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--case-timeout", "-1"]])
+@pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--start", "1,2"]])
 def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    parser = ArgumentParser()
-    add_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(arguments)
-    assert f"argument {arguments[0]}: '{arguments[1]}': give a " in capsys.readouterr().err
+    assert run_tool(probe, "probe", arguments) == 2
+    err = capsys.readouterr().err
+    assert arguments[0] in err
+    assert f"'{arguments[1]}': give " in err
 
 
 def test_the_options_name_the_nodes_of_a_group() -> None:

@@ -1,12 +1,11 @@
-"""The kernel types without a replay, by their share of the captured device time."""
+"""Shares of the captured device time."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pytest
-from printed import numbers_in
 
-from opatlas.capture.summary import captured_time_us, missing_replay_lines
+from opatlas.capture.time_shares import captured_time_us, without_replay
 from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
 
 
@@ -14,44 +13,28 @@ def frame(*rows: tuple[str, str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[PROFILING_AVERAGE, PROFILING_SAMPLES])
 
 
-def lines(rows: dict[str, int], time_us: dict[str, float | None]) -> str:
-    return " ".join(" ".join(missing_replay_lines(rows, time_us, ["MatMulV2", "Add"])).split())
+@pytest.mark.parametrize(
+    ("table", "time_us"),
+    [
+        (frame(("10.5", "4"), ("2", "1"), ("", ""), ("", "3")), pytest.approx(44.0)),
+        (pd.DataFrame({"Input Shapes": ["1"]}), 0),
+        # The number of launches is unknown.
+        (frame(("10.5", "4"), ("2", "")), None),
+        (frame(("10.5", "4"))[[PROFILING_AVERAGE]], None),
+    ],
+)
+def test_time_is_the_launches_times_their_average(table: pd.DataFrame, time_us: float | None) -> None:
+    assert captured_time_us(table) == time_us
 
 
-def test_time_is_the_launches_times_their_average() -> None:
-    assert captured_time_us(frame(("10.5", "4"), ("2", "1"), ("", ""), ("", "3"))) == pytest.approx(44.0)
-    assert captured_time_us(pd.DataFrame({"Input Shapes": ["1"]})) == 0
+def test_the_largest_share_comes_first() -> None:
+    found = without_replay({"Small": 9, "A": 1, "B": 2}, {"Small": 0.1, "A": 30.0, "B": 69.9, "Add": 900.0})
+    assert [(each.kernel_type, each.count) for each in found] == [("B", 2), ("A", 1), ("Small", 9)]
+    assert [each.share for each in found] == pytest.approx([0.0699, 0.03, 0.0001])
+    assert without_replay({}, {"Add": 1.0}) == []
 
 
-def test_a_duration_of_an_unknown_number_of_launches_is_no_time() -> None:
-    assert captured_time_us(frame(("10.5", "4"), ("2", ""))) is None
-    assert captured_time_us(frame(("10.5", "4"))[[PROFILING_AVERAGE]]) is None
-
-
-def test_the_largest_share_comes_first_and_the_rest_is_counted() -> None:
-    rows = {f"Kernel{i}": 1 for i in range(12)} | {"Small": 9}
-    said = lines(rows, {f"Kernel{i}": i * 10.0 for i in range(12)} | {"Small": 0.1, "Add": 1000.0})
-    total, largest, names = said.partition("Kernel11 1 (6.6 %), ")
-    assert largest
-    assert numbers_in(total) == (21, 13, 39.8)
-    assert names.startswith("Kernel10 1 ")
-    assert "5 more" in names
-    assert "docs/contributing.md" in names
-
-
-def test_without_captured_durations_rows_alone_are_counted() -> None:
-    assert "%" not in lines({"Exp": 2}, {"Exp": 0.0, "Add": 0.0})
-    assert "%" not in lines({"Exp": 2}, {"Exp": None, "Add": 10.0})
-    assert "Exp 2" in lines({"Exp": 2}, {"Exp": None})
-
-
-def test_a_share_that_rounds_to_nothing_is_not_told_as_nothing() -> None:
-    assert "Exp 2 (below 0.1 %)" in lines({"Exp": 2}, {"Exp": 1.0, "Add": 1e6})
-
-
-def test_the_name_of_a_replay_that_may_be_the_same_kernel_is_told() -> None:
-    assert "MatMulV2" in lines({"MatMul": 1}, {})
-
-
-def test_nothing_is_told_where_all_have_one() -> None:
-    assert missing_replay_lines({}, {"Add": 1.0}, ["Add"]) == []
+@pytest.mark.parametrize("time_us", [{"Exp": 0.0}, {"Exp": None, "Add": 10.0}, {}])
+def test_without_captured_times_rows_alone_are_counted(time_us: dict[str, float | None]) -> None:
+    (found,) = without_replay({"Exp": 2}, time_us)
+    assert (found.count, found.share) == (2, None)

@@ -15,6 +15,7 @@ from printed import numbers_by_line, numbers_in
 
 from opatlas.capture.traces import COLUMNS, MOST_COLUMNS, TableWriter
 from opatlas.cli.main import run_tool
+from opatlas.cli.trace_to_csv import trace_to_csv
 
 
 def event(name="aclnnAdd_AddAiCore_Add", dur=2.5, ph="X", args=None, **more):
@@ -31,7 +32,7 @@ def flatten(tmp_path, capsys):
     def run(trace, *options, name="trace_view.json"):
         path = tmp_path / name
         path.write_bytes(trace if isinstance(trace, bytes) else json.dumps(trace).encode())
-        status = run_tool("opatlas.cli.trace_to_csv", ["--trace", str(path), *options])
+        status = run_tool(trace_to_csv, "trace_to_csv", ["--trace", str(path), *options])
         output = tmp_path / "trace_view.csv"
         return status, table(output) if output.exists() else None, *capsys.readouterr()
 
@@ -69,7 +70,7 @@ def test_a_trace_of_an_npu(flatten):
         ("", "0", "", ""),
     ]
     assert rows[2]["category"] == "cpu_op"
-    assert numbers_by_line(out)["other events"] == (2, 1, 1)
+    assert numbers_by_line(out)["other events"] == (2,)
 
 
 def test_a_trace_of_torch(flatten):
@@ -149,7 +150,7 @@ def test_events_that_should_be_rows(flatten, tmp_path):
     status, rows, _, err = flatten(events)
     assert (status, len(rows)) == (1, 1)
     errors = err.splitlines()
-    assert len(errors) == 21
+    assert f"{104 - len(errors) + 1} more" in errors[-1]
     for number, (error, named) in enumerate(zip(errors, ("dur", "'long'", "'-1'", "JSON"), strict=False), start=1):
         place = f"error: {tmp_path / 'trace_view.json'}: event {number}: "
         assert error.startswith(place)
@@ -173,7 +174,7 @@ def test_the_trace_is_never_written_over(flatten, tmp_path):
     status, _, _, err = flatten([event()], "--output", str(tmp_path / "trace_view.json"))
     assert status == 2
     assert all(named in err for named in (str(tmp_path / "trace_view.json"), "--output"))
-    assert run_tool("opatlas.cli.trace_to_csv", ["--trace", str(tmp_path / "nowhere.json")]) == 2
+    assert run_tool(trace_to_csv, "trace_to_csv", ["--trace", str(tmp_path / "nowhere.json")]) == 2
     assert not list(tmp_path.glob(".*"))
 
 

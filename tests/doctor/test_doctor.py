@@ -20,7 +20,7 @@ from opatlas.cli.main import main
 from opatlas.devices import torch_npu as torch_npu_module
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor import ascend, machine, replays, sample_rows, surroundings
-from opatlas.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe, skipped
+from opatlas.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.sample_rows import ROWS
 from opatlas.store.database import Database, SessionLock
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
 #: What a library may do to the process that touches it.
 _BAD_PROBES = """
-import ctypes, os, subprocess, sys, time
+import ctypes, os, subprocess, sys
 from opatlas.doctor.probe import passed
 from opatlas.errors import OpAtlasError
 
@@ -43,12 +43,6 @@ def exits(target):
 def hangs(target):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", target.device])
     ctypes.PyDLL(None).sleep(300)
-
-def waits(target):
-    print("waits\\nfor another session", flush=True)
-    while not target.database.exists():
-        time.sleep(0.05)
-    return passed("done")
 
 def raises(target):
     raise RuntimeError("no device\\nand a long story")
@@ -96,20 +90,6 @@ def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
     assert wait_for(has_ended)
 
 
-def test_whoever_waits_for_a_probe_is_told_how_long_it_takes(bad, tmp_path):
-    told = []
-
-    def waiting(took_s, last_line):
-        told.append((took_s, last_line))
-        if len(told) >= 2 and last_line:
-            (tmp_path / "enough").touch()
-
-    result = run_probe(bad("waits"), Target(database=tmp_path / "enough"), waiting)
-    assert result.verdict.detail == "done"
-    assert told == sorted(told)
-    assert told[-1][1] == "for another session"
-
-
 def test_what_a_probe_raises_is_a_finding(bad):
     verdict = run_probe(bad("raises"), Target()).verdict
     assert (verdict.state, verdict.detail) == (State.FAIL, "RuntimeError: no device")
@@ -147,7 +127,7 @@ def test_a_cpu(tmp_path, monkeypatch, capsys, names):
     facts = {probe["name"]: probe["facts"] for probe in found["probes"]}
     assert facts["packages"]["installed"]["pytest"] == metadata.version("pytest")
     assert facts["database"]["path"] == str(database)
-    # The command prints what is in the file, and what was left out.
+    # The command prints which variables are in the file, and whose values were left out.
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
     assert "very secret" not in text
     assert "OPATLAS_API_KEY, VLLM_AUTH_HEADER" in printed
@@ -173,7 +153,7 @@ def doctor(monkeypatch, capsys):
     """The command, with verdicts of the test's own; gives status and stdout."""
 
     def run(*arguments, signs=(), kind="cpu", **verdicts):
-        def run_probe(probe, target, waiting):
+        def run_probe(probe, target):
             found = passed("1", kind=kind) if probe.name == "device" and kind else passed("fine")
             return ProbeResult(verdicts.get(probe.name, found), 0.0, "")
 
@@ -186,28 +166,8 @@ def doctor(monkeypatch, capsys):
 
 
 def states(out: str) -> dict[str, str]:
-    """Returns the printed state of each probe."""
-    return {name: state for state, name in re.findall(r"^(pass|fail|warn|skip) +(\w+) ", out, re.MULTILINE)}
-
-
-#: Sessions of the doctor whose output is in golden/doctor.txt: arguments, and what the machine is like.
-_MACHINES = [
-    ((), {}),
-    ((), {"signs": ["torch_npu"], "torch_npu": failed("no CANN", "install it")}),
-    ((), {"kind": "npu", "signs": ["torch_npu"], "torch_npu": failed("no CANN", "install it"), "atb": failed("no")}),
-    ((), {"kind": "npu", "signs": ["torch_npu"], "atb": failed("no NNAL"), "flush": skipped("not needed " * 9)}),
-    ((), {"kind": "", "device": failed("two of them", "name one"), "python": failed("too old")}),
-    (("--device", "npu"), {"kind": "", "torch_npu": failed("no CANN")}),
-]
-
-
-def test_the_output(doctor, golden):
-    """The wording and the layout, in golden/doctor.txt."""
-    sessions = []
-    for arguments, machine_is in _MACHINES:
-        status, out = doctor(*arguments, **machine_is)
-        sessions.append(f"$ {' '.join(('opatlas doctor', *arguments))}\n{out}exit status {status}\n")
-    golden("doctor.txt", "\n".join(sessions))
+    """Returns the printed status of each step."""
+    return dict(re.findall(r"^(\w+) +(pass|fail|warn|skip) ", out, re.MULTILINE))
 
 
 def test_what_the_device_does_not_need_may_fail(doctor):
@@ -222,7 +182,7 @@ def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_p
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     status, out = doctor("--report", str(tmp_path / place))
-    assert (status, "pass " in out) == (1, False)
+    assert (status, "pass" in out) == (1, False)
 
 
 def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
@@ -284,12 +244,12 @@ def says(probe, state, words):
 
 
 def test_device_files(machine_of, monkeypatch):
-    says(ascend.npu_devices, State.FAIL, "davinci0 is missing -> install the NPU driver; in a container, pass it on")
+    says(ascend.npu_devices, State.FAIL, "davinci0 is missing -> install the NPU driver")
     for name in ("davinci10", "davinci2", "davinci_manager", "hisi_hdc"):
         (machine_of / "dev" / name).touch()
     says(ascend.npu_devices, State.FAIL, f"{machine_of / 'dev' / 'devmm_svm'} missing -> in a container")
     (machine_of / "dev" / "devmm_svm").touch()
-    says(ascend.npu_devices, State.PASS, "2 (davinci2, davinci10), with")
+    says(ascend.npu_devices, State.PASS, "2 (davinci2, davinci10)")
     monkeypatch.setattr(os, "access", lambda path, _: path.name != "davinci2")
     says(ascend.npu_devices, State.FAIL, "davinci2 cannot be read and written")
 
@@ -297,10 +257,10 @@ def test_device_files(machine_of, monkeypatch):
 def test_npu_smi(machine_of, monkeypatch):
     says(ascend.npu_smi, State.FAIL, "not on PATH -> install the NPU driver")
     tool(machine_of, "npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 3")
-    says(ascend.npu_smi, State.FAIL, "ends with exit code 3: dcmi module initialize failed")
+    says(ascend.npu_smi, State.FAIL, "exit code 3: dcmi module initialize failed")
     tool(machine_of, "npu-smi", "echo fine")
     monkeypatch.setattr(ascend, "list_chips", tuple)
-    says(ascend.npu_smi, State.FAIL, "shows no chip")
+    says(ascend.npu_smi, State.FAIL, "no chip")
 
 
 def test_driver(machine_of):
@@ -330,7 +290,7 @@ def test_cann(machine_of, monkeypatch):
 
 def test_msprof(machine_of):
     tool(machine_of, "msprof", "echo 'error while loading shared libraries: libmsprofiler.so' >&2; exit 127")
-    says(ascend.msprof, State.FAIL, "does not list its options (exit code 127): error while loading")
+    says(ascend.msprof, State.FAIL, "exit code 127: error while loading")
     path = tool(machine_of, "msprof", "echo '  --output=DIR'")
     says(ascend.msprof, State.PASS, str(path))
 
@@ -348,7 +308,7 @@ def test_signs_of_an_npu(machine_of, monkeypatch):
 def test_a_gpu_whose_driver_does_not_run(machine_of):
     assert machine.cuda(Target()).state is State.SKIP
     tool(machine_of, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
-    says(machine.cuda, State.FAIL, "nvidia-smi ends with exit code 9: NVIDIA-SMI has failed")
+    says(machine.cuda, State.FAIL, "exit code 9: NVIDIA-SMI has failed")
 
 
 def test_python_that_is_too_old(monkeypatch):

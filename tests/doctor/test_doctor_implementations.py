@@ -12,16 +12,13 @@ from opatlas.doctor.probes import PROBES
 from opatlas.implementations.catalog import shipped
 
 
-def test_every_shipped_implementation_has_a_probe() -> None:
-    assert set(shipped()) <= PROBES.keys()
-
-
 @pytest.mark.parametrize("name", shipped())
 def test_a_library_that_is_not_installed_is_skipped_with_its_remedy(name: str) -> None:
     missing = shipped()[name].missing
     if not missing:
         pytest.skip(f"{name} is installed")
-    verdict = PROBES[name].function(Target("cuda", "cuda"))
+    assert name in PROBES
+    verdict = implementations.library(Target("cuda", "cuda"), name)
     assert (verdict.state, verdict.detail) == (State.SKIP, missing)
 
 
@@ -29,16 +26,16 @@ def test_a_compiler_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept" / "here"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    verdict = implementations.torch_compile(Target("cpu", "cpu"))
+    verdict = implementations.library(Target("cpu", "cpu"), "torch_compile")
     assert verdict.state is State.FAIL
     assert "g++" in verdict.remedy
     program = tmp_path / "g++"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    verdict = implementations.torch_compile(Target("cpu", "cpu"))
+    verdict = implementations.library(Target("cpu", "cpu"), "torch_compile")
     assert verdict.state is State.PASS
     assert verdict.facts["folder"] == str(tmp_path / "kept" / "here")
 
 
 def test_a_library_of_another_kind_of_device_is_skipped() -> None:
-    assert implementations.torch_compile(Target("npu", "npu")).state is State.SKIP
+    assert implementations.library(Target("npu", "npu"), "torch_compile").state is State.SKIP

@@ -89,7 +89,7 @@ def test_a_session_that_works(recorded: tuple[RecordedSession, Path]) -> None:
     assert verdict.state is State.PASS, verdict
     assert all(f"{kernel_type} " in verdict.detail for kernel_type in ROWS)
     assert re.search(r"MatMulV2 \([^)]*MatMulV3\) ", verdict.detail)
-    assert f"{MARKS} of {MARKS} marks with their shapes" in verdict.detail
+    assert f"{MARKS} of {MARKS} marks" in verdict.detail
     assert {"Add", "SoftmaxV2", "MatMulV3", "Neg"} <= verdict.facts["types"].keys()
     assert {"opened_s", "rows_s", "export_s"} <= verdict.facts.keys()
     assert "Device_id, " in verdict.facts["header"][0]
@@ -98,7 +98,7 @@ def test_a_session_that_works(recorded: tuple[RecordedSession, Path]) -> None:
 def test_the_header_of_an_older_msprof_is_told(verdict_on) -> None:
     verdict = verdict_on("older-header")
     assert verdict.state is State.PASS, verdict
-    assert "Block Dim, OP State" in verdict.detail
+    assert {"Block Dim", "OP State"} <= set(verdict.facts["header"][0].split(", "))
 
 
 def test_a_line_that_cannot_be_read_is_told(verdict_on) -> None:
@@ -129,7 +129,7 @@ def test_each_fault_of_a_summary_has_its_remedy(verdict_on, fault: str, found: s
 
 @pytest.mark.parametrize(
     ("fault", "found", "remedy"),
-    [("no-start", "did not start", "msprof itself works"), ("killed", "ended as crashed", "dmesg")],
+    [("no-start", "did not start", "msprof itself works"), ("killed", "crashed", "dmesg")],
 )
 def test_each_fault_of_a_process_has_its_remedy(npu, fault: str, found: str, remedy: str) -> None:
     verdict = npu(fault)

@@ -8,6 +8,7 @@ import io
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from opatlas.cli.main import main, run_tool
@@ -79,7 +80,10 @@ def command(*arguments: object) -> tuple[int, str, str]:
     out, err = _Captured(), _Captured()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         program, *rest = [str(argument) for argument in arguments]
-        status = run_tool(program, rest) if program.startswith("opatlas.") else main([program, *rest])
+        if program.startswith("opatlas."):
+            status = run_tool(getattr(import_module(program), program.rpartition(".")[2]), program, rest)
+        else:
+            status = main([program, *rest])
     expect(status in (0, 1, 2), f"exit status {status}")
     expect(status == 0 or err.getvalue(), f"exit status {status} without a word")
     return status, out.getvalue(), err.getvalue()

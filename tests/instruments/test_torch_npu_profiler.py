@@ -130,7 +130,7 @@ def test_the_doctor_tells_what_the_profiler_loses(probe, launched, monkeypatch, 
     verdict = probe()
     assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 0), verdict
     assert verdict.facts["types"]["Add"] == "3"
-    assert "Add took 3.0 us" in verdict.detail
+    assert "3.0 us" in verdict.detail
     assert "Add" in next(tmp_path.glob("*kernel_details.csv")).read_text()
     profiler = sys.modules["torch_npu"].profiler
     whole = profiler.profile

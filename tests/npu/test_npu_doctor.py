@@ -43,7 +43,7 @@ def test_an_npu_that_is_not_there(verdict_of):
 def test_torch_npu_with_a_device(verdict_of):
     # Computing on it would wait for minutes, and then end the process.
     verdict = verdict_of("torch_npu", NPU_STUB_DEVICES="1")
-    assert (verdict["state"], verdict["detail"]) == ("pass", "2.13.0, sees 1 device")
+    assert (verdict["state"], verdict["detail"]) == ("pass", "2.13.0, 1 device")
 
 
 def test_torch_npu_has_the_calls_that_replays_make(verdict_of):

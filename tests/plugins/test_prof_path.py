@@ -212,7 +212,7 @@ def test_a_wrapped_counter_costs_no_other_launch_and_kernels_without_shapes_are_
     assert bench.durations(V2) == {"16,32;64,32->16,64": "11.0000"}
     assert not (bench.database / "Mul.csv").exists()
     assert "op_summary_20240102030406.csv:3: " in done.output
-    assert "fused_mla 1 (78.0%" in done.output
+    assert "fused_mla 1 (78.0 %" in done.output
 
 
 def test_a_profile_of_an_expert_parallel_run_fills_the_rows_of_its_size(bench: Bench) -> None:

@@ -202,7 +202,7 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
     for options in (["--co"], []):
         done = sessions.run(*options)
         assert done.output.count(" without a replay: ") == 1
-        assert re.search(r"\b2 rows without a replay: NoReplay 2 \(75\.0%", done.output)
+        assert re.search(r"\b2 rows without a replay: NoReplay 2 \(75\.0 %", done.output)
         assert "docs/contributing.md" in done
     # The time of kernel types that are not asked for is not known: nothing is a share of it.
     some = sessions.run("--co", "--ops=NoReplay").output

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from opatlas.cli.kernels import Kernel, kernels
+from opatlas.cli.kernels import Kernel, kernels_with_replay
 from opatlas.engine.kernel_facts import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench
 from opatlas.implementations.catalog import shipped
 from opatlas.model.siblings import base_type
@@ -101,6 +101,6 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    for page, text in {PAGE: as_page(kernels()), IMPLEMENTATIONS: implementations_page()}.items():
+    for page, text in {PAGE: as_page(kernels_with_replay()), IMPLEMENTATIONS: implementations_page()}.items():
         (ROOT / page).write_text(text, encoding="utf-8")
         print(f"wrote {ROOT / page}")
