@@ -20,7 +20,8 @@ from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, s
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.report import expect_report, write_report
 from opatlas.files import TemporaryFolder
-from opatlas.progress import format_seconds, note_after, track
+from opatlas.progress import note_after, track
+from opatlas.show import formats
 from opatlas.show.result import Fields, Part, Result, Table
 
 _FORMAT = 2
@@ -88,7 +89,7 @@ def _examine(target: Target, signs: Sequence[str]) -> tuple[Target, dict[str, Pr
         if why_skipped:
             results[probe.name] = ProbeResult(skipped(why_skipped), 0.0, "")
             continue
-        with note_after(f"{probe.name}: at most {format_seconds(probe.deadline_s)}", _TOLD_AFTER_S):
+        with note_after(f"{probe.name}: at most {formats.seconds(probe.deadline_s)}", _TOLD_AFTER_S):
             results[probe.name] = run_probe(probe, _with_folder(target, probe))
         if probe.name == "device":
             found = results[probe.name].verdict

@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from opatlas.errors import OpAtlasError
 from opatlas.model.errors import DeviceGone
 from opatlas.model.record import SessionHolder
-from opatlas.progress import format_seconds
+from opatlas.show import formats
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 
@@ -165,7 +165,7 @@ class DeviceWaits:
         """Tells the user once which session holds the device."""
         if not self.is_announced(holder):
             self._told.add(holder)
-            self.tell(f"waiting for the device, at most {format_seconds(LONGEST_WAIT_S)}: it is used by {holder.name}")
+            self.tell(f"waiting for the device, at most {formats.seconds(LONGEST_WAIT_S)}: it is used by {holder.name}")
 
     def end(self, wait: LockWait) -> None:
         """Ends a wait and adds its duration to the totals."""

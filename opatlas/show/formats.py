@@ -29,3 +29,13 @@ def size(count: int) -> str:
         if count >= step:
             return f"{count / step:.1f} {unit}"
     return f"{count} B"
+
+
+def seconds(count: float) -> str:
+    """Returns `42 s`, `3 min 05 s` or `2 h 10 min`."""
+    whole = round(count)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

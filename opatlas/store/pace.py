@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opatlas.progress import format_seconds
+from opatlas.show import formats
 from opatlas.store.manifest import Manifest
 
 #: Seconds of a row by the kind of device, for databases without a replay: those of a starter database on a CPU, and of
@@ -33,7 +33,7 @@ class Pace:
         where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
         seconds = self.seconds_a_row
         pace = f"{seconds:.3g} s a row" if seconds >= 1 else f"{1 / seconds:.3g} rows/s"
-        return f"{format_seconds(rows * seconds)}, at {pace} ({where})"
+        return f"{formats.seconds(rows * seconds)}, at {pace} ({where})"
 
 
 def replay_pace(manifests: Iterable[Manifest], kind: str = "") -> Pace:

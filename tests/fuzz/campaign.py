@@ -8,11 +8,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from opatlas.progress import Progress, format_seconds
+from opatlas.progress import progress
 
 ROOT = Path(__file__).parents[2]
 #: Where inputs that find something are saved, unless told otherwise.
@@ -78,13 +79,13 @@ def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", finding
     # Every input is written to a file: a disk would set the pace.
     with (
         tempfile.TemporaryDirectory(prefix="opatlas-fuzz-", dir=memory if memory.is_dir() else None) as folder,
-        Progress(0, "inputs", label=name) as progress,
+        progress(f"{name}, inputs", None) as advance,
     ):
         current = Path(folder) / "input"
         while (left_s := end - time.monotonic()) > 0 and crashes < _MOST_CRASHES:
             current.unlink(missing_ok=True)
             command = _worker(name, seed + crashes, left_s, current, engine)
-            status, errors = _followed(command, outcome, end, progress, findings)
+            status, errors = _followed(command, outcome, end, advance, findings)
             if status == 0:
                 break
             crashes += 1
@@ -99,7 +100,9 @@ def _worker(target: str, seed: int, seconds: float, current: Path, engine: str) 
     return [sys.executable, "-m", "tests.fuzz", target, *arguments]
 
 
-def _followed(command: list[str], outcome: Outcome, end: float, progress: Progress, findings: Path) -> tuple[int, str]:
+def _followed(
+    command: list[str], outcome: Outcome, end: float, advance: Callable[[float], None], findings: Path
+) -> tuple[int, str]:
     """Reads what a worker tells until it ends; gives its exit status and the end of its stderr."""
     with (
         tempfile.TemporaryFile() as errors,
@@ -118,8 +121,7 @@ def _followed(command: list[str], outcome: Outcome, end: float, progress: Progre
             if "inputs" in told:
                 new, before = told["inputs"] - before, told["inputs"]
                 outcome.inputs += new
-                found = f", {len(outcome.findings)} found" if outcome.findings else ""
-                progress.advance(new, f"{format_seconds(max(end - time.monotonic(), 0))} left{found}")
+                advance(new)
             else:
                 path = save(outcome.target, bytes.fromhex(told["input"]), findings)
                 outcome.findings.append(Finding(outcome.target, told["kind"], told["text"], path))
