@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -41,6 +41,12 @@ class Table:
     def full_columns(self) -> list[Column]:
         """Returns the columns, with those that are given by a name alone."""
         return [Column(each) if isinstance(each, str) else each for each in self.columns]
+
+    def without_empty_columns(self) -> Table:
+        """Returns the table without columns in which all cells are None."""
+        used = [index for index in range(len(self.columns)) if any(row[index] is not None for row in self.rows)]
+        rows = [[row[index] for index in used] for row in self.rows]
+        return replace(self, columns=[self.columns[index] for index in used], rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
