@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,10 +118,11 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     now = time.time()
     reports = {}
-    for what, write in (
-        ("conflicts", lambda: write_conflicts(target, outcome.conflicts, now)),
-        ("disagreements", lambda: write_disagreements(target, pooled or (), now)),
-    ):
+    writers: dict[str, Callable[[], Path | None]] = {
+        "conflicts": partial(write_conflicts, target, outcome.conflicts, now),
+        "disagreements": partial(write_disagreements, target, pooled or (), now),
+    }
+    for what, write in writers.items():
         try:
             if path := write():
                 reports[what] = str(path)
@@ -145,11 +147,8 @@ def _parts(target: Path, opened: CombineSources, done: _Combined, dry_run: bool)
     )
     yield Fields(
         {
-            "dry run": "nothing was written" if dry_run else None,
-            "sources": (
-                opened.databases + opened.journals,
-                f"{opened.databases} databases, {opened.journals} journals",
-            ),
+            "databases": opened.databases or None,
+            "journals": opened.journals or None,
             "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
             "rows added": _counted(found.added),
             "durations": (found.taken + found.kept, f"of existing rows: {found.taken:,} taken, {found.kept:,} kept"),

@@ -297,10 +297,10 @@ def test_the_status_of_a_later_run_stays(database: Database) -> None:
     assert [before.get(name) for name in STATUS_GROUP] == [after.get(name) for name in STATUS_GROUP]
 
 
-def test_show_counts_the_rows_by_their_machines(database: Database, tmp_path: Path) -> None:
+def test_show_counts_the_rows_by_their_machines(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     for run_id in RUNS[:3]:
         run(database, run_id, 10.0, run_id)
     pooled(database)
-    assert main(["show", str(database.path), "--json", str(tmp_path / "shown.json")]) == 0
-    (table,) = json.loads((tmp_path / "shown.json").read_text())["kernel_types"]
+    assert main(["show", str(database.path), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["kernel_types"]
     assert table["machines"] == {"3": 1}
