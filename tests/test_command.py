@@ -99,7 +99,6 @@ def test_a_misspelt_option_is_told_from_what_was_meant(
         ("show", "NVIDA_H200"),
         ("query", "NVIDA_H200", "Add", "8", "8"),
         ("history", "NVIDA_H200", "Add"),
-        ("regressions", "NVIDA_H200"),
         ("diagnose", "NVIDA_H200"),
         ("compare", "NVIDA_H200"),
         ("plot", "NVIDA_H200", "--output", "plots"),

@@ -41,7 +41,7 @@ def commands(folder: Path) -> list[list[str]]:
         ["check", db, "-p", "no:cacheprovider"],
         ["combine", str(folder.with_name("combined")), db, "--dry-run", "--pool"],
         ["history", db, "MatMulV2"],
-        ["regressions", db],
+        ["history", db],
         ["compare", db, other],
         ["diagnose", capture],
         ["diagnose", capture, "--row", "1"],
