@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.text import NO_MEAN, mark_lines, mean_text, rival_lines
+from opatlas.compare.tables import figures_table, rows_table
 from opatlas.errors import OpAtlasError
-from opatlas.text import pluralize
+from opatlas.show.terminal import text
+from opatlas.text import pluralize, terminal_columns
 
 from .plan import Plan
 from .settings import Settings
@@ -50,25 +51,20 @@ def comparison_lines(
     except OpAtlasError as error:
         yield str(error)
         return
-    used: set[str] = set()
     for number, rival in enumerate(databases[1:]):
         suffix = rivals[number].implementation.suffix
         ids = by_suffix[suffix]
         rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
         if not any(rival.name in row.pairs for row in rows.rows):
             continue
-        total = rows.total(rival.name)
-        mean = NO_MEAN if total.covered is None else mean_text(total, total.covered)
-        told = "" if mean == NO_MEAN else f": {mean} in the geometric mean"
-        yield f"{rival.label}, speed-up over {databases[0].label}{told}"
-        yield from rival_lines(rows, rival, used)
+        shown = [figures_table(rows, [rival]), rows_table(rows, rival)]
+        yield from text(shown, terminal_columns()).splitlines()
         pairs = {
             row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
             for row in sorted(ids)
         }
         yield from host_lines(pairs, databases[0].label, rival.label)
         yield ""
-    yield from mark_lines(used)
 
 
 def host_lines(hosts: Mapping[str, tuple[str, str]], baseline: str, rival: str) -> Iterator[str]:

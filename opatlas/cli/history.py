@@ -145,16 +145,16 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
     shown = found.changes if output.format == "csv" else _largest(found.changes)
     rows = [
         (
-            each.series.case_id,
+            numbers[each.before_run, each.after_run, each.is_drift],
             *(each.before_us, each.after_us, each.percent / 100),
             f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
-            numbers[each.before_run, each.after_run, each.is_drift],
+            each.series.case_id,
         )
         for each in shown
     ]
     if rows:
         before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
-        columns = ("row", before, after, Column("change", change), "runs", "no.")
+        columns = ("no.", before, after, Column("change", change), "runs", "row")
         yield Table(columns, rows, left_out=len(found.changes) - len(rows))
 
 
@@ -242,9 +242,9 @@ def _overview(found: Mapping[RowName, Sequence[RowRun]]) -> Table:
         known = [median for run in runs if (median := run.median) is not None]
         oldest, newest = (known[0], known[-1]) if known else (None, None)
         growth = _growth(oldest, newest) if len(known) > 1 else None
-        rows.append((make_case_id(*_key(row)), len(runs), oldest, newest, growth))
+        rows.append((len(runs), oldest, newest, growth, make_case_id(*_key(row))))
     ends = Column("oldest(us)", microseconds), Column("newest(us)", microseconds)
-    return Table(("row", "runs", *ends, Column("change", change)), rows).without_empty_columns()
+    return Table(("runs", *ends, Column("change", change), "row"), rows).without_empty_columns()
 
 
 def _conditions(run: RowRun) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from opatlas.candidates.judgement import Level
 from opatlas.compare.comparison import FAST
-from opatlas.compare.text import ratio_text
 from opatlas.experiment.outcomes import Experiment
 from opatlas.experiment.proportions import PassRate
 from opatlas.experiment.report import ExperimentReport
 from opatlas.experiment.strategies import CHOICE_LEVEL, Strategy, StrategyResult
 from opatlas.experiment.tables import ErrorShare, LevelRate, ModelFigures, SpeedUps, VerdictCounts
+from opatlas.show.formats import ratio as ratio_text
 from opatlas.text import align_numbers, percent_text, pluralize, wrap
 
 _NO_DATA = "no data"

@@ -67,7 +67,7 @@ def test_steps_and_drifts_with_the_versions_on_both_sides(
     assert faster["percent"] == pytest.approx(-20, abs=2)
     assert main(["history", str(database.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    shown = {line.split("-")[1]: line.split()[-1] for line in lines if line.startswith("Abs-")}
+    shown = {line.split("-")[-4]: line.split()[0] for line in lines if " Abs-" in line}
     steps = {line.split()[0]: line.split()[1] for line in lines if {"step", "drift"} & {*line.split()}}
     assert {row: steps[number] for row, number in shown.items()} == {"2x4": "step", "4x4": "drift", "3x4": "step"}
 
