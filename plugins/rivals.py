@@ -10,7 +10,7 @@ from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.tables import figures_table, rows_table
 from opatlas.errors import OpAtlasError
 from opatlas.show.terminal import text
-from opatlas.text import pluralize, terminal_columns
+from opatlas.text import pluralize
 
 from .plan import Plan
 from .settings import Settings
@@ -22,13 +22,14 @@ _MOST_NAMED = 3
 
 
 def comparison_lines(
-    settings: Settings, plan: Plan, measured: Collection[str], hosts: Mapping[str, str]
+    settings: Settings, plan: Plan, measured: Collection[str], hosts: Mapping[str, str], width: int
 ) -> Iterator[str]:
     """Yields the durations of a few implementations beside the default's; nothing unless both have durations.
 
     Args:
         measured: ids of the cases that the session measured.
         hosts: the machine of a cluster that measured each of them; empty without a cluster.
+        width: the columns of a line.
     """
     default = next((each for each in settings.targets if each.implementation.is_default), None)
     suffixes = {each.implementation.suffix for each in settings.targets}
@@ -58,7 +59,7 @@ def comparison_lines(
         if not any(rival.name in row.pairs for row in rows.rows):
             continue
         shown = [figures_table(rows, [rival]), rows_table(rows, rival)]
-        yield from text(shown, terminal_columns()).splitlines()
+        yield from text(shown, width).splitlines()
         pairs = {
             row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
             for row in sorted(ids)

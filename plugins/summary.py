@@ -12,6 +12,7 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
 from opatlas.progress import speed
 from opatlas.report.row_summary import microseconds_text, noise_text, terminal_tables
+from opatlas.show.output import UNLIMITED
 from opatlas.text import pluralize, printable_lines, terminal_columns, wrap
 
 from .interrupts import STOPPED, Interrupts, kept_lines
@@ -99,7 +100,8 @@ class SessionSummary:
             for line in terminal_tables(self._tally.figures.values(), terminal_columns()):
                 terminal.write_line(printable_lines(line))
         tally = self._tally
-        if compared := list(comparison_lines(self._context.settings, plan, tally.figures, tally.hosts)):
+        width = terminal_columns() if terminal.isatty else UNLIMITED
+        if compared := list(comparison_lines(self._context.settings, plan, tally.figures, tally.hosts, width)):
             terminal.section("comparison", sep="=")
             for line in compared:
                 terminal.write_line(fitted(terminal.config, line))

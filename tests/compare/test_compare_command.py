@@ -92,7 +92,7 @@ def test_the_implementations_of_a_base(base: Path, capsys: pytest.CaptureFixture
         ("SLOW", "0.50x", "host-bound", "3x64"),
         ("FAST", "7.00x", "partial, composition", "1x64"),
         ("FAST", "2.00x", "", "1x64"),
-        ("AMBIGUOUS", "2.00x", "a difference within the spread of samples and runs", "4x64"),
+        ("AMBIGUOUS", "2.00x", "the baseline: noise of 30 %", "4x64"),
         ("SAME", "0.99x", "", "2x64"),
         ("NOT COMPARABLE", "2.00x", "cache (cold, warm)", "5x64"),
     ]
