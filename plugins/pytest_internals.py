@@ -4,7 +4,7 @@
 | --- | --- |
 | `Expression` | -k selects rows before they are collected, by pytest's own rules |
 | `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
-| `TerminalRepr`, `TerminalWriter`, `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
+| `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
 | `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
 | `_file` of the terminal writer | lines are wrapped on a terminal only |
 """
@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
+from _pytest._code.code import ReprFileLocation
 from _pytest.junitxml import LogXML, xml_key
 from _pytest.mark.expression import Expression
 
 from opatlas.text import wrap_lines
 
-__all__ = ["Expression", "LogXML", "ReprFileLocation", "TerminalRepr", "TerminalWriter", "xml_key"]
+__all__ = ["Expression", "LogXML", "xml_key"]
 
 
 def fitted(config: pytest.Config, text: str, *, hang: int = 2) -> str:
