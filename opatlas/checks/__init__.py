@@ -6,6 +6,7 @@ duration_checks.py      checks of durations: against peaks, other rows and their
 run_checks.py           checks of runs: device, setup, code
 op_mapping_checks.py    checks of op_mapping.yaml
 known_findings.py       known_findings.yaml: findings that are reported and do not fail
+results.py              what the checks found
 overview.py             the contents of a database in numbers
 """
 

@@ -8,23 +8,22 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from importlib import import_module
 from io import StringIO
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding
+from opatlas.checks.results import CheckResults
 from opatlas.cli.parameters import DatabaseFolder
 from opatlas.errors import usage_errors
 from opatlas.installation import require_extra
 from opatlas.show import Fields, Output, Result, Table
 from opatlas.show.result import Part
 
-if TYPE_CHECKING:
-    from opatlas.plugins.check import Cases
-
 #: pytest's exit statuses after its cases: all passed, some failed.
 _CASES_RAN = (0, 1)
+#: The findings of a case that are shown without -vv.
+_SHOWN = 5
 
 
 def check(
@@ -46,17 +45,17 @@ def check(
     require_extra("bench", "`opatlas check`", "pytest")
     run_checks = import_module("opatlas.plugins.check").run_checks
     with usage_errors(), nullcontext() if output.is_text else redirect_stdout(StringIO()):
-        status, cases = run_checks(database, options)
+        status, found = run_checks(database, options)
     if status not in _CASES_RAN:
         return Result(status=status)
-    return Result(list(_parts(cases)), _json(cases, status), cases.problems, status)
+    return Result(list(_parts(found)), _json(found, status), found.problems, status)
 
 
-def _parts(cases: Cases) -> Iterator[Part]:
-    database = cases.database
+def _parts(found: CheckResults) -> Iterator[Part]:
+    database = found.database
     about = {"kernel types": len(database.kernel_types), "rows": database.rows, "device": database.device or None}
     yield Fields(about, str(database.path))
-    tallies = [tally for tally in cases.tallies.values() if tally.cases or tally.skipped]
+    tallies = [tally for tally in found.tallies.values() if tally.cases or tally.skipped]
     rows = [
         (
             tally.check.name,
@@ -71,37 +70,35 @@ def _parts(cases: Cases) -> Iterator[Part]:
     columns = ("check", "cases", "findings", "known", "what it looks for", "what to do")
     if rows:
         yield Table(columns, rows, "checks").without_empty_columns()
-    yield from _known(cases)
-    shown = [(tally.check.name, each) for tally in tallies for each in _shown(tally.failing, cases)]
-    if shown:
-        found = [(name, each.place, each.row, each.value, each.reason) for name, each in shown]
-        left_out = sum(len(tally.failing) for tally in tallies) - len(found)
+    yield from _known(found)
+    most = None if found.show_all else _SHOWN
+    findings = [
+        (tally.check.name, each.place, each.row, each.value, each.reason)
+        for tally in tallies
+        for of_case in tally.failing
+        for each in of_case[:most]
+    ]
+    if findings:
+        left_out = sum(len(of_case) for tally in tallies for of_case in tally.failing) - len(findings)
         title = "findings (-vv shows all)" if left_out else "findings"
-        yield Table(("check", "place", "row", "value", "reason"), found, title, left_out)
+        yield Table(("check", "place", "row", "value", "reason"), findings, title, left_out)
 
 
-def _shown(findings: list[Any], cases: Cases) -> Iterator[Any]:
-    """Yields the worst findings of each case, or all."""
-    most = None if cases.show_all else import_module("opatlas.plugins.check").SHOWN
-    for _, of_case in groupby(findings, key=lambda finding: finding.kernel_type):
-        yield from islice(of_case, most)
-
-
-def _known(cases: Cases) -> Iterator[Part]:
-    covered = Counter(id(entry) for tally in cases.tallies.values() for _, entry in tally.known)
+def _known(found: CheckResults) -> Iterator[Part]:
+    covered = Counter(id(entry) for tally in found.tallies.values() for _, entry in tally.known)
     rows = [
         (
             ", ".join(entry.checks),
             _which(entry),
             *(covered[id(entry)], entry.date),
-            entry.reason if cases.show_all else entry.reason.partition(". ")[0],
+            entry.reason if found.show_all else entry.reason.partition(". ")[0],
         )
-        for entry in cases.known
+        for entry in found.entries
         if covered[id(entry)]
     ]
     if rows:
         yield Table(("check", "rows", "findings", "date", "reason"), rows, f"known, by {KNOWN_FINDINGS}")
-    unused = [(entry.place, ", ".join(entry.checks), _which(entry)) for entry in cases.unused_entries()]
+    unused = [(entry.place, ", ".join(entry.checks), _which(entry)) for entry in found.unused_entries()]
     if unused:
         yield Table(("entry", "check", "rows"), unused, "entries without a finding: remove them")
 
@@ -110,12 +107,12 @@ def _which(entry: KnownFinding) -> str:
     return " ".join(word for word in (entry.kernel_type, entry.row) if word != ANY) or "all"
 
 
-def _json(cases: Cases, status: int) -> dict[str, object]:
+def _json(found: CheckResults, status: int) -> dict[str, object]:
     return {
         "version": 1,
-        "database": str(cases.database.path),
-        "device": cases.database.device,
-        "rows": cases.database.rows,
+        "database": str(found.database.path),
+        "device": found.database.device,
+        "rows": found.database.rows,
         "exit_status": status,
         "checks": [
             {
@@ -128,7 +125,7 @@ def _json(cases: Cases, status: int) -> dict[str, object]:
                 "findings": [asdict(finding) for finding in tally.new],
                 "known": [{**asdict(finding), "known_as": entry.reason} for finding, entry in tally.known],
             }
-            for tally in cases.tallies.values()
+            for tally in found.tallies.values()
         ],
-        "known_findings_without_finding": [entry.place for entry in cases.unused_entries()],
+        "known_findings_without_finding": [entry.place for entry in found.unused_entries()],
     }
