@@ -15,11 +15,10 @@ from cyclopts import Parameter
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.parameters import DatabaseFolder, Percent
 from opatlas.combine.rebuild import rebuild
-from opatlas.compare.regressions import Regressions, RowChange, find_regressions
+from opatlas.compare.regressions import Regressions, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
 from opatlas.errors import UsageError
 from opatlas.model.named_databases import expect_database
-from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Output, Result, Table, print_note
 from opatlas.show.formats import change, microseconds, percent
@@ -142,7 +141,8 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
     ]
     if steps:
         yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
-    shown = found.changes if output.format == "csv" else _largest(found.changes)
+    most = None if output.format == "csv" else _CHANGES_SHOWN
+    shown = sorted(found.changes, key=lambda each: -abs(each.percent))[:most]
     rows = [
         (
             numbers[each.before_run, each.after_run, each.is_drift],
@@ -150,20 +150,12 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
             f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
             each.series.case_id,
         )
-        for each in shown
+        for each in sorted(shown, key=lambda each: -each.percent)
     ]
     if rows:
         before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
         columns = ("no.", before, after, Column("change", change), "runs", "row")
         yield Table(columns, rows, left_out=len(found.changes) - len(rows))
-
-
-def _largest(changes: Sequence[RowChange]) -> Sequence[RowChange]:
-    """Returns the changes from both ends of a list that begins with the largest growth."""
-    slower = sum(each.percent > 0 for each in changes)
-    room = max(_CHANGES_SHOWN // 2, _CHANGES_SHOWN - (len(changes) - slower))
-    kept = min(slower, room)
-    return [*changes[:kept], *changes[max(slower, len(changes) - (_CHANGES_SHOWN - kept)) :]]
 
 
 def _runs(database: Database, chosen: RowChoice, output: Output) -> Result:
@@ -179,15 +171,12 @@ def _runs(database: Database, chosen: RowChoice, output: Output) -> Result:
         }
         for row, runs in found.items()
     ]
+    by_id = {make_case_id(row.kernel_type, row.signature): runs for row, runs in found.items()}
     if output.format == "csv":
-        rows = [(make_case_id(*_key(row)), *cells) for row, runs in found.items() for cells in _run_rows(runs)]
+        rows = [(name, *cells) for name, runs in by_id.items() for cells in _run_rows(runs)]
         return Result([Table(("row", *_RUN_COLUMNS), rows)], content, problems)
-    parts = [_overview(found)] if len(found) > _ROWS_IN_FULL else list(_tables(found))
+    parts = [_overview(by_id)] if len(found) > _ROWS_IN_FULL else list(_tables(by_id))
     return Result(parts, content, problems)
-
-
-def _key(row: RowName) -> tuple[str, str]:
-    return row.kernel_type, row.signature
 
 
 _RUN_COLUMNS = (
@@ -197,9 +186,8 @@ _RUN_COLUMNS = (
 _CONDITIONS = _RUN_COLUMNS.index("conditions")
 
 
-def _tables(found: Mapping[RowName, Sequence[RowRun]]) -> Iterator[Part]:
-    for row, runs in found.items():
-        title = make_case_id(*_key(row))
+def _tables(found: Mapping[str, Sequence[RowRun]]) -> Iterator[Part]:
+    for title, runs in found.items():
         if not runs:
             yield Fields({"runs": 0}, title)
             continue
@@ -235,14 +223,14 @@ def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _overview(found: Mapping[RowName, Sequence[RowRun]]) -> Table:
+def _overview(found: Mapping[str, Sequence[RowRun]]) -> Table:
     """Returns what each row took in the oldest and in the newest run."""
     rows = []
-    for row, runs in found.items():
+    for name, runs in found.items():
         known = [median for run in runs if (median := run.median) is not None]
         oldest, newest = (known[0], known[-1]) if known else (None, None)
         growth = _growth(oldest, newest) if len(known) > 1 else None
-        rows.append((len(runs), oldest, newest, growth, make_case_id(*_key(row))))
+        rows.append((len(runs), oldest, newest, growth, name))
     ends = Column("oldest(us)", microseconds), Column("newest(us)", microseconds)
     return Table(("runs", *ends, Column("change", change), "row"), rows).without_empty_columns()
 

@@ -184,7 +184,7 @@ def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Ta
     rows = [(each.kernel_type, *(value(each) for _, value in figures)) for each in changed]
     title = f"{rival.label}: kernel types"
     if len(changed) < len(found):
-        title += f" ({len(found) - len(changed):,} others are all SAME)"
+        title += f" (others, all SAME: {len(found) - len(changed):,})"
     return Table(("kernel type", *(column for column, _ in figures)), rows, title).without_empty_columns()
 
 
@@ -197,7 +197,7 @@ def _step(comparison: DatabaseComparison, model: str, rival: ComparedDatabase) -
             each.kernel_type or "the step",
             *(each.calls, each.compared_calls),
             *((each.baseline_us, each.rival_us, each.speed_up) if each.compared_calls else (None, None, None)),
-            each.baseline_us / total.baseline_us if total.baseline_us else None,
+            each.baseline_us / total.baseline_us if each.compared_calls else None,
         )
         for each in (*figures, total)
     ]
