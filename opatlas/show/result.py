@@ -43,10 +43,12 @@ class Table:
         return [Column(each) if isinstance(each, str) else each for each in self.columns]
 
     def without_empty_columns(self) -> Table:
-        """Returns the table without columns in which all cells are None."""
-        used = [index for index in range(len(self.columns)) if any(row[index] is not None for row in self.rows)]
-        rows = [[row[index] for index in used] for row in self.rows]
-        return replace(self, columns=[self.columns[index] for index in used], rows=rows)
+        """Returns the table with columns in which all cells are None for CSV and JSON alone."""
+        columns = [
+            replace(column, wide=column.wide or all(row[index] is None for row in self.rows))
+            for index, column in enumerate(self.full_columns())
+        ]
+        return replace(self, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)
