@@ -4,7 +4,7 @@
 | --- | --- |
 | `Expression` | -k selects rows before they are collected, by pytest's own rules |
 | `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
-| `TerminalRepr`, `TerminalWriter`, `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
+| `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
 | `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
 | `_file` of the terminal writer | tables are wrapped on a terminal only |
 """
@@ -15,8 +15,7 @@ import os
 from collections.abc import Iterable
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
+from _pytest._code.code import ReprFileLocation
 from _pytest.junitxml import LogXML, xml_key
 from _pytest.mark.expression import Expression
 
@@ -24,7 +23,7 @@ from opatlas.show.render import UNLIMITED
 from opatlas.show.result import Part
 from opatlas.text import wrap_lines
 
-__all__ = ["Expression", "LogXML", "ReprFileLocation", "TerminalRepr", "TerminalWriter", "xml_key"]
+__all__ = ["Expression", "LogXML", "xml_key"]
 
 
 def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> None:

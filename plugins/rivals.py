@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from opatlas.compare.comparison import DatabaseComparison, compare_databases
+from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.verdict import PairVerdict
+from opatlas.compare.tables import figures_table, rows_table
 from opatlas.errors import OpAtlasError
-from opatlas.show.formats import ratio
-from opatlas.show.result import Column, Part, Table
+from opatlas.show.result import Part, Table
 
 from .plan import Plan
 from .settings import Settings
@@ -29,6 +28,7 @@ def comparison_parts(
     Args:
         measured: ids of the cases that the session measured.
         hosts: the machine of a cluster that measured each of them; empty without a cluster.
+        width: the columns of a line.
     """
     default = next((each for each in settings.targets if each.implementation.is_default), None)
     suffixes = {each.implementation.suffix for each in settings.targets}
@@ -56,22 +56,13 @@ def comparison_parts(
         ids = by_suffix[suffix]
         rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
         if any(rival.name in row.pairs for row in rows.rows):
-            yield _figures_table(rows, rival)
+            yield figures_table(rows, [rival])
+            yield rows_table(rows, rival)
             pairs = {
                 row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
                 for row in sorted(ids)
             }
             yield from host_table(pairs, databases[0].label, rival.label)
-
-
-def _figures_table(found: DatabaseComparison, rival: ComparedDatabase) -> Table:
-    verdicts = [each.value for each in PairVerdict]
-    columns: list[Column | str] = ["kernel type", "rows", "measured", Column("speed-up", ratio), *verdicts]
-    rows = [
-        (each.kernel_type or "all", each.rows, each.measured, each.covered, *map(each.verdicts.get, verdicts))
-        for each in (*found.figures(rival.name), found.total(rival.name))
-    ]
-    return Table(columns, rows, f"{rival.label}, geometric mean of the speed-up over {found.baseline.label}")
 
 
 def host_table(hosts: Mapping[str, tuple[str, str]], baseline: str, rival: str) -> Iterator[Table]:

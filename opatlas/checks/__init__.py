@@ -3,9 +3,10 @@
 check.py                what a check is, and a database as checks see it
 row_checks.py           checks of single rows and files
 duration_checks.py      checks of durations: against peaks, other rows and their samples
-run_checks.py           checks of runs: device, setup, code, and another database
+run_checks.py           checks of runs: device, setup, code
 op_mapping_checks.py    checks of op_mapping.yaml
 known_findings.py       known_findings.yaml: findings that are reported and do not fail
+results.py              what the checks found
 overview.py             the contents of a database in numbers
 """
 
@@ -15,7 +16,7 @@ from opatlas.checks.check import Check
 from opatlas.checks.duration_checks import BELOW_ROOFLINE, CAPTURES, MEANS, MONOTONE, NOISY, SPIKES
 from opatlas.checks.op_mapping_checks import OP_MAPPING, OP_MAPPING_ROWS
 from opatlas.checks.row_checks import DUPLICATES, IMPOSSIBLE, ORIGINS, STATUSES, UNREADABLE
-from opatlas.checks.run_checks import AGAINST, MIXED, STALE_CODE
+from opatlas.checks.run_checks import MIXED, STALE_CODE
 
 #: All checks, in the order in which they run.
 CHECKS: tuple[Check, ...] = (
@@ -34,5 +35,4 @@ CHECKS: tuple[Check, ...] = (
     CAPTURES,
     OP_MAPPING,
     OP_MAPPING_ROWS,
-    AGAINST,
 )

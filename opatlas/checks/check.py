@@ -201,7 +201,6 @@ class CheckedDatabase:
         kernel_types: the types whose CSV can be read, collectives included.
         unreadable: the errors of the other CSVs, by kernel type.
         code: the digest of the present code; "" if unknown.
-        against: another database of the same rows, or None.
         replayed_types: the kernel types that have a replay.
     """
 
@@ -210,13 +209,11 @@ class CheckedDatabase:
         path: Path,
         *,
         code: str = "",
-        against: CheckedDatabase | None = None,
         replayed_types: Collection[str] = frozenset(),
     ) -> None:
         """Reads all CSVs. Raises OpAtlasError: a folder of the database is a link."""
         self.database = Database(path)
         self.code = code
-        self.against = against
         self.replayed_types = replayed_types
         self._tables: dict[str, CheckedTable] = {}
         self.unreadable: dict[str, TableError] = {}

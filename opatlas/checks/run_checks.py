@@ -1,4 +1,4 @@
-"""Checks of runs: measured on one device with one setup, by the present code, and equal to another database."""
+"""Checks of runs: measured on one device with one setup, by the present code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Finding
-from opatlas.model.quality import NOISE_LIMIT
-from opatlas.model.schema import CACHE_STATE, INSTRUMENT, RUN_ID
-from opatlas.report.row_summary import microseconds_text
+from opatlas.checks.check import Check, CheckedDatabase, Finding
+from opatlas.model.schema import CACHE_STATE, INSTRUMENT
 from opatlas.store.manifest import Manifest
 from opatlas.text import pluralize
 
@@ -108,57 +106,4 @@ STALE_CODE = Check(
     check_database=_stale_runs,
     advisory=True,
     why_skipped=lambda database: "" if database.code else "the digest of the code is not known",
-)
-
-
-def comparable(database: CheckedDatabase, other: CheckedDatabase, kernel_type: str) -> Iterator[tuple[int, int]]:
-    """Yields the comparable rows of a kernel type, as positions in both tables."""
-    if kernel_type not in other.kernel_types:
-        return
-    ours, theirs = database.table(kernel_type), other.table(kernel_type)
-    our_runs, their_runs = ours.cells(RUN_ID), theirs.cells(RUN_ID)
-    for signature, index in ours.first_indices.items():
-        twin = theirs.first_indices.get(signature)
-        if twin is None or np.isnan(ours.replayed.us[index]) or np.isnan(theirs.replayed.us[twin]):
-            continue
-        same_origin = database.origin(our_runs[index]).is_compatible_with(other.origin(their_runs[twin]))
-        if same_origin and ours.replayed.conditions[index] == theirs.replayed.conditions[twin]:
-            yield index, twin
-
-
-def compared_rows(database: CheckedDatabase, other: CheckedDatabase) -> int:
-    """Returns the number of comparable rows."""
-    return sum(1 for kernel_type in database.kernel_types for _ in comparable(database, other, kernel_type))
-
-
-def _disagreeing_rows(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
-    """Finds rows that took a different time in the other database.
-
-    Rows are comparable that were replayed on the same device, with the same versions, cache state and instrument, as
-    far as both databases state them. They disagree if their medians differ by more than NOISE_LIMIT of the smaller one
-    and by more than two standard deviations of the difference.
-    """
-    other = database.against
-    if other is None:
-        return []
-    found = []
-    for index, twin in comparable(database, other, table.kernel_type):
-        theirs = other.table(table.kernel_type)
-        us, twin_us = table.replayed.us[index], theirs.replayed.us[twin]
-        noise = float(np.hypot(table.replayed.noise_us[index], theirs.replayed.noise_us[twin]))
-        difference = abs(us - twin_us)
-        if difference > NOISE_LIMIT * min(us, twin_us) and difference > noise:
-            ratio = us / twin_us
-            other_us, width = microseconds_text(twin_us), microseconds_text(noise)
-            reason = f"{ratio:.2f} times the {other_us} of {theirs.path}:{twin + 2}, noise {width}"
-            found.append(table.finding(index, microseconds_text(us), reason, max(ratio, 1 / ratio)))
-    return found
-
-
-AGAINST = Check(
-    "against",
-    "rows with a different duration in the other database",
-    "measure both again; opatlas history shows the duration of each run",
-    check_table=_disagreeing_rows,
-    why_skipped=lambda database: "" if database.against is not None else "--against names no other database",
 )

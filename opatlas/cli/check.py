@@ -1,49 +1,131 @@
-"""Tests the data of a database. Each check and kernel type is a case of pytest.
-
-Options that are not listed here are pytest's: -k, -x, -v, -rx, --junit-xml and others. -vv lists every finding, and not
-only the five worst of each case. --strict fails known and advisory findings, and entries of known_findings.yaml without
-a finding.
-"""
+"""`opatlas check`: data tests of a database, as cases of pytest."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
 from importlib import import_module
 from io import StringIO
-from pathlib import Path
+from typing import Annotated
 
-from opatlas.cli.arguments import add_database, add_json, is_terminal, write_or_print_json
-from opatlas.errors import OpAtlasError, UsageError
+from cyclopts import Parameter
+
+from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding
+from opatlas.checks.results import CheckResults
+from opatlas.cli.parameters import DatabaseFolder
+from opatlas.errors import usage_errors
 from opatlas.installation import require_extra
+from opatlas.show import Fields, Output, Result, Table
+from opatlas.show.result import Part
+
+#: pytest's exit statuses after its cases: all passed, some failed.
+_CASES_RAN = (0, 1)
+#: The findings of a case that are shown without -vv.
+_SHOWN = 5
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s DB [--against OTHER] [--json FILE] [options of pytest]"
-    parser.epilog = (
-        "exit status: 0 no findings, or known and advisory ones alone; 1 findings; 2 wrong usage; else pytest's own"
-    )
-    add_database(parser)
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="OTHER",
-        help="another database: rows of the same case with another duration are findings (default: no comparison)",
-    )
-    add_json(parser, "all findings")
+def check(
+    database: DatabaseFolder,
+    /,
+    *options: Annotated[str, Parameter(name="OPTIONS", allow_leading_hyphen=True)],
+    output: Annotated[Output, Parameter(parse=False)],
+) -> Result:
+    """Tests the data of a database. Each check and kernel type is a case of pytest.
 
+    Exit status: 0 no findings, or known and advisory ones alone; 1 findings; 2 wrong usage; else pytest's own.
 
-def run(arguments: argparse.Namespace, for_pytest: Sequence[str]) -> int:
-    """Runs the checks and returns the exit status that the help explains. Raises UsageError."""
+    Args:
+        database: folder of {KernelType}.csv files, or a device such as NVIDIA_H200.
+        options: options of pytest: -k, -x, -v, --junit-xml and others. -vv shows each finding, and not only the five
+            worst of each case. --strict fails known and advisory findings, and entries of known_findings.yaml without
+            a finding.
+    """
     require_extra("bench", "`opatlas check`", "pytest")
     run_checks = import_module("opatlas.plugins.check").run_checks
-    hidden = redirect_stdout(StringIO()) if is_terminal(arguments.json) else nullcontext()
-    try:
-        with hidden:
-            status, content = run_checks(arguments.database, arguments.against, for_pytest=for_pytest)
-    except OpAtlasError as error:
-        raise UsageError(str(error)) from None
-    if content:
-        write_or_print_json(arguments.json, content)
-    return int(status)
+    with usage_errors(), nullcontext() if output.is_text else redirect_stdout(StringIO()):
+        status, found = run_checks(database, options)
+    if status not in _CASES_RAN:
+        return Result(status=status)
+    return Result(list(_parts(found)), _json(found, status), found.problems, status)
+
+
+def _parts(found: CheckResults) -> Iterator[Part]:
+    database = found.database
+    about = {"kernel types": len(database.kernel_types), "rows": database.rows, "device": database.device or None}
+    yield Fields(about, str(database.path))
+    tallies = [tally for tally in found.tallies.values() if tally.cases or tally.skipped]
+    rows = [
+        (
+            tally.check.name,
+            tally.cases or None,
+            len(tally.new) if tally.cases else None,
+            len(tally.known) or None,
+            tally.check.about,
+            tally.check.remedy if tally.new else f"not run: {tally.skipped}" if tally.skipped else None,
+        )
+        for tally in tallies
+    ]
+    columns = ("check", "cases", "findings", "known", "what it looks for", "what to do")
+    if rows:
+        yield Table(columns, rows, "checks").without_empty_columns()
+    yield from _known(found)
+    most = None if found.show_all else _SHOWN
+    findings = [
+        (tally.check.name, each.place, each.row, each.value, each.reason)
+        for tally in tallies
+        for of_case in tally.failing
+        for each in of_case[:most]
+    ]
+    if findings:
+        left_out = sum(len(of_case) for tally in tallies for of_case in tally.failing) - len(findings)
+        title = "findings (-vv shows all)" if left_out else "findings"
+        yield Table(("check", "place", "row", "value", "reason"), findings, title, left_out)
+
+
+def _known(found: CheckResults) -> Iterator[Part]:
+    covered = Counter(id(entry) for tally in found.tallies.values() for _, entry in tally.known)
+    rows = [
+        (
+            ", ".join(entry.checks),
+            _which(entry),
+            *(covered[id(entry)], entry.date),
+            entry.reason if found.show_all else entry.reason.partition(". ")[0],
+        )
+        for entry in found.entries
+        if covered[id(entry)]
+    ]
+    if rows:
+        yield Table(("check", "rows", "findings", "date", "reason"), rows, f"known, by {KNOWN_FINDINGS}")
+    unused = [(entry.place, ", ".join(entry.checks), _which(entry)) for entry in found.unused_entries()]
+    if unused:
+        yield Table(("entry", "check", "rows"), unused, "entries without a finding: remove them")
+
+
+def _which(entry: KnownFinding) -> str:
+    return " ".join(word for word in (entry.kernel_type, entry.row) if word != ANY) or "all"
+
+
+def _json(found: CheckResults, status: int) -> dict[str, object]:
+    return {
+        "version": 1,
+        "database": str(found.database.path),
+        "device": found.database.device,
+        "rows": found.database.rows,
+        "exit_status": status,
+        "checks": [
+            {
+                "name": tally.check.name,
+                "about": tally.check.about,
+                "remedy": tally.check.remedy,
+                "advisory": tally.check.advisory,
+                "cases": tally.cases,
+                "not_run": tally.skipped,
+                "findings": [asdict(finding) for finding in tally.new],
+                "known": [{**asdict(finding), "known_as": entry.reason} for finding, entry in tally.known],
+            }
+            for tally in found.tallies.values()
+        ],
+        "known_findings_without_finding": [entry.place for entry in found.unused_entries()],
+    }

@@ -1,135 +1,232 @@
-"""Combines separately measured databases and journals into one database.
-
-If a row has two durations, the duration of the newer run stays, and a report lists both. SOURCEs do not change.
-"""
+"""`opatlas combine`: databases and journals that were measured separately become one database."""
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
-from opatlas.cli.arguments import add_json, write_or_print_json
-from opatlas.combine.apply import COMBINE, all_kernel_types, combine
-from opatlas.combine.pool import pool, without_pooled
+import numpy as np
+from cyclopts import Parameter
+
+from opatlas.combine.apply import COMBINE, CombineResult, DurationCounts
+from opatlas.combine.apply import combine as combine_databases
+from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, without_pooled
+from opatlas.combine.pool import pool as pool_runs
+from opatlas.combine.reports import disagreeing, write_conflicts, write_disagreements
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
-from opatlas.combine.summary import summary, write_conflicts, write_disagreements
+from opatlas.combine.table import Conflict
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
-from opatlas.progress import Progress
+from opatlas.model.schema import AVERAGE, PROFILING_AVERAGE
+from opatlas.show import Column, Fields, Result, Table, print_note
+from opatlas.show.formats import microseconds, percent, ratio
+from opatlas.show.result import Part
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.history import clear_edited
 from opatlas.store.write_back import recover
-from opatlas.text import print_problems, show
+
+#: Rows of a table on the terminal; all are in the reports and in JSON.
+_SHOWN = 10
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "exit status: 0 everything is in; 1 something was left out because of an error, "
-        "or TARGET cannot be written; 2 nothing was done: wrong usage, or other devices or versions without --mixed"
-    )
-    parser.add_argument(
-        "target",
-        type=Path,
-        metavar="TARGET",
-        help="folder of {KernelType}.csv files to combine into; made if it does not exist",
-    )
-    parser.add_argument(
-        "sources",
-        type=Path,
-        nargs="*",
-        metavar="SOURCE",
-        help="a folder of {KernelType}.csv files, with its unmerged journals, or a journal (.jsonl) of a session",
-    )
-    parser.add_argument(
-        "--mixed",
-        action="store_true",
-        help="combine durations of different devices or versions of torch (default: refused, if manifests name these)",
-    )
-    parser.add_argument(
-        "--pool",
-        action="store_true",
-        help="then give each row of TARGET the duration of its run with the median over all runs, and fill the Pooled "
-        "columns: runs, machines, and the spread between machines (default: off)",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would change, and write nothing (default: TARGET changes)"
-    )
-    add_json(parser, "the counts, all conflicts and all pooled rows")
+def combine(
+    target: Annotated[Path, Parameter(name="TARGET")],
+    /,
+    *sources: Annotated[Path, Parameter(name="SOURCE")],
+    mixed: bool = False,
+    pool: bool = False,
+    dry_run: bool = False,
+) -> Result:
+    """Combines databases and journals that were measured separately into one database.
 
+    If a row has two durations, the duration of the newer run stays, and a report lists both. SOURCEs do not change.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Combines, and returns the exit status that the help explains. Raises OpAtlasError."""
-    target: Path = arguments.target
-    if not (arguments.sources or arguments.pool):
+    Exit status: 0 everything is in; 1 something was left out because of an error, or TARGET cannot be written; 2
+    nothing was done: wrong usage, or other devices or versions without --mixed.
+
+    Args:
+        target: folder of {KernelType}.csv files to combine into; made if it does not exist.
+        sources: folders of {KernelType}.csv files, with their unmerged journals, or journals (.jsonl) of sessions.
+        mixed: combine durations of different devices or versions of torch.
+        pool: then give each row of TARGET the duration of its run with the median over all runs, and fill the Pooled
+            columns: runs, machines, and the spread between machines.
+        dry_run: show what would change, and write nothing.
+    """
+    if not (sources or pool):
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
     with TemporaryFolder("combine") as scratch:
-        with usage_errors(), Progress(0, "journals", label="read") as progress:
-            opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
-            if not arguments.mixed:
+        with usage_errors():
+            opened = open_sources(Database(target), sources, scratch)
+            if not mixed:
                 refuse_mixed(target, opened)
-        warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt_columns()]
-        if not arguments.dry_run:
+        warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
+        if dry_run:
+            # The changes are made to a copy, so that they are the ones that a combination makes.
+            copy = copy_for_dry_run(target, scratch / "target")
+            done = _combine(copy, opened, pool).named(str(copy.path), str(target))
+        else:
             lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
-            lock.acquire(0, show)
+            lock.acquire(0, print_note)
             try:
-                done = _combine(Database(target), opened, arguments.pool, dry_run=False)
+                done = _combine(Database(target), opened, pool)
             finally:
                 lock.release()
-        else:
-            # The changes are made to a copy, so that the summary is exact.
-            copy = copy_for_dry_run(target, scratch / "target")
-            done = _combine(copy, opened, arguments.pool, dry_run=True)
-            done.text = done.text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
-            done.problems = [problem.replace(str(copy.path), str(target)) for problem in done.problems]
-    content = {"target": target, "dry_run": arguments.dry_run, **done.content, "problems": done.problems}
-    if not write_or_print_json(arguments.json, content):
-        show(done.text)
-    print_problems(done.problems)
-    print_problems(warnings, word="warning")
-    return 1 if done.problems else 0
+    for warning in warnings:
+        print_note(f"warning: {warning}")
+    content = {"target": target, "dry_run": dry_run, **_json(opened, done)}
+    return Result(list(_parts(target, opened, done, dry_run)), content, done.problems, 1 if done.problems else 0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Combined:
-    """The text and the content for JSON of a combination, and its problems."""
+    """What a combination did.
 
-    text: str
-    content: Mapping[str, object]
-    problems: list[str]
+    Attributes:
+        pooled: the rows whose runs were pooled; None without --pool.
+        reports: the files of further lists, by what they list.
+    """
+
+    outcome: CombineResult
+    pooled: Sequence[PooledRow] | None
+    reports: dict[str, str] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+    def named(self, copy: str, target: str) -> _Combined:
+        """Returns the same with the path of the target in place of that of its copy."""
+        reports = {name: path.replace(copy, target) for name, path in self.reports.items()}
+        return replace(self, reports=reports, problems=[text.replace(copy, target) for text in self.problems])
 
 
-def _combine(target: Database, opened: CombineSources, pool_runs: bool, *, dry_run: bool) -> _Combined:
+def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
     """Combines the opened sources. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
+    for each in filter(None, recovered):
+        print_note(str(each))
     edited = clear_edited(target, COMBINE)
-    with Progress(len(all_kernel_types(opened.sources)), "kernel types", label="combine") as progress:
-        outcome = combine(target, opened.sources, opened.manifests, progress.advance)
+    outcome = combine_databases(target, opened.sources, opened.manifests)
     outcome.edited += edited.count
     outcome.problems += edited.problems
     pooled = None
-    if pool_runs:
-        with Progress(len(target.kernel_types()), "kernel types", label="pool") as progress:
-            pooled = pool(target, outcome.problems, progress.advance)
+    if pool:
+        pooled = pool_runs(target, outcome.problems)
         outcome.conflicts = without_pooled(outcome.conflicts, pooled)
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     now = time.time()
-    reports: dict[str, Path] = {}
-    for what, write in (
-        ("conflicts", partial(write_conflicts, target, outcome.conflicts, now)),
-        ("rows that differ between machines", partial(write_disagreements, target, pooled or (), now)),
-    ):
+    reports = {}
+    writers: dict[str, Callable[[], Path | None]] = {
+        "conflicts": partial(write_conflicts, target, outcome.conflicts, now),
+        "disagreements": partial(write_disagreements, target, pooled or (), now),
+    }
+    for what, write in writers.items():
         try:
-            path = write()
+            if path := write():
+                reports[what] = str(path)
         except OpAtlasError as error:
             problems.append(str(error))
-        else:
-            reports |= {what: path} if path is not None else {}
-    text = summary(target.path, recovered, opened, outcome, pooled, reports, dry_run=dry_run)
+    return _Combined(outcome, pooled, reports, problems)
+
+
+def _json(opened: CombineSources, done: _Combined) -> dict[str, Any]:
     left_out = {"mapping", "problems"}
-    counts = {each.name: getattr(outcome, each.name) for each in fields(outcome) if each.name not in left_out}
+    counts = {each.name: getattr(done.outcome, each.name) for each in fields(done.outcome) if each.name not in left_out}
     sources = {"databases": opened.databases, "journals": opened.journals, "ignored": opened.ignored}
-    return _Combined(text, {**sources, **counts, "pooled": pooled}, problems)
+    return {**sources, **counts, "pooled": done.pooled, "problems": done.problems}
+
+
+def _parts(target: Path, opened: CombineSources, done: _Combined, dry_run: bool) -> Iterator[Part]:
+    found = done.outcome
+    conflicts = list({conflict.cell: conflict for conflict in reversed(found.conflicts)}.values())[::-1]
+    kinds = Counter(
+        "durations" if each.what == AVERAGE else "captured durations" if each.what == PROFILING_AVERAGE else "others"
+        for each in conflicts
+    )
+    yield Fields(
+        {
+            "databases": opened.databases or None,
+            "journals": opened.journals or None,
+            "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
+            "rows added": _counted(found.added),
+            "durations": (found.taken + found.kept, f"of existing rows: {found.taken:,} taken, {found.kept:,} kept"),
+            "statuses": (found.statuses.total(), _listed(found.statuses)),
+            "captured durations": found.profiled or None,
+            "other cells": found.filled or None,
+            "pruned rows": found.pruned or None,
+            "edited since their run": found.edited or None,
+            "manifests": found.manifests or None,
+            "ingests": found.ingests or None,
+            "rows with pooled captures": found.captures_pooled or None,
+            "conflicts": (len(conflicts), _listed(kinds)),
+            "unknown dtypes": (found.unknown_dtypes.total(), _listed(found.unknown_dtypes))
+            if found.unknown_dtypes
+            else None,
+            "rows in TARGET": _counted(found.target_rows),
+        },
+        title=f"{target} (dry run: nothing was written)" if dry_run else str(target),
+    )
+    yield from _conflicts(conflicts)
+    if done.pooled is not None:
+        yield from _pooled(done.pooled)
+    lists = [
+        *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
+        *(("ignored", str(path)) for path in opened.ignored),
+        *done.reports.items(),
+        *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
+    ]
+    if lists:
+        yield Table(("what", "run or file"), lists)
+
+
+def _counted(rows: DurationCounts) -> tuple[int, str]:
+    return rows.rows, f"{rows.replayed:,} replayed, {rows.captured:,} captured"
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common() if name)
+
+
+def _conflicts(conflicts: Sequence[Conflict]) -> Iterator[Part]:
+    """Yields the durations that disagree, the largest difference first."""
+    durations = [(each, factor) for each in conflicts if (factor := each.ratio) is not None]
+    if durations:
+        rows = [
+            (each.kernel_type, each.input_shapes, float(each.kept), float(each.dropped), factor)
+            for each, factor in durations[:_SHOWN]
+        ]
+        kept, dropped = Column("kept(us)", microseconds), Column("dropped(us)", microseconds)
+        columns = ("kernel type", "input shapes", kept, dropped, Column("ratio", ratio))
+        yield Table(columns, rows, "durations that disagree", len(durations) - len(rows))
+
+
+def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
+    kinds = Counter((row.runs, row.machines) for row in pooled)
+    yield Table(("runs", "machines", "rows"), [(*kind, kinds[kind]) for kind in sorted(kinds, reverse=True)], "pooled")
+    spreads = [row.spread for row in pooled if row.spread is not None]
+    if not spreads:
+        return
+    low, high = np.quantile(spreads, (0.5, 0.9)).tolist()
+    disagree = disagreeing(pooled)
+    yield Fields(
+        {
+            "median": percent(low),
+            "p90": percent(high),
+            "largest": percent(max(spreads)),
+            f"over {SPREAD_LIMIT:.0%}": f"{len(disagree):,} rows",
+        },
+        title="spread between machines",
+    )
+    worst: dict[str, list[PooledRow]] = {}
+    for row in disagree:
+        worst.setdefault(row.kernel_type, []).append(row)
+    of_type = Counter(row.kernel_type for row in pooled)
+    rows = [
+        (kernel_type, len(found), of_type[kernel_type], found[0].input_shapes, found[0].median_us, found[0].spread)
+        for kernel_type, found in list(worst.items())[:_SHOWN]
+    ]
+    if rows:
+        columns = ("kernel type", "disagree", "pooled", "widest row", Column("median(us)", microseconds))
+        yield Table((*columns, Column("spread", percent)), rows, "rows whose machines disagree", len(worst) - len(rows))

@@ -1,94 +1,168 @@
-"""Shows the durations of rows in each run of a database.
-
-With --restore csvs the CSVs are made again from the histories of all runs and the samples of ingests; with --restore
-pruned rows that a session moved to pruned/ come back into their CSVs.
-"""
+"""`opatlas history`: which rows changed from some run on, and what a row took in each run; restores rows."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.cli.arguments import add_database, add_json, add_rows, write_or_print_json
+from opatlas.cli.parameters import DatabaseFolder, Percent
 from opatlas.combine.rebuild import rebuild
+from opatlas.compare.regressions import Regressions, find_regressions
+from opatlas.compare.steps import LEAST_RUNS
 from opatlas.errors import UsageError
 from opatlas.model.named_databases import expect_database
-from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, make_case_id
-from opatlas.report.row_summary import microseconds_text, noise_text
+from opatlas.show import Column, Fields, Output, Result, Table, print_note
+from opatlas.show.formats import change, microseconds, percent
+from opatlas.show.result import Part
 from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.manifest import run_id_time
 from opatlas.store.pruned import unprune
 from opatlas.store.row_history import RowRun, row_histories
 from opatlas.store.write_back import recover
-from opatlas.text import align_numbers, percent_text, pluralize, print_problems, show, table_lines, wrap
 
-#: What --restore restores.
-_CSVS, _PRUNED = "csvs", "pruned"
-_HEADER = ("  run", "status", "median", "noise", "n", "change")
-#: A run has one line, however long its id is.
-_ANY_WIDTH = 10_000
 #: More rows are listed in a line each.
 _ROWS_IN_FULL = 10
+#: Changed rows that a terminal and a comment get.
+_CHANGES_SHOWN = 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "exit status: 0 done; 1 a file could not be read or written, or there is no such row; 2 wrong usage, and "
-        "nothing was done"
-    )
-    add_database(parser)
-    add_rows(parser, "required without --restore; with --restore pruned, default: all pruned rows")
-    add_json(parser, "the runs, with all samples and assumptions,")
-    parser.add_argument(
-        "--restore",
-        choices=(_CSVS, _PRUNED),
-        help="csvs: make the CSVs again from the histories of their runs; pruned: bring pruned rows back into the CSVs "
-        "(default: histories are shown)",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="with --restore csvs: print what would change, and write nothing (default: the CSVs change)",
-    )
+def history(
+    database: DatabaseFolder,
+    /,
+    *rows: Annotated[str, Parameter(name="ROW")],
+    fail_slower: Percent | None = None,
+    restore: Literal["csvs", "pruned"] | None = None,
+    dry_run: bool = False,
+    output: Annotated[Output, Parameter(parse=False)],
+) -> Result:
+    """The rows that became slower or faster from some run on; with ROW what it took in each run.
 
+    A change needs three runs that compare: of one device, cache state, instrument and implementation.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Shows or restores rows and returns the exit status that the help explains. Raises OpAtlasError."""
-    path: Path = arguments.database
-    expect_database(path)
-    if arguments.dry_run and arguments.restore != _CSVS:
+    Exit status: 0 done; 1 a row is slower (--fail-slower), a file could not be read or written, or there is no such
+    row; 2 wrong usage, and nothing was done.
+
+    Args:
+        database: folder of {KernelType}.csv files, or a device such as NVIDIA_H200.
+        rows: a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id.
+        fail_slower: exit with 1 if a row is slower by more than this, such as 5%, after its newest change.
+        restore: csvs makes the CSVs again from the histories of their runs and the samples of ingests; pruned brings
+            pruned rows back into the CSVs, all or those that are named.
+        dry_run: with --restore csvs, show what would change, and write nothing.
+    """
+    expect_database(database)
+    if dry_run and restore != "csvs":
         raise UsageError("--dry-run belongs to --restore csvs: leave it out, or add --restore csvs")
-    if arguments.json is not None and arguments.restore:
-        raise UsageError("--json writes histories: leave it out with --restore")
-    if arguments.restore == _CSVS:
-        if arguments.rows:
-            raise UsageError(f"--restore csvs makes all CSVs again: leave out {' '.join(arguments.rows)}")
-        return _rebuild(path, dry_run=arguments.dry_run)
-    if arguments.restore == _PRUNED:
-        return _unprune(Database(path), _choice(path, arguments.rows))
-    if not arguments.rows:
-        raise UsageError("no ROW: name a kernel type, or a row by its id or a part of it")
-    return _show(path, _choice(path, arguments.rows), arguments.json)
+    if fail_slower is not None and restore:
+        raise UsageError("--fail-slower tests durations: leave it out with --restore")
+    if restore == "csvs":
+        if rows:
+            raise UsageError(f"--restore csvs makes all CSVs again: leave out {' '.join(rows)}")
+        return _rebuild(database, dry_run=dry_run)
+    chosen = _choice(Database(database), rows)
+    if restore == "pruned":
+        return _unprune(Database(database), chosen)
+    changed = find_regressions(Database(database), chosen) if fail_slower is not None or not rows else None
+    shown = _runs(Database(database), chosen, output) if rows else _changes(database, changed, output)
+    problems = [*shown.problems, *(_slower(changed, fail_slower) if changed and fail_slower is not None else ())]
+    return Result(shown.parts, shown.json, problems, 1 if problems else 0)
 
 
-def _choice(path: Path, names: Sequence[str]) -> RowChoice:
-    database = Database(path)
+def _choice(database: Database, names: Sequence[str]) -> RowChoice:
     pruned = (each.stem for each in database.pruned_dir.glob("[!.]*.csv"))
     return RowChoice(names, frozenset([*database.kernel_types(), *pruned]))
 
 
-def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
-    problems = list[str]()
-    found = row_histories(Database(path), chosen, problems)
-    chosen.expect(len(found), str(path))
+def _slower(found: Regressions, least: float) -> Iterator[str]:
+    slower = [each for each in found.changes if each.is_newest and each.percent > least]
+    if slower:
+        worst = f"{slower[0].series.case_id} by {slower[0].percent:.1f} %"
+        yield f"--fail-slower {least:g}%: {len(slower):,} slower, most {worst}"
+
+
+def _changes(path: Path, found: Regressions | None, output: Output) -> Result:
+    assert found is not None
+    content = {
+        "runs": found.runs,
+        "facts": found.facts,
+        "rows": found.rows,
+        "searched": len(found.series),
+        "left_out": found.left_out,
+        "spread": found.spread,
+        "changes": [
+            {
+                **asdict(each),
+                "id": each.series.case_id,
+                "percent": each.percent,
+                "differences": found.differences(each.before_run, each.after_run),
+            }
+            for each in found.changes
+        ],
+    }
+    return Result(list(_change_parts(path, found, output)), content, found.problems)
+
+
+def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Part]:
+    runs = len(found.runs)
+    yield Fields(
+        {
+            "runs": (runs, f"{LEAST_RUNS} are needed" if runs < LEAST_RUNS else ""),
+            "rows": (found.rows, f"{len(found.series):,} with {LEAST_RUNS} runs that compare"),
+            "left out": (found.left_out, "durations of bimodal, throttled or noisy samples")
+            if found.left_out
+            else None,
+            "changed": (len(found.changes), f"spread between runs {percent(found.spread)}") if found.series else None,
+        },
+        title=str(path),
+    )
+    if not found.series and runs > 1:
+        yield "next: opatlas compare DB@RUN DB compares two runs"
+    by_runs = found.by_runs()
+    numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
+    steps = [
+        (
+            numbers[before, after, is_drift],
+            "drift" if is_drift else "step",
+            *(before, after),
+            sum(each.percent > 0 for each in changes) or None,
+            sum(each.percent < 0 for each in changes) or None,
+            "; ".join(found.differences(before, after)) or None,
+        )
+        for (before, after, is_drift), changes in by_runs.items()
+    ]
+    if steps:
+        yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
+    most = None if output.format == "csv" else _CHANGES_SHOWN
+    shown = sorted(found.changes, key=lambda each: -abs(each.percent))[:most]
     rows = [
+        (
+            numbers[each.before_run, each.after_run, each.is_drift],
+            *(each.before_us, each.after_us, each.percent / 100),
+            f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
+            each.series.case_id,
+        )
+        for each in sorted(shown, key=lambda each: -each.percent)
+    ]
+    if rows:
+        before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
+        columns = ("no.", before, after, Column("change", change), "runs", "row")
+        yield Table(columns, rows, left_out=len(found.changes) - len(rows))
+
+
+def _runs(database: Database, chosen: RowChoice, output: Output) -> Result:
+    problems = list[str]()
+    found = row_histories(database, chosen, problems)
+    chosen.expect(len(found), str(database.path))
+    content = [
         {
             "kernel_type": row.kernel_type,
             "signature": row.signature,
@@ -97,66 +171,68 @@ def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
         }
         for row, runs in found.items()
     ]
-    if not write_or_print_json(json_path, rows):
-        show("\n".join(_list_lines(found) if len(found) > _ROWS_IN_FULL else _all_lines(found)))
-    print_problems(problems)
-    return 1 if problems else 0
+    by_id = {make_case_id(row.kernel_type, row.signature): runs for row, runs in found.items()}
+    if output.format == "csv":
+        rows = [(name, *cells) for name, runs in by_id.items() for cells in _run_rows(runs)]
+        return Result([Table(("row", *_RUN_COLUMNS), rows)], content, problems)
+    parts = [_overview(by_id)] if len(found) > _ROWS_IN_FULL else list(_tables(by_id))
+    return Result(parts, content, problems)
 
 
-def _all_lines(found: Mapping[RowName, Sequence[RowRun]]) -> Iterator[str]:
-    for row, runs in found.items():
-        yield make_case_id(row.kernel_type, row.signature)
-        if runs:
-            yield from _run_lines(runs)
-        else:
-            yield "  never run"
+_RUN_COLUMNS = (
+    *("current", "run", "status", Column("median(us)", microseconds), Column("noise", percent), "samples"),
+    *(Column("change", change), "conditions", "remark"),
+)
+_CONDITIONS = _RUN_COLUMNS.index("conditions")
 
 
-def _run_lines(runs: Sequence[RowRun]) -> Iterator[str]:
-    """Yields a line for each run; device, versions, instrument and cache state where they change."""
-    cells: list[tuple[str, ...]] = [_HEADER]
+def _tables(found: Mapping[str, Sequence[RowRun]]) -> Iterator[Part]:
+    for title, runs in found.items():
+        if not runs:
+            yield Fields({"runs": 0}, title)
+            continue
+        rows = _run_rows(runs)
+        conditions = {cells[_CONDITIONS] for cells in rows}
+        if len(conditions) == 1:
+            title = ": ".join(filter(None, [title, *conditions]))
+            rows = [(*cells[:_CONDITIONS], None, *cells[_CONDITIONS + 1 :]) for cells in rows]
+        yield Table(_RUN_COLUMNS, rows, title).without_empty_columns()
+
+
+def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
+    """Returns the cells of each run; the change is that to the last run in the same conditions."""
     last: dict[str, float] = {}
+    rows = []
     for run in runs:
         conditions = _conditions(run)
-        cells.append((*_cells(run), _change(last.get(conditions), run.median)))
+        rows.append(
+            (
+                "*" if run.current else None,
+                run.run_id or "(unknown)",
+                run.status if run.kept_in != "replaced" else f"{run.status}, replaced",
+                run.median,
+                run.std_us / run.duration_us if run.std_us is not None and run.duration_us else None,
+                run.samples,
+                _growth(last.get(conditions), run.median),
+                conditions or None,
+                "; ".join(filter(None, [run.reason, *run.assumptions])) or None,
+            )
+        )
         if run.median is not None:
             last[conditions] = run.median
-    header, *lines = table_lines(cells, width=_ANY_WIDTH)
-    yield header
-    before = ""
-    for run, line in zip(runs, lines, strict=True):
-        conditions = _conditions(run)
-        if conditions and conditions != before:
-            yield wrap(conditions, indent=4)
-            before = conditions
-        yield line
-        if remark := "; ".join(filter(None, [run.reason, *run.assumptions])):
-            yield wrap(remark, indent=4)
+    return rows
 
 
-def _list_lines(found: Mapping[RowName, Sequence[RowRun]]) -> Iterator[str]:
-    """Yields a line for each row: what it took in the oldest and in the newest run."""
-    rows: list[tuple[str, ...]] = [("", "runs", "oldest", "newest", "change")]
-    for row, runs in found.items():
+def _overview(found: Mapping[str, Sequence[RowRun]]) -> Table:
+    """Returns what each row took in the oldest and in the newest run."""
+    rows = []
+    for name, runs in found.items():
         known = [median for run in runs if (median := run.median) is not None]
-        ends = (known[0], known[-1]) if known else (None, None)
-        numbers = ("" if us is None else microseconds_text(us) for us in ends)
-        change = _change(*ends) if len(known) > 1 else ""
-        rows.append((make_case_id(row.kernel_type, row.signature), f"{len(runs)}", *numbers, change))
-    yield from align_numbers(rows)
-    yield ""
-    yield f"{pluralize(len(found), 'row')}: name up to {_ROWS_IN_FULL} for all of their runs, or add --json"
-
-
-def _cells(run: RowRun) -> tuple[str, ...]:
-    noise = run.std_us / run.duration_us if run.std_us is not None and run.duration_us else None
-    return (
-        f"{'*' if run.current else ' '} {run.run_id or '(unknown run)'}",
-        run.status if run.kept_in != "replaced" else f"{run.status}, replaced",
-        "" if run.median is None else microseconds_text(run.median),
-        noise_text(noise),
-        "" if run.samples is None else str(run.samples),
-    )
+        oldest, newest = (known[0], known[-1]) if known else (None, None)
+        growth = _growth(oldest, newest) if len(known) > 1 else None
+        rows.append((len(runs), oldest, newest, growth, name))
+    ends = Column("oldest(us)", microseconds), Column("newest(us)", microseconds)
+    return Table(("runs", *ends, Column("change", change), "row"), rows).without_empty_columns()
 
 
 def _conditions(run: RowRun) -> str:
@@ -168,55 +244,51 @@ def _conditions(run: RowRun) -> str:
     return ", ".join(filter(None, [began, *run.devices, *versions, run.instrument, run.cache_state]))
 
 
-def _change(before: float | None, now: float | None) -> str:
-    return "" if before is None or now is None else percent_text(now / before - 1, signed=True)
+def _growth(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None else now / before - 1
 
 
-def _unprune(database: Database, chosen: RowChoice) -> int:
-    with _hold_lock(database, _PRUNED):
-        unpruned = unprune(database, chosen)
-    if not unpruned.problems:
-        chosen.expect(len(unpruned.restored) + len(unpruned.kept), str(database.pruned_dir))
-    show(f"{pluralize(len(unpruned.restored), 'row')} of {database.pruned_dir} restored into the CSVs")
-    if unpruned.kept:
-        stay = pluralize(len(unpruned.kept), "row stays", "rows stay")
-        show(f"{stay} in pruned/: the CSV has a row of the same signature")
-    print_problems(unpruned.problems)
-    return 1 if unpruned.problems else 0
+def _unprune(database: Database, chosen: RowChoice) -> Result:
+    with _hold_lock(database, "pruned"):
+        done = unprune(database, chosen)
+    if not done.problems:
+        chosen.expect(len(done.restored) + len(done.kept), str(database.pruned_dir))
+    counts = {
+        "restored": len(done.restored),
+        "still pruned": (len(done.kept), "the CSV has a row of the same signature") if done.kept else None,
+    }
+    return Result([Fields(counts, str(database.path))], problems=done.problems, status=1 if done.problems else 0)
 
 
 @contextmanager
 def _hold_lock(database: Database, restored: str) -> Iterator[None]:
     """Holds the lock of a session. Raises OpAtlasError while a session has the database."""
     lock = SessionLock(database, run_id=f"restore {restored}", command=f"opatlas history --restore {restored}")
-    lock.acquire(0, show)
+    lock.acquire(0, print_note)
     try:
         yield
     finally:
         lock.release()
 
 
-def _rebuild(path: Path, *, dry_run: bool) -> int:
+def _rebuild(path: Path, *, dry_run: bool) -> Result:
     if dry_run:
         # The changes are made to a copy, so that they are the ones that a rebuild makes.
         with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
             copy = copy_for_dry_run(path, Path(folder) / "copy")
-            lines, problems = (
-                [text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuild_lines(copy)
-            )
-        lines.append("dry run: nothing was written")
+            parts, problems = _rebuild_parts(copy, f"{path} (dry run: nothing was written)")
+            problems = [text.replace(str(copy.path), str(path)) for text in problems]
     else:
-        with _hold_lock(Database(path), _CSVS):
-            lines, problems = _rebuild_lines(Database(path))
-    show("\n".join(lines))
-    print_problems(problems)
-    return 1 if problems else 0
+        with _hold_lock(Database(path), "csvs"):
+            parts, problems = _rebuild_parts(Database(path), str(path))
+    return Result(parts, problems=problems, status=1 if problems else 0)
 
 
-def _rebuild_lines(database: Database) -> tuple[list[str], list[str]]:
-    """Rebuilds the CSVs and returns the lines of the summary, and the problems. Raises OpAtlasError."""
+def _rebuild_parts(database: Database, title: str) -> tuple[list[Part], list[str]]:
+    """Rebuilds the CSVs and returns the counts, and the problems. Raises OpAtlasError."""
     recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-    lines = [str(each) for each in recovered if each.statuses]
+    for each in filter(None, recovered):
+        print_note(str(each))
     problems = [problem for each in recovered for problem in each.problems]
     with database.lock():
         captured = rebuild_profiling(database)
@@ -227,16 +299,17 @@ def _rebuild_lines(database: Database) -> tuple[list[str], list[str]]:
     ]
     rebuilt = rebuild(database)
     problems += rebuilt.problems
-    of_captures = captured.outcome.updated + captured.outcome.new
-    lines.append(
-        f"{database.path}: {pluralize(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added "
-        f"from the histories of {pluralize(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
-    )
     edited = sum(map(len, captured.edited.values()))
-    if edited:
-        lines.append(
-            f"  {pluralize(edited, 'row')} edited since the capture: captured durations belong to the old shape"
-        )
-    for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
-        lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")
-    return lines, problems
+    counts = Fields(
+        {
+            "runs with a history": len(rebuilt.runs),
+            "rows changed": rebuilt.changed.total(),
+            "rows added": rebuilt.added.total(),
+            "captured rows": captured.outcome.updated + captured.outcome.new,
+            "edited rows": (edited, "captured durations belong to the old shape") if edited else None,
+        },
+        title=title,
+    )
+    names = sorted({*+rebuilt.changed, *+rebuilt.added})
+    rows = [(name, rebuilt.changed[name], rebuilt.added[name]) for name in names]
+    return [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])], problems

@@ -141,7 +141,21 @@ def _run(words: Sequence[str]) -> int:
     if command is not None and command.tests:
         # All options belong to pytest, --help among them.
         return run_session(name, command.tests, command.about, words[1:])
-    return _run_app(make_app(name), words)
+    return _run_app(make_app(name), _output_first(words))
+
+
+def _output_first(words: Sequence[str]) -> list[str]:
+    """Puts the options of all commands before the command: what `check` does not know is pytest's."""
+    options, others = list[str](), list[str]()
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--":
+            others.append(word)
+            break
+        is_output = word == "--json" or word.startswith("--format=")
+        value = next(remaining, None) if word == "--format" else None
+        (options if is_output or value is not None else others).extend(filter(None, (word, value)))
+    return [*options, *others, *remaining]
 
 
 def _run_app(app: App, words: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ Only the target is written, file by file, each replaced in one step. Unchanged f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from opatlas.model.record import RowName
 from opatlas.model.schema import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
 from opatlas.model.signature import column_cells, row_cells, signatures
 from opatlas.model.slots import unknown_dtypes
+from opatlas.progress import track
 from opatlas.store import history
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
 from opatlas.store.database import Database, Table
@@ -149,11 +150,6 @@ class DurationCounts:
     replayed: int = 0
     captured: int = 0
 
-    @property
-    def durations(self) -> str:
-        """The text `106 replayed, 108 captured`."""
-        return f"{self.replayed:,} replayed, {self.captured:,} captured"
-
 
 def duration_counts(frame: pd.DataFrame) -> DurationCounts:
     """Counts the rows of a table of text cells."""
@@ -227,28 +223,21 @@ class CombineResult:
     problems: list[str] = field(default_factory=list)
 
 
-def all_kernel_types(sources: Sequence[CombineSource]) -> list[str]:
-    """Returns the kernel types of all sources, sorted."""
-    return sorted({kernel_type for source in sources for kernel_type in source.database.kernel_types()})
-
-
 def combine(
     target: Database,
     sources: Sequence[CombineSource],
     manifests: Iterable[Manifest],
-    on_kernel_type: Callable[[], None],
 ) -> CombineResult:
     """Combines the sources into the target, in their order.
 
     Args:
         manifests: the manifests of target and sources, with the start of each run.
-        on_kernel_type: called after each of `all_kernel_types(sources)`.
 
     Raises:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
             result; the other files are combined. A source whose histories cannot be written is left out.
     """
-    result = CombineResult(all_kernel_types(sources))
+    result = CombineResult(sorted({name for source in sources for name in source.database.kernel_types()}))
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
     with target.lock(), gc_paused():
         # Manifests first, so that every Run ID in a table always has one.
@@ -265,12 +254,11 @@ def combine(
         sources = combined
         histories = Histories(target)
         edited = {source.name: EditedLookup(source.database) for source in sources}
-        for kernel_type in result.kernel_types:
+        for kernel_type in track(result.kernel_types, "combine, kernel types"):
             try:
                 _combine_tables(target, kernel_type, sources, order, histories, edited, result)
             except OpAtlasError as error:
                 result.problems.append(f"{error} (nothing was combined into this file)")
-            on_kernel_type()
         if result.ingests:
             _pool_captures(target, result)
         _combine_pruned(target, sources, result)

@@ -7,7 +7,7 @@ same device and version of torch, are pooled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -41,6 +41,7 @@ from opatlas.model.schema import (
     microbench_counter,
 )
 from opatlas.model.signature import row_cells, signatures
+from opatlas.progress import track
 from opatlas.store import history
 from opatlas.store.cells import TableEdit, measured_cells, microseconds
 from opatlas.store.csv_files import read_frame
@@ -124,14 +125,13 @@ class PooledRow:
 Durations = dict[RowName, dict[str, RunDuration]]
 
 
-def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], None]) -> list[PooledRow]:
+def pool(database: Database, problems: list[str]) -> list[PooledRow]:
     """Gives every row with a replayed duration the one of the run with the median, and fills its Pooled columns.
 
     A duration that no history has is saved before it is replaced (opatlas/store/history.py).
 
     Args:
         problems: receives a sentence for each file that cannot be read or written.
-        on_kernel_type: called after each kernel type.
 
     Returns:
         The pooled rows.
@@ -143,12 +143,11 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
     with database.lock(), gc_paused():
         manifests = read_manifests(database, problems)
         durations, machines = _durations(database, problems), _Machines(manifests)
-        for kernel_type in database.kernel_types():
+        for kernel_type in track(database.kernel_types(), "pool, kernel types"):
             try:
                 pooled += _pool_table(database, kernel_type, durations, manifests, machines)
             except OpAtlasError as error:
                 problems.append(str(error))
-            on_kernel_type()
     return pooled
 
 

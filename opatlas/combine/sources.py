@@ -14,6 +14,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.record import Record
 from opatlas.model.schema import BASE
+from opatlas.progress import track
 from opatlas.store import journal
 from opatlas.store.cells import TableEdit
 from opatlas.store.database import Database, Table
@@ -68,9 +69,7 @@ class CombineSources:
         return [manifest for manifests in every for manifest in manifests.values()]
 
 
-def open_sources(
-    target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]
-) -> CombineSources:
+def open_sources(target: Database, paths: Sequence[Path], scratch: Path) -> CombineSources:
     """Opens the sources; writes to `scratch` only.
 
     Journals are read now, and tables when they are combined, so that a record which a session writes back in between is
@@ -79,7 +78,6 @@ def open_sources(
     Args:
         paths: folders of `{KernelType}.csv` files, and journals.
         scratch: the folder for databases that are made from journals.
-        on_journal: called after each journal.
 
     Raises:
         OpAtlasError: the target is not a folder; a path is missing, unreadable, neither a database nor a journal, or
@@ -88,23 +86,20 @@ def open_sources(
     expect_folder(target.path, "", option="TARGET", may_be_made=True)
     opened = CombineSources()
     opened.target_manifests = _read(manifest_paths(target), opened.problems)
-    for path in paths:
+    for path in track(paths, "read, sources"):
         try:
             if not path.exists():
                 raise OpAtlasError(f"{path}: no such folder or journal; check the path")
             if path.is_dir():
-                _open_database(target, path, scratch, opened, on_journal)
+                _open_database(target, path, scratch, opened)
             else:
                 _open_journal_alone(path, scratch, opened)
-                on_journal()
         except OSError as error:
             raise OpAtlasError(f"{path}: cannot be read ({error.strerror}); check its name and permissions") from None
     return opened
 
 
-def _open_database(
-    target: Database, path: Path, scratch: Path, opened: CombineSources, on_journal: Callable[[], None]
-) -> None:
+def _open_database(target: Database, path: Path, scratch: Path, opened: CombineSources) -> None:
     """Raises OpAtlasError, OSError."""
     if target.path.exists() and path.samefile(target.path):
         raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
@@ -138,7 +133,6 @@ def _open_database(
             opened.problems.append(f"{left_behind}: {error.strerror}: make it readable")
         else:
             _add_journal(left_behind, contents, {}, scratch, opened)
-            on_journal()
 
 
 def _open_journal_alone(path: Path, scratch: Path, opened: CombineSources) -> None:

@@ -8,6 +8,6 @@ comparison.py       the rows of all databases side by side, and the figures of e
 step.py             the calls of a model's step, by which durations are weighted
 steps.py            steps and drifts of a series
 regressions.py      steps of all rows over the runs of a database
-text.py             the comparison for a terminal and as Markdown
-export.py           the comparison as JSON and CSV
+tables.py           the tables of a comparison
+export.py           the comparison as JSON
 """

@@ -17,7 +17,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.schema import Status
 from opatlas.model.signature import make_case_id
-from opatlas.progress import progress_over
+from opatlas.progress import track
 from opatlas.text import suggest
 
 #: fast_p is given for these p.
@@ -278,7 +278,7 @@ def compare_databases(
     rivals = [each for each in databases if each is not chosen]
     problems: list[str] = []
     rows: list[RowComparison] = []
-    for kernel_type in progress_over(_kernel_types(databases, kernel_types), "kernel types", label="compare"):
+    for kernel_type in track(_kernel_types(databases, kernel_types), "compare, kernel types"):
         tables: dict[str, Mapping[str, ComparedCall]] = {}
         for each in (chosen, *rivals):
             try:

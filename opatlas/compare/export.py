@@ -1,10 +1,8 @@
-"""A comparison as JSON and CSV, with everything that is known of each row."""
+"""A comparison as JSON, with everything that is known of each row."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from opatlas.compare.comparison import DatabaseComparison, RivalFigures, RowComparison
@@ -36,68 +34,6 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
         "problems": comparison.problems,
         "rows": [_row(row) for row in comparison.rows],
     }
-
-
-def csv_text(comparisons: Mapping[str, DatabaseComparison]) -> str:
-    """Returns a line for each row and database, of comparisons by the folders of their databases."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADER)
-    for folder, comparison in comparisons.items():
-        writer.writerows((*line, folder) for row in comparison.rows for line in _lines(comparison, row))
-    return text.getvalue()
-
-
-_HEADER = (
-    "kernel_type",
-    "id",
-    "database",
-    "implementation",
-    "status",
-    "reason",
-    "duration_us",
-    "sum_us",
-    "span_us",
-    "kernels",
-    "noise",
-    "samples",
-    "speed_up",
-    "verdict",
-    "verdict_reason",
-    "fastest",
-    "composition_baseline",
-    "host_bound",
-    "outputs_missing",
-    "conversions",
-    "folder",
-)
-
-
-def _lines(comparison: DatabaseComparison, row: RowComparison) -> Iterator[tuple[object, ...]]:
-    for database in (comparison.baseline, *comparison.rivals):
-        call, pair = row.calls[database.name], row.pairs.get(database.name)
-        yield (
-            row.kernel_type,
-            row.case_id,
-            database.name,
-            call.implementation or database.label,
-            call.status,
-            call.reason,
-            call.duration_us,
-            call.sum_us,
-            call.span_us,
-            call.kernels,
-            call.noise,
-            call.samples,
-            pair and pair.speed_up,
-            pair and pair.verdict,
-            pair and pair.reason,
-            database.name == row.fastest,
-            row.is_composition,
-            pair.host_bound if pair else call.is_host_bound,
-            call.outputs_missing,
-            call.conversions,
-        )
 
 
 def _database(database: ComparedDatabase) -> Mapping[str, object]:

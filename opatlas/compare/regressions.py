@@ -1,4 +1,4 @@
-"""Steps and drifts of all rows over the runs of a database: `opatlas regressions`."""
+"""Steps and drifts of all rows over the runs of a database, for `opatlas history`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class StepCalls:
 
 @dataclass(frozen=True)
 class ModelStep:
-    """The calls of a model's step, as `opatlas model --json` writes them."""
+    """The calls of a model's step, as `opatlas model --json` prints them."""
 
     model: str
     parts: tuple[StepCalls, ...]
@@ -63,8 +63,8 @@ class StepFigures:
 
 
 def read_step(path: Path) -> ModelStep:
-    """Reads a file of `opatlas model --json`. Raises OpAtlasError."""
-    remedy = "name a file that `opatlas model MODEL DB --json FILE` wrote"
+    """Reads what `opatlas model --json` printed into a file. Raises OpAtlasError."""
+    remedy = "name a file that `opatlas model MODEL DB --json > FILE` wrote"
     try:
         step = decode(read_safely(path, _LARGEST_BYTES), ModelStep, str(path))
     except OSError as error:

@@ -19,8 +19,8 @@ def change(share: float) -> str:
 
 
 def ratio(factor: float) -> str:
-    """Returns a factor: `1.32x`."""
-    return f"{factor:.2f}x"
+    """Returns a factor: `1.32x`, `445x`, `0.012x`."""
+    return f"{factor:,.0f}x" if factor >= 100 else f"{factor:.2f}x" if factor >= 0.1 else f"{factor:.2g}x"
 
 
 def size(count: int) -> str:

@@ -117,4 +117,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def _markdown_cell(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+    """Returns text without a meaning in Markdown or HTML."""
+    for character in "\\`*_|[]":
+        cell = cell.replace(character, f"\\{character}")
+    return cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -41,6 +41,14 @@ class Table:
     def full_columns(self) -> list[Column]:
         """Returns the columns, with those that are given by a name alone."""
         return [Column(each) if isinstance(each, str) else each for each in self.columns]
+
+    def without_empty_columns(self) -> Table:
+        """Returns the table with columns in which all cells are None for CSV and JSON alone."""
+        columns = [
+            replace(column, wide=column.wide or all(row[index] is None for row in self.rows))
+            for index, column in enumerate(self.full_columns())
+        ]
+        return replace(self, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)

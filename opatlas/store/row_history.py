@@ -21,7 +21,7 @@ from opatlas.model.schema import (
     Status,
 )
 from opatlas.model.signature import RowChoice, signatures
-from opatlas.progress import progress_over
+from opatlas.progress import track
 from opatlas.store import history
 from opatlas.store.cells import duration_columns, stored_us
 from opatlas.store.csv_files import read_frame
@@ -89,7 +89,7 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
             run = _run_from_cells(row.kernel_type, cells, "replaced")
             if not any(_is_same(run, other) for other in runs.get(row, ())):
                 runs.setdefault(row, []).append(run)
-    for kernel_type in progress_over(database.kernel_types_and_messages(), "kernel types", label="history"):
+    for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
         for row, cells in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
             of_row = runs.setdefault(row, [])
             now = replace(_run_from_cells(kernel_type, cells, "csv"), current=True)

@@ -1,4 +1,4 @@
-"""Checks of a database as a whole: its runs, its captures, and another database."""
+"""Checks of a database as a whole: its runs and its captures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from checked import RUN, findings, product, write_database, write_manifest
 from sessions import row
 
 from opatlas.checks.check import CheckedDatabase
-from opatlas.checks.run_checks import compared_rows
 from opatlas.cli.main import main
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT, RUN_ID
 
@@ -100,40 +99,3 @@ def test_a_captured_signature_with_two_populations_is_found(tmp_path: Path) -> N
 
 def test_a_captured_signature_with_one_population_passes(tmp_path: Path) -> None:
     assert not findings("captures", capture(tmp_path, [10.0 + 0.1 * (i % 5) for i in range(20)]))
-
-
-def pair(folder: Path, theirs: list[dict[str, str]], **facts: str) -> CheckedDatabase:
-    """Two rows of 9 us, against rows of another database."""
-    ours = write_database(folder / "ONE", {"MatMulV2": [product(1, 9.0), product(2, 9.0)]})
-    write_database(folder / "TWO", {"MatMulV2": theirs}, **facts)
-    return CheckedDatabase(ours, against=CheckedDatabase(folder / "TWO"))
-
-
-def test_a_row_that_took_another_time_elsewhere_is_found(tmp_path: Path) -> None:
-    (finding,) = findings("against", pair(tmp_path, [product(2, 12.0), product(1, 9.1)]))
-    assert finding.line == 3
-    assert f"{tmp_path / 'TWO' / 'MatMulV2.csv'}:2" in finding.reason
-
-
-def test_what_the_noise_of_both_explains_passes(tmp_path: Path) -> None:
-    assert not findings("against", pair(tmp_path, [product(1, 12.0, std=2.0)]))
-
-
-@pytest.mark.parametrize("facts", [{"name": "NVIDIA_H100_80GB_HBM3"}, {"cuda": "12.8"}])
-def test_rows_of_other_devices_or_software_do_not_compare(tmp_path: Path, facts: dict[str, str]) -> None:
-    database = pair(tmp_path, [product(1, 12.0)], **facts)
-    assert database.against is not None
-    assert compared_rows(database, database.against) == 0
-    assert not findings("against", database)
-
-
-def test_rows_taken_in_another_way_do_not_compare(tmp_path: Path) -> None:
-    database = pair(tmp_path, [product(1, 12.0, Cache_State="warm"), product(2, 9.0)])
-    assert database.against is not None
-    assert compared_rows(database, database.against) == 1
-    assert not findings("against", database)
-
-
-def test_a_database_agrees_with_itself_although_a_row_stands_twice(tmp_path: Path) -> None:
-    write_database(tmp_path, {"MatMulV2": [product(1, 9.0), product(1, 12.0)]})
-    assert not findings("against", CheckedDatabase(tmp_path, against=CheckedDatabase(tmp_path)))

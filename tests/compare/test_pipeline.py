@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from compared import lost, measured, shape, write_tables
-from printed import numbers_in
 
 from opatlas.cli.main import main
 from opatlas.compare.calls import ComparedCall
@@ -35,14 +34,6 @@ def test_a_row_that_is_slower_fails(
     out, err = capsys.readouterr()
     assert "Sort-1x64" in out
     assert ("Sort-1x64" in err) == bool(status)
-
-
-@pytest.mark.parametrize("percent", ["-1%", "x", "nan", "%"])
-def test_a_percentage_is_expected(two: list[str], percent: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["compare", *two, f"--fail-slower={percent}"])
-    assert error.value.code == 2
-    assert repr(percent) in capsys.readouterr().err
 
 
 def test_rows_that_do_not_compare_fail(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +89,7 @@ def test_durations_are_weighted_by_the_calls_of_a_step(
     file = write_step(
         tmp_path / "step.json", {("Sort", 1): 30, ("Sort", 2): 2, ("Sort", 3): 5, ("Abs", 1): 7, ("Neg", 1): 4}
     )
-    assert main(["compare", *two, "--calls", str(file), "--json", "-"]) == 0
+    assert main(["compare", *two, "--calls", str(file), "--json"]) == 0
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     step = {each["kernel_type"]: each for each in content["rivals"][0]["step"]}
     sort = step["Sort"]
@@ -106,17 +97,14 @@ def test_durations_are_weighted_by_the_calls_of_a_step(
     assert sort["speed_up"] == pytest.approx(3200 / 3340)
     # Warm against cold, and a kernel type that nobody has.
     assert [(step[name]["compared_calls"], step[name]["speed_up"]) for name in ("Abs", "Neg")] == [(0, None)] * 2
-    for form in ("text", "markdown"):
-        assert main(["compare", *two, "--calls", str(file), "--format", form]) == 0
-        out = capsys.readouterr().out
-        # 32 of 48 calls compare.
-        assert any({32, 48} <= {*numbers_in(line)} for line in out.splitlines())
-        assert form == "markdown" or max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
+    assert main(["compare", *two, "--calls", str(file)]) == 0
+    words = next(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("the step"))
+    assert words[2:4] == ["48", "32"]
 
 
 def test_a_step_without_a_row_that_compares(two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_step(tmp_path / "step.json", {("Neg", 1): 4})
-    assert main(["compare", *two, "--calls", str(file), "--json", "-"]) == 0
+    assert main(["compare", *two, "--calls", str(file), "--json"]) == 0
     (rival,) = json.loads(capsys.readouterr().out)["rivals"]
     assert [(each["calls"], each["compared_calls"], each["speed_up"]) for each in rival["step"]] == [(4, 0, None)]
     assert main(["compare", *two, "--calls", str(file)]) == 0

@@ -54,7 +54,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def figures(capsys: pytest.CaptureFixture[str], *places: object) -> dict[str, Any]:
-    assert main(["compare", *map(str, places), "--json", "-"]) == 0
+    assert main(["compare", *map(str, places), "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     found: dict[str, Any] = json.loads(out)
@@ -224,9 +224,9 @@ def test_all_databases_below_two_folders(repository: Path, tmp_path: Path, capsy
     found = figures(capsys, f"{data}@HEAD", data)
     assert list(found) == names
     assert [found[name]["rivals"][0]["all"]["rows"] for name in names] == [1, 2]
-    assert main(["compare", f"{data}@HEAD", str(data), "--ops", "Neg", "--json", "-"]) == 0
+    assert main(["compare", f"{data}@HEAD", str(data), "--ops", "Neg", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == names[:1]
-    assert main(["compare", f"{data}@v1.0", str(data), "--json", "-"]) == 0
+    assert main(["compare", f"{data}@v1.0", str(data), "--json"]) == 0
     out, err = capsys.readouterr()
     assert list(json.loads(out)) == names[1:]
     assert names[0] in err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from combining import RunCombine
@@ -23,10 +25,11 @@ def source(tmp_path: Path) -> Database:
 
 @pytest.fixture
 def run_combine(capsys: pytest.CaptureFixture[str]) -> RunCombine:
-    """Runs `opatlas combine`; returns status, stdout and stderr."""
+    """Runs `opatlas combine --json`; returns the status, the content of stdout ({} for none), and stderr."""
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = main(["combine", *map(str, arguments)])
-        return status, *capsys.readouterr()
+    def run(*arguments: object) -> tuple[int, dict[str, Any], str]:
+        status = main(["combine", *map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out else {}, err
 
     return run

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write, write_journal
 from combining import RunCombine
-from printed import numbers_by_line
 
 from opatlas.model.record import Record
 from opatlas.model.schema import AVERAGE
@@ -26,7 +25,7 @@ def test_a_journal_is_a_source(mode: str, target: Database, tmp_path: Path, run_
     before = path.read_bytes()
     status, out, err = run_combine(target.path, path)
     assert (status, err) == (0, "")
-    assert numbers_by_line(out)["sources"] == (1, 1)
+    assert (out["databases"], out["journals"]) == (0, 1)
     first, second, third = read(target)
     assert (first[AVERAGE], first["MicroBench Samples"], first["Run ID"]) == ("6.0000", "1", NEW)
     assert (second[AVERAGE], second["Status"]) == ("5.0", "failed")
@@ -47,7 +46,7 @@ def test_journals_of_a_source_count_and_stay(target: Database, source: Database,
     before = contents(source.path)
     status, out, _ = run_combine(target.path, source.path)
     assert status == 0
-    assert numbers_by_line(out)["sources"] == (3, 1, 2)
+    assert (out["databases"], out["journals"]) == (1, 2)
     assert [(row[AVERAGE], row["Status"], row["Run ID"]) for row in read(target)] == [
         ("6.0000", "measured", NEW),
         ("4.0000", "failed", OLD),
@@ -77,9 +76,9 @@ def test_journals_of_the_target_are_merged_first(target: Database, source: Datab
         target.journal_dir / f"{MIDDLE}.jsonl", *(record(n, 4.0, run=MIDDLE) for n in (1, 2)), run=MIDDLE
     )
     write(source, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
-    status, out, _ = run_combine(target.path, source.path)
+    status, _, err = run_combine(target.path, source.path)
     assert status == 0
-    assert MIDDLE in out
+    assert MIDDLE in err
     assert [row[AVERAGE] for row in read(target)] == ["5.0", "4.0000"]
     assert not path.exists()
 
@@ -161,4 +160,4 @@ def test_a_journal_that_was_merged_meanwhile_is_none(
     (source.journal_dir / "gone.jsonl").symlink_to("nowhere")
     status, out, err = run_combine(target.path, source.path)
     assert (status, err) == (0, "")
-    assert numbers_by_line(out)["sources"] == (1, 1)
+    assert (out["databases"], out["journals"]) == (1, 0)

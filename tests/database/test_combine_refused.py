@@ -19,7 +19,7 @@ from opatlas.store.manifest import Manifest
 def incomparable(target: Database, *sources: Database) -> IncomparableDatabases:
     """Returns the error for databases that were measured differently."""
     scratch = target.path.parent / "scratch"
-    opened = open_sources(target, [source.path for source in sources], scratch, lambda: None)
+    opened = open_sources(target, [source.path for source in sources], scratch)
     with pytest.raises(IncomparableDatabases) as caught:
         refuse_mixed(target.path, opened)
     return caught.value
@@ -59,7 +59,7 @@ def test_paths_that_are_no_sources_are_wrong_usage(
         ((table, target.path), table),
     ):
         status, out, err = run_combine(*arguments)
-        assert (status, out) == (2, ""), named
+        assert (status, out) == (2, {}), named
         assert err.startswith("error: ")
         assert str(named) in err
     assert contents(tmp_path) == before
@@ -81,7 +81,7 @@ def test_other_devices_and_other_torches_are_refused(
     assert (error.source, error.found) == (str(source.path), {found})
     before = contents(target.path)
     status, out, err = run_combine(target.path, source.path)
-    assert (status, out) == (2, "")
+    assert (status, out) == (2, {})
     assert "--mixed" in err
     assert contents(target.path) == before
     assert not target.journal_dir.exists()
@@ -137,7 +137,7 @@ def test_a_target_that_cannot_be_written(source: Database, tmp_path: Path, run_c
     write(source, [measured(1, 5.0, OLD)])
     (tmp_path / "file").write_text("")
     status, out, err = run_combine(tmp_path / "file" / "below", source.path)
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, {})
     assert str(tmp_path / "file") in err
 
 

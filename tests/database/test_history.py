@@ -138,7 +138,7 @@ class TestRecords:
         with pytest.raises(OpAtlasError):
             history.file_path(database, run)
 
-    @pytest.mark.parametrize("command", ["history DB Abs", "combine new DB", "regressions DB"])
+    @pytest.mark.parametrize("command", ["history DB Abs", "combine new DB", "history DB"])
     @pytest.mark.parametrize("line", [b"{}\n", b"\n", b" " * 999], ids=["records", "lines", "one line"])
     def test_a_small_file_does_not_fill_the_memory(
         self,

@@ -183,7 +183,7 @@ class TestCommand:
         edit(database, 1, **{"Average Duration(us)": "77"})
         before = {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()}
         assert main(["history", str(database.path), "--restore", "csvs", "--dry-run"]) == 0
-        assert "Abs: 1 changed, 0 added" in capsys.readouterr().out
+        assert ["Abs", "1", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
         assert {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()} == before
         assert main(["history", str(database.path), "--restore", "csvs"]) == 0
         assert read(database)[0]["Average Duration(us)"] == "5.0000"
@@ -195,9 +195,6 @@ class TestCommand:
         assert main(["history", str(database.path), "--restore", "csvs"]) == 1
         assert contents(database) == before
         lock.release()
-
-    def test_no_database(self, tmp_path: Path) -> None:
-        assert main(["history", str(tmp_path / "nothing"), "--restore", "csvs"]) == 2
 
     def test_journals_are_merged_first(self, database: Database) -> None:
         abandoned(database, record(3, 9.0, run="run-3"), run="run-3")

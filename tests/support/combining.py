@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from opatlas.combine.apply import CombineResult, CombineSource, combine
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 
-RunCombine = Callable[..., tuple[int, str, str]]
+RunCombine = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 def apply(target: Database, *sources: Database) -> CombineResult:
@@ -23,4 +24,4 @@ def apply(target: Database, *sources: Database) -> CombineResult:
         )
         for each in sources
     ]
-    return combine(target, named, every, lambda: None)
+    return combine(target, named, every)

@@ -1,4 +1,4 @@
-"""How often `opatlas history DB` lists rows without a step, and how often it finds planted ones, by simulation.
+"""How often `opatlas history` lists rows without a step, and how often it finds planted ones, by simulation.
 
 `python -m tests.support.false_steps` prints the tables of docs/compare.md, and more lines.
 """
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from opatlas.compare.steps import Steps, find_steps, largest_probability, probability_of_no_change, spread_between_runs
 from opatlas.text import percent_text
 
-#: As in `opatlas history DB`.
+#: As in `opatlas history`.
 _FALSE_SHARE, _LEAST_SIZE = 0.01, 0.05
 _ROWS, _DATABASES = 1000, 5
 _PLANTED = 50
