@@ -8,19 +8,12 @@ import re
 import shutil
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-#: The width of text for a terminal.
-COLUMNS = 80
-_PROBLEMS_SHOWN = 20
-#: The indent of the second and further lines of a table row.
-_INDENT = 4
 
 
 def printable(text: str, *, keeps: str = "") -> str:
@@ -39,26 +32,6 @@ def printable(text: str, *, keeps: str = "") -> str:
 def printable_lines(text: str) -> str:
     """Returns printable text that keeps its line breaks and tabs."""
     return printable(text, keeps="\n\t")
-
-
-def show(text: str) -> None:
-    """Prints text on stdout, with control characters escaped."""
-    print(printable_lines(text), flush=True)
-
-
-def print_problems(texts: Sequence[str], *, word: str = "error", total: int | None = None, what: str = "") -> None:
-    """Prints problems on stderr, one on a line: the first ones, and the number of the others.
-
-    Args:
-        word: the beginning of each line.
-        total: the number of problems, if `texts` holds only the first ones.
-        what: what the problems are, such as `malformed lines`.
-    """
-    for text in texts[:_PROBLEMS_SHOWN]:
-        print(wrap_for_stderr(f"{word}: {text}"), file=sys.stderr)
-    more = (len(texts) if total is None else total) - len(texts[:_PROBLEMS_SHOWN])
-    if more:
-        print(printable_lines(f"{word}: and {more:,} more {what}").rstrip(), file=sys.stderr)
 
 
 def wrap_for_stderr(text: str) -> str:
@@ -84,100 +57,9 @@ def wrap_lines(text: str, width: int, *, on_terminal: bool, hang: int = 2) -> st
     return "\n".join(lines)
 
 
-def count_lines(counts: Iterable[tuple[str, int, str]]) -> list[str]:
-    """Returns aligned lines of (name, count, detail): `rows               2,463   2,422 ingested, 41 left out`."""
-    return [f"{what:14}{count:>10,}   {more}".rstrip() for what, count, more in counts]
-
-
-def unknown_dtype_lines(rows: Counter[str]) -> list[str]:
-    """Returns the lines about rows with unknown dtypes, counted by dtype; no lines for no rows."""
-    if not rows:
-        return []
-    words = ", ".join(f"{word} ({pluralize(count, 'row')})" for word, count in rows.most_common(3))
-    return ["", wrap(f"kept, with a dtype that OpAtlas does not know: {words}", indent=0)]
-
-
-def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Returns the lines of a table with aligned columns, without blanks at the ends of lines.
-
-    Args:
-        rows: the cells of each row, header included.
-        width: the columns of a line. Cells beyond it follow in further, indented lines of their row. None: the width
-            of the terminal; without a terminal each row is one line, so that grep finds it.
-    """
-    width = _output_width() if width is None else width
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        for number, columns in enumerate(_columns_of_lines(widths, width)):
-            text = "  ".join(row[column].ljust(widths[column]) for column in columns).rstrip()
-            if not number:
-                lines.append(text)
-            elif len(text) + _INDENT <= width:
-                lines += [" " * _INDENT + text] if text else []
-            else:
-                lines += textwrap.wrap(text, width, initial_indent=" " * _INDENT, subsequent_indent=" " * 2 * _INDENT)
-    return lines
-
-
-def _columns_of_lines(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Returns the table columns of each line of a row: as many as fit."""
-    lines: list[list[int]] = [[]]
-    end = 0
-    for column, wide in enumerate(widths):
-        if lines[-1] and end + wide > width:
-            lines.append([])
-            end = _INDENT
-        lines[-1].append(column)
-        end += wide + 2
-    return lines
-
-
-def align_numbers(rows: Sequence[Sequence[str]], *, least: int = 16) -> list[str]:
-    """Returns the lines of a table of a name and numbers within 80 columns; a name that is too long gets its own line.
-
-    Args:
-        rows: the cells of each row, header included.
-        least: the least width of the names.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = COLUMNS - sum(width + 2 for width in widths[1:])
-    first = max(min(widths[0], room), least)
-    lines = []
-    for name, *cells in rows:
-        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        if len(name) > first:
-            lines.append(name)
-            name = ""
-        lines.append(f"{name:{first}}{numbers}".rstrip())
-    return lines
-
-
-def _output_width() -> int:
-    """Returns the width of the terminal on stdout, or COLUMNS; without both a width larger than any line."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 1 << 20
-
-
-def terminal_columns() -> int:
-    """Returns the width that pytest's reporter uses: that of the terminal, or COLUMNS, else 80."""
-    found = shutil.get_terminal_size(fallback=(COLUMNS, 24)).columns
-    # As in pytest: a narrower width counts as unknown.
-    return found if found >= 40 else COLUMNS
-
-
 def pluralize(number: int, one: str, more: str = "") -> str:
     """Returns `1 row` or `2,410 rows`. `more` is the plural, if it is not `one` with an s."""
     return f"{number:,} {one if number == 1 else more or f'{one}s'}"
-
-
-def shorten(text: str, width: int) -> str:
-    """Returns `text`, cut to `width` columns with `..` at the end."""
-    return text if len(text) <= width else text[: width - 2] + ".."
-
-
-def wrap(text: str, indent: int) -> str:
-    """Returns `text` wrapped at blanks and indented; further lines are indented twice as far."""
-    return _break_lines(text, COLUMNS, " " * indent, " " * (2 * indent))
 
 
 def _break_lines(text: str, width: int, first: str, further: str) -> str:
@@ -315,16 +197,3 @@ def parse_real(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def four_digits(value: float) -> str:
-    """Returns a number with four digits, and all digits before the point: `75.61`, `22,965`."""
-    return f"{value:,.0f}" if value >= 9999.5 else f"{value:.4g}"
-
-
-def format_bytes(count: int) -> str:
-    """Returns a number of bytes with a decimal unit, such as "12.4 GB"."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

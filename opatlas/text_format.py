@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Sequence
 
-from opatlas.text import shorten
+from opatlas.text import shortened
 
 SAVE_AS_UTF8 = "Unpack it if it is packed, and save it as CSV UTF-8, with commas between the fields"
 SAVE_WITH_COMMAS = "Save it with commas between the fields"
@@ -52,7 +52,7 @@ def undecodable_cell(line: bytes, names: Sequence[str] = ()) -> str:
             raw.decode()
         except UnicodeDecodeError:
             column = f"column {names[number]!r}: " if len(names) == len(cells) else ""
-            shown = shorten(raw.decode("cp1252", errors="replace"), _SHOWN)
+            shown = shortened(raw.decode("cp1252", errors="replace"), _SHOWN)
             return f"{column}{shown!r} is not UTF-8 (Latin-1, Windows-1252 or GBK?)"
     return "the line is not UTF-8"
 

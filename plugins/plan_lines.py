@@ -13,11 +13,12 @@ from opatlas.devices.discovery import driver_version
 from opatlas.model.roofline import row_bytes
 from opatlas.model.siblings import suggest_spelling
 from opatlas.model.signature import make_case_id
+from opatlas.show import formats
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 from opatlas.store.pace import replay_pace
 from opatlas.store.update_mode import UpdateMode
-from opatlas.text import format_bytes, pluralize, suggest
+from opatlas.text import pluralize, suggest
 
 from .plan import Plan, PreparedDatabase
 from .requested_rows import RequestedRows
@@ -245,5 +246,5 @@ def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], reque
         return
     pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
     size, kernel_type = largest
-    memory = f"; the largest, of {kernel_type}, has tensors of {format_bytes(size)}" if size else ""
+    memory = f"; the largest, of {kernel_type}, has tensors of {formats.size(size)}" if size else ""
     yield f"{pluralize(rows, settings.unit)} would take about {pace.time_of(rows)}{memory}"

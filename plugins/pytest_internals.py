@@ -21,7 +21,6 @@ from _pytest.mark.expression import Expression
 
 from opatlas.show.render import UNLIMITED
 from opatlas.show.result import Part
-from opatlas.text import wrap_lines
 
 __all__ = ["Expression", "LogXML", "xml_key"]
 
@@ -35,16 +34,6 @@ def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> Non
     shown = text(parts, writer.fullwidth if is_limited else UNLIMITED, styled=bool(writer.hasmarkup))
     if shown:
         terminal.write_line(shown)
-
-
-def fitted(config: pytest.Config, text: str, *, hang: int = 2) -> str:
-    """Returns printable text as wide as the terminal that pytest writes to; unbroken lines where it is none.
-
-    Args:
-        hang: as of `wrap_lines`.
-    """
-    writer = config.get_terminal_writer()
-    return wrap_lines(text, writer.fullwidth, on_terminal=bool(writer._file.isatty()), hang=hang)
 
 
 def shorten_message(report: pytest.TestReport) -> None:

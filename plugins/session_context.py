@@ -28,7 +28,7 @@ from opatlas.model.record import new_run_id
 from opatlas.store.database import Database
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
-from opatlas.text import wrap_for_stderr
+from opatlas.text import printable_lines
 
 from .plan import Plan
 from .run_manifest import Surroundings, new_manifest
@@ -194,7 +194,7 @@ class SessionContext:
     def tell(self, text: str) -> None:
         """Shows the user a line at once."""
         with self.past_capture():
-            print(f"\n{wrap_for_stderr(f'opatlas: {text}')}", file=sys.stderr, flush=True)
+            print(f"\n{printable_lines(f'opatlas: {text}')}", file=sys.stderr, flush=True)
 
     def tell_once(self, text: str) -> None:
         """Shows the user a line at once, unless another process of the session has shown the line."""

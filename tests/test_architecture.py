@@ -23,8 +23,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 }
 #: The folders of the library from the bottom to the top: each imports itself and those before it.
 LAYERS = (
-    "model",
     "show",
+    "model",
     "store",
     "capture",
     "combine",

@@ -8,7 +8,7 @@ from statistics import median
 
 from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.model.roofline import Peak
-from opatlas.text import four_digits
+from opatlas.show.formats import microseconds
 
 #: Shortest duration of a kernel on an accelerator, in microseconds.
 _SHORTEST_US = 0.5
@@ -49,8 +49,8 @@ def expect_possible(
     floor = _SLACK * read_bytes / peak.bandwidth_gbps / 1e3
     if duration < floor and ((own := baseline_us()) is None or own >= floor):
         raise _impossible(
-            f"{four_digits(duration)} us",
-            f"the device needs {four_digits(floor)} us to read {read_bytes} bytes of inputs at its peak",
+            f"{microseconds(duration)} us",
+            f"the device needs {microseconds(floor)} us to read {read_bytes} bytes of inputs at its peak",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from opatlas.devices.npu_operators import OR
 from opatlas.engine.registry import replay_spec
 from opatlas.model.communication import is_communication
-from opatlas.text import exception_line, wrap_for_stderr
+from opatlas.text import exception_line, printable_lines
 
 
 @cache
@@ -37,7 +37,7 @@ def replays_of_bench() -> dict[str, Callable[..., Any]]:
                 said = (
                     f"{path} cannot be imported ({exception_line(error)}): its kernel types count as without a replay"
                 )
-                print(wrap_for_stderr(said), file=sys.stderr)
+                print(printable_lines(said), file=sys.stderr)
                 continue
             for function in vars(module).values():
                 spec = replay_spec(function)

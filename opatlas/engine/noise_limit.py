@@ -13,7 +13,7 @@ from statistics import median
 from opatlas.engine.job import RowOutcome
 from opatlas.model.quality import LEAST_FOR_NOISE, relative_noise
 from opatlas.model.schema import Status
-from opatlas.text import four_digits
+from opatlas.show.formats import microseconds
 
 #: Maximum number of attempts to measure a row within the noise limit; each has the row's time limit.
 ATTEMPTS = 3
@@ -38,7 +38,7 @@ class Attempt:
         return self.noise is not None and self.noise <= limit
 
     def __str__(self) -> str:
-        return f"{format_noise(self.noise)} in {self.samples} samples, median {four_digits(self.median_us)} us"
+        return f"{format_noise(self.noise)} in {self.samples} samples, median {microseconds(self.median_us)} us"
 
 
 def sample_noise(samples_us: Sequence[float]) -> float | None:

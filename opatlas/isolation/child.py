@@ -20,7 +20,7 @@ from opatlas.devices.system import read_text
 from opatlas.isolation.channel import Channel
 from opatlas.isolation.fresh_python import import_environment, module_command
 from opatlas.isolation.keeper import END, END_TIMEOUT_S
-from opatlas.text import wrap_for_stderr
+from opatlas.text import printable_lines
 
 #: Pauses between attempts to start a process, in seconds: a driver may need time to reset a device.
 PAUSES_S = (1.0, 4.0)
@@ -153,7 +153,7 @@ def show_stacks() -> None:
 
 def print_to_stderr(text: str) -> None:
     """Shows a line to the user on stderr."""
-    print(wrap_for_stderr(f"opatlas: {text}"), file=sys.stderr, flush=True)
+    print(printable_lines(f"opatlas: {text}"), file=sys.stderr, flush=True)
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -34,7 +34,7 @@ from opatlas.model.versions import (
     version_key,
     versions_option,
 )
-from opatlas.text import shorten, suggest
+from opatlas.text import shortened, suggest
 
 Kind = Literal["npu", "cuda", "cpu"]
 #: A device, and the versions by the name of the software.
@@ -289,7 +289,7 @@ def shipped_note(database: Path) -> str:
     except OSError as error:
         raise OpAtlasError(f"{database / SHIPPED}: cannot be read ({error.strerror}): remove it") from None
     line = text.decode("utf-8", errors="replace").strip().partition("\n")[0]
-    return shorten(line, _LONGEST_MARKER)
+    return shortened(line, _LONGEST_MARKER)
 
 
 def communication_path(device: str, version: str) -> Path:

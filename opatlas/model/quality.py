@@ -13,7 +13,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.text import four_digits, parse_real, percent_text
+from opatlas.show.formats import microseconds
+from opatlas.text import parse_real, percent_text
 
 
 @dataclass(frozen=True)
@@ -302,4 +303,4 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
 
 
 def _us(value: float) -> str:
-    return f"{four_digits(value)} us"
+    return f"{microseconds(value)} us"
