@@ -19,7 +19,7 @@ from opatlas.options import Scope, given
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
 MOST_OPTIONS = 110
 #: `pytest bench/`, with those of collectives; and any other command.
-MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 37, 9
+MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 37, 10
 
 
 def test_options_stay_few() -> None:

@@ -118,6 +118,6 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 def _markdown_cell(cell: str) -> str:
     """Returns text without a meaning in Markdown or HTML."""
-    for character in "\\`*_|[]":
+    for character in "\\`*|[]":
         cell = cell.replace(character, f"\\{character}")
     return cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")

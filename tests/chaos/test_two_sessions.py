@@ -141,7 +141,7 @@ def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
     capture.write_text("\n".join((header, *launches)) + "\n")
     done = database_command("ingest", "--profiling-path", capture, "--database-path", sessions.database)
     assert done.returncode == 0, done.stderr
-    assert "3   1 new, 2 updated" in done.stdout
+    assert re.search(r"^signatures +3  1 new, 2 updated", done.stdout, re.MULTILINE)
     sessions.go()
     ended = running.wait()
     assert (ended.code, ended.ledger()) == (0, {"measured": 3})

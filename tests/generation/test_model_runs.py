@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from opatlas.plugins.model_targets import model_implementations, model_settings
-from opatlas.plugins.models import ModelRuns, summary_lines
+from opatlas.plugins.models import ModelRuns, score_table
 from opatlas.plugins.plan import CaseRow, TablePlan
 
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
@@ -195,9 +195,9 @@ def test_the_summary_counts_all_sessions(tmp_path: Path) -> None:
     rows.answer(0, block("y = 1"))
     rows.run()
     models = model_settings(tmp_path / "models.yaml", "cpu")
-    lines = summary_lines(models, models.folder(tmp_path))
-    assert "1 of 1 task" in lines[0]
-    assert str(models.folder(tmp_path)) in lines[-1]
+    (table,) = score_table(models, models.folder(tmp_path))
+    (found,) = table.rows
+    assert found[1:3] == (1, 1)
 
 
 _SERVER = {"endpoint": "http://h"}

@@ -83,7 +83,7 @@ def test_the_summary_tells_rivals_apart(toys: Sessions) -> None:
     done = toys.run_in_process(f"--implementation=torch,{folder}")
     lines = [line.split() for line in done.output.splitlines()]
     assert any(line[:3] == ["Toy", "torch", "3"] for line in lines)
-    assert any(line[1:4] == ["Toy", "mine-fast:", "failed:"] for line in lines)
+    assert any(line[1:4] == ["Toy", "mine-fast", "failed:"] for line in lines)
 
 
 def test_a_kernel_type_without_rows_is_refused_with_the_database_that_lacks_it(toys: Sessions) -> None:

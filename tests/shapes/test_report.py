@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from opatlas.show.result import Table
 from opatlas.store.manifest import Manifest
 from opatlas.store.pace import Pace, replay_pace
 from opatlas.theory.report import (
@@ -13,7 +12,7 @@ from opatlas.theory.report import (
     ModelCoverage,
     ShapeCoverage,
     coverage_page,
-    summary_lines,
+    summary_parts,
 )
 
 
@@ -39,16 +38,26 @@ def results() -> list[KernelResult]:
     ]
 
 
-@pytest.mark.parametrize("read_only", [False, True], ids=["added", "planned"])
-def test_the_summary(read_only: bool, request: pytest.FixtureRequest, golden: Callable[[str, str], None]) -> None:
-    """Rows that a run has added, and rows that it would add."""
-    pace = Pace(0.5, "last") if read_only else Pace()
-    lines = "\n".join(summary_lines(results(), pace, read_only=read_only)) + "\n"
-    golden(f"summary_{request.node.callspec.id}.txt", lines)
+@pytest.mark.parametrize(("read_only", "name"), [(False, "added"), (True, "to add")])
+def test_the_summary_has_a_row_for_each_kernel_type_and_the_coverage_of_each_model(read_only: bool, name: str) -> None:
+    parts = list(summary_parts(results(), Pace(), read_only=read_only))
+    kernels, coverage, few = (part for part in parts if isinstance(part, Table))
+    assert kernels.full_columns()[1].name == name
+    assert [row[:3] for row in kernels.rows] == [("Add", 0, 0), ("Mul", 2000, 2), ("Neg", 1, 1), ("all", 2001, 3)]
+    assert [row[:4] for row in coverage.rows] == [("Qwen", 5, 2, "76 %"), ("Llama", 1, 1, "100 %")]
+    assert len(few.rows) + few.left_out == 3
 
 
-def test_the_page_of_coverage(golden: Callable[[str, str], None]) -> None:
-    golden("coverage.md", coverage_page(results(), "run 1"))
+def test_the_page_of_coverage_counts_the_shapes_of_each_division() -> None:
+    page = coverage_page(results(), "run 1")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| Mul | Qwen | ")]
+    assert [row[2:6] for row in rows[:5]] == [
+        ["no", "1", "1", "1"],
+        ["ep 16", "1", "1", "0"],
+        ["tp 1", "2", "1", "1"],
+        ["tp 2", "2", "1", "0"],
+        ["up, tp 2: n 4: 1 size", "BF16"],
+    ]
 
 
 def test_the_newest_replay_sets_the_pace() -> None:
