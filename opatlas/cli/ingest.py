@@ -55,7 +55,7 @@ def ingest(
     """Brings profiler captures into a database: one CSV for each kernel type.
 
     A capture does not hold the sequence lengths of attention calls. --attention-records fills the Runtime columns of
-    attention rows from records of the serving process: JSON objects, one a line (docs/attention-runtime.md).
+    attention rows from records of the serving process: JSON objects, one a line (docs/captures.md).
 
     Exit status: 0 all captures are in the database; 1 something was left out because of an error, nothing could be
     ingested, or the database cannot be written; 2 wrong usage.

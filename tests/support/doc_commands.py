@@ -313,9 +313,9 @@ def _of_opatlas(words: Sequence[str]) -> str:
     try:
         _, bound, _ = app.meta.parse_args(words, exit_on_error=False, print_error=False)
         app.parse_args(bound.args, exit_on_error=False, print_error=False)
-    except MissingArgumentError as error:
-        # A page may show the options of a command alone.
-        return "" if any(word.startswith("-") for word in words) else str(error)
+    except MissingArgumentError:
+        # A sentence may name a command, or its options, alone.
+        return ""
     except CycloptsError as error:
         return str(error)
     return _missing(words[1:])
@@ -344,11 +344,10 @@ def _unknown_to_source(path: Path, words: Sequence[str]) -> str:
     if "parse_known_args" in source:
         # It hands what it does not know to another program.
         return ""
-    added = {
-        node.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    nodes = list(ast.walk(ast.parse(source)))
+    added = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    # A parameter of a typed command is an option.
+    added |= {f"--{node.arg.replace('_', '-')}" for node in nodes if isinstance(node, ast.arg)}
     unknown = [option for word in words if word.startswith("--") and (option := word.partition("=")[0]) not in added]
     return f"{path.relative_to(ROOT)} has no {', '.join(unknown)}" if unknown else ""
 
