@@ -261,7 +261,7 @@ def test_names_that_are_imported_late_exist() -> None:
     assert not missing
 
 
-def test_no_class_name_stands_for_two_things() -> None:
+def test_class_names_are_unique() -> None:
     where: dict[str, list[str]] = {}
     for module, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -327,7 +327,7 @@ def test_a_ring_is_noticed_also_one_that_a_function_hides() -> None:
     assert not cycle(ring[:2])
 
 
-def test_what_comes_along_is_found_through_packages() -> None:
+def test_transitive_imports_are_found_through_packages() -> None:
     sources = {"bench": "", "bench.sub": "import torch", "bench.sub.part": "", "plugins.a": "import bench.sub.part"}
     found = [found for name, text in sources.items() for found in imports_of(name, text, sources)]
     assert brought_along("plugins.a", found)["torch"] == "bench.sub"

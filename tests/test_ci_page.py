@@ -50,7 +50,7 @@ def missing(shown: Sequence[str], printed: Iterator[str]) -> list[str]:
     return [line for line in shown if line != "..." and line not in printed]
 
 
-def test_the_red_night_prints_what_the_page_shows(tmp_path: Path) -> None:
+def test_the_output_of_the_red_night_matches_the_page(tmp_path: Path) -> None:
     (command, shown), _ = transcripts()
     database = tmp_path / "DB"
     database.mkdir()

@@ -80,7 +80,7 @@ def test_every_counter_is_named(counter: str) -> None:
     assert f"`{counter}`" in PAGE
 
 
-def test_statuses_and_what_the_next_session_does() -> None:
+def test_statuses_and_the_work_of_the_next_session() -> None:
     lines = [line for line in section("Status").splitlines() if line.startswith("| `")]
     after = {line.split("`")[1]: line for line in lines if line.split("`")[1] not in COLUMNS}
     assert list(after) == [status.value for status in Status]
@@ -89,7 +89,7 @@ def test_statuses_and_what_the_next_session_does() -> None:
     }
 
 
-def test_signature_names_what_changes_it() -> None:
+def test_signature_names_the_cells_that_change_it() -> None:
     table = section("Signature")
     runtime = {*schema.RUNTIME_IN_SIGNATURE, *schema.LENGTHS_IN_SIGNATURE} - {schema.LEGACY_AVG_SEQ_LEN}
     assert {name for name in words(table) if name.startswith("Runtime ")} == runtime
@@ -100,7 +100,7 @@ def test_update_modes() -> None:
     assert first_cells(section("Write-back"), "`--update-mode`") == [mode.value for mode in UpdateMode]
 
 
-def test_folders_beside_the_csvs() -> None:
+def test_folders_next_to_the_csvs() -> None:
     database = Database(ROOT)
     folders = (getattr(database, name) for name in dir(Database) if name.endswith("_dir"))
     own = {folder.name for folder in folders if isinstance(folder, Path)}

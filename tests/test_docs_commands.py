@@ -160,7 +160,7 @@ def readme_blocks() -> list[Block]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", readme_blocks(), ids=str)
-def test_commands_of_the_readme_do_what_they_say(block: Block, tmp_path: Path) -> None:
+def test_commands_of_the_readme_do_their_work(block: Block, tmp_path: Path) -> None:
     scratch = ReaderOfTheReadme(tmp_path / "checkout")
     for text, reason in lines_of(block).items():
         if reason:
@@ -195,7 +195,7 @@ def test_a_command_that_would_fail_is_noticed(text: str, problems: Mapping[Comma
     assert PLANTED[text] in problems[planted(text)]
 
 
-def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
+def test_blocks_are_distinguished_from_pictures_and_output(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```\npytest bench/ \\\n    -k Add   # some\nopatlas ingest > out.txt && opatlas bench\n```\n"

@@ -67,7 +67,7 @@ def test_every_page_is_found_from_another(page: Path) -> None:
     assert page.resolve() in links
 
 
-def test_what_leads_nowhere_is_noticed(tmp_path: Path) -> None:
+def test_dead_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading, `coded`\n[a](#a-heading-coded) [b](#another) [c](gone.md) [d](page.md#a-heading-coded)\n"

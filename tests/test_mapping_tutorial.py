@@ -37,7 +37,7 @@ def database(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commands_print_what_the_page_shows(database: Path) -> None:
+def test_the_output_of_the_commands_matches_the_page(database: Path) -> None:
     look, check = (command.strip() for command in blocks(PAGE, "sh"))
     _, missing, misspelt = blocks(PAGE, "text")
     assert missing.strip() in run(look, database).stdout

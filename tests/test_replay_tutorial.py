@@ -90,7 +90,7 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     ],
     ids=["without rows", "a call that is not there"],
 )
-def test_what_is_left_out_or_misspelt_is_told(
+def test_missing_and_misspelt_parts_are_reported(
     checkout: ScratchCheckout, name: str, right: str, wrong: str, told: str
 ) -> None:
     path = checkout.folder / name

@@ -36,7 +36,7 @@ def test_kernel_type_of_a_launch(name, kernel_type):
     ("shapes", "dtypes"),
     [("8,64;3,4,16,32;96;8", "INT8;INT8;DT_BF16;FLOAT"), ("8,64;3,4,16,32;96;96", "INT8;INT8;FLOAT;INT32")],
 )
-def test_a_scale_per_token_is_told_from_a_bias(shapes, dtypes):
+def test_a_scale_per_token_is_distinguished_from_a_bias(shapes, dtypes):
     cells = completed("QuantBatchMatmulV3", shapes, None, {})
     assert cells["Input Data Types"] == dtypes
     assert cells["Input Formats"] == "ND;FRACTAL_NZ;ND;ND"
@@ -48,7 +48,7 @@ def test_empty_slots_are_scalars_where_the_kernel_takes_some_and_absent_elsewher
     assert completed("AddRmsNormBias", "4,8;4,8;8;", None, {})["Input Data Types"].endswith(";DT_UNDEFINED")
 
 
-def test_prefill_gives_what_it_wrote_to_the_caches():
+def test_prefill_returns_its_writes_to_the_caches():
     shapes = "5,1,1,24;16;5,1,1,8;5,1,1,8;5;4,8,1,8;4,8,1,16;;;;;"
     outputs = {
         scenario: completed("KvRmsNormRopeCache", shapes, None, {"scenario": scenario})["Output Shapes"]

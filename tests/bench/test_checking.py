@@ -120,7 +120,7 @@ def test_first_and_last_element_are_in_every_sample(case, small_sample):
     assert found(formula, x, wrong_at(result, result.numel() - 1))
 
 
-def test_what_is_wrong_in_a_stretch_is_found_wherever_it_lies(small_sample):
+def test_a_wrong_stretch_is_found_anywhere(small_sample):
     x = torch.rand(64, 16)
     for start in range(0, 64 * 16 - 32, 5):
         result = x.flip(0, 1)
@@ -355,7 +355,7 @@ class TestLittleOfALargeTensorIsWritten:
         with pytest.raises(WrongResult):
             self.check(result)
 
-    def test_what_must_not_be_written_is_sampled_too(self):
+    def test_elements_that_must_not_be_written_are_sampled_too(self):
         with pytest.raises(WrongResult):
             self.check(torch.ones_like(self.x))
 
@@ -393,7 +393,7 @@ class Elsewhere(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
-def test_what_is_on_a_device_without_float64_is_checked_on_the_host():
+def test_tensors_of_a_device_without_float64_are_checked_on_the_host():
     seen = []
 
     @pointwise

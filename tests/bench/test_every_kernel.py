@@ -67,7 +67,7 @@ def captured_types():
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures beside the checkout")
-def test_every_captured_type_is_replayed_or_told_why_not():
+def test_every_captured_type_is_replayed_or_has_a_reason():
     assert len(captured_types()) > 60
     assert sorted(captured_types() - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
@@ -77,5 +77,5 @@ IN_DATABASES = {"mla_preprocess_0_mix_aic", "mla_preprocess"}
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures beside the checkout")
-def test_nothing_is_told_of_types_that_no_capture_has():
+def test_types_without_a_capture_have_no_reason():
     assert sorted(set(WITHOUT_REPLAY) - captured_types() - IN_DATABASES) == []

@@ -64,7 +64,7 @@ def test_group_of_a_row(cell: str, arguments: tuple[str, ...], spec: GroupSpec) 
 
 
 @pytest.mark.parametrize("cell", ["two", "0", "-1", "2.5"])
-def test_a_cell_that_tells_no_size_is_refused(cell: str) -> None:
+def test_a_cell_without_a_size_is_refused(cell: str) -> None:
     with pytest.raises(InvalidRow, match=f"column 'EP Size': '{cell}'"):
         group_of_layer({"EP Size": cell}, options())
 
@@ -73,7 +73,7 @@ def test_a_cell_that_tells_no_size_is_refused(cell: str) -> None:
     ("arguments", "words"),
     [(("nnodes=2",), "port"), (("nnodes=2", "node-rank=2"), "2 nodes")],
 )
-def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words: str) -> None:
+def test_incomplete_options_name_the_missing_one(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(MissingPrecondition, match=words):
         group_of_layer({}, options(*arguments))
 
@@ -197,7 +197,7 @@ def exchange(tokens: int, width: int, top_k: int, ranks: int, experts: int, most
         ),
     ],
 )
-def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_bs: int) -> None:
+def test_shapes_of_a_dispatch_determine_its_group(row: str, found: Exchange, global_bs: int) -> None:
     cells = cells_of(row)
     spec = group_of_dispatch(cells, options("ep-size=2"))
     assert dispatched(*slots_of(cells), cells) == found
@@ -218,13 +218,11 @@ def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_b
         (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 32", (), 32),
     ],
 )
-def test_shapes_of_a_combine_and_what_the_user_says_tell_its_group(
-    row: str, arguments: tuple[str, ...], ranks: int
-) -> None:
+def test_shapes_of_a_combine_and_options_determine_its_group(row: str, arguments: tuple[str, ...], ranks: int) -> None:
     assert group_of_combine(cells_of(row), options(*arguments)).ranks == ranks
 
 
-def test_an_exchange_that_the_shapes_do_not_allow_is_told() -> None:
+def test_an_exchange_that_the_shapes_do_not_allow_is_refused() -> None:
     open_row = f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16"
     with pytest.raises(MissingPrecondition, match=r"32, 64, 128, 256 .* 16: .*--ep-size"):
         group_of_combine(cells_of(open_row), options())
@@ -245,7 +243,7 @@ def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
 
 
-def test_the_buffer_of_hccl_holds_what_newer_kernels_of_an_a3_ask_for() -> None:
+def test_the_buffer_of_hccl_is_large_enough_for_newer_kernels_of_an_a3() -> None:
     row = f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}"
     # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB; the older ones ask for 1013.
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
@@ -291,7 +289,7 @@ def test_a_group_serves_rows_that_need_no_larger_buffer() -> None:
     assert not GroupSpec(2, hccl_buffer_mib=512).serves(GroupSpec(4))
 
 
-def test_a_buffer_that_the_user_made_too_small_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_the_user_made_too_small_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "200")
     expect_hccl_buffer(200 << 20)
     with pytest.raises(MissingPrecondition, match="HCCL_BUFFSIZE=256"):

@@ -65,7 +65,7 @@ def test_no_window_holds_a_number_twice():
     assert not torch.equal(plane[0, 0], plane[0, 1])
 
 
-def test_the_record_tells_the_arguments():
+def test_the_record_has_the_arguments():
     outcome = replay_row("Conv2D", ROWS["Conv2D"][0])
     (windows,) = outcome.measurement.assumptions
     assert all(argument in windows for argument in ("kernel 3x3", "stride 1x1", "padding 1x1"))

@@ -31,7 +31,7 @@ def test_every_replay_has_its_line():
     assert {known.kernel_type for known in kernels()} == set(replays_of_bench())
 
 
-def test_a_line_says_what_is_known(capsys):
+def test_a_line_has_the_known_facts(capsys):
     assert main(["show", "--kernels"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("RmsNorm "))
     known = "RmsNorm norm torch_npu.npu_rms_norm meta kernel npu, cuda, cpu aten._fused_rms_norm"

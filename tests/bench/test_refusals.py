@@ -108,7 +108,7 @@ def test_results_of_an_npu_call_name_that(monkeypatch):
         ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 4,3,8 | FLOAT"),
     ],
 )
-def test_what_torch_lacks_is_unsupported(kernel_type, row):
+def test_operators_that_torch_lacks_are_unsupported(kernel_type, row):
     assert replay_row(kernel_type, row).status is Status.UNSUPPORTED
 
 

@@ -180,7 +180,7 @@ def edited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 class TestEdited:
     @pytest.mark.parametrize("kernel_type", EDITS)
-    def test_rows_are_found_by_what_they_are_and_the_rest_stays(self, edited: Edited, kernel_type: str) -> None:
+    def test_rows_are_found_by_signature_and_the_rest_stays(self, edited: Edited, kernel_type: str) -> None:
         sizes = EDITS[kernel_type][1]
         assert tuple(map(size_of, edited.before[kernel_type])) == sizes
         after = table(edited.sessions.database / f"{kernel_type}.csv")

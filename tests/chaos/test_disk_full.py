@@ -227,7 +227,7 @@ def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
 
 
-def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: Disk) -> None:
+def test_no_room_anywhere_prints_the_measurements(sessions: Sessions, disk: Disk) -> None:
     """As where the database and the temporary folder are on the only disk there is."""
     temporary = disk.path / "temporary"
     temporary.mkdir()
@@ -245,7 +245,7 @@ def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: D
     assert half_made(sessions) == []
 
 
-def test_a_journal_left_behind_stays_where_there_is_no_room_to_merge_it(sessions: Sessions, disk: Disk) -> None:
+def test_a_remaining_journal_stays_where_there_is_no_room_to_merge_it(sessions: Sessions, disk: Disk) -> None:
     path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS["1"]])
     running = sessions.start_in_process(SIMULATED_DEVICES="1")
     running.wait_for_records(4)
@@ -275,7 +275,7 @@ def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
 
 
 @DEVICES
-def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions, devices: str) -> None:
+def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sessions, devices: str) -> None:
     sessions.write("Moody", [row(size) for size in range(1, 17)])
     done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES=devices)
     assert done.code == 1
@@ -291,7 +291,7 @@ def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions,
     assert len(history.read(Database(sessions.database), only_run(sessions)).records) == measured
 
 
-def test_what_neither_journal_nor_table_may_hold_is_kept_beside_the_journal(sessions: Sessions) -> None:
+def test_records_too_large_for_journal_and_table_are_kept_next_to_the_journal(sessions: Sessions) -> None:
     path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in range(1, 9)])
     before = path.read_bytes()
     done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES="1")

@@ -63,7 +63,7 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
 @pytest.mark.parametrize(
     ("number", "devices"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "1"), (signal.SIGQUIT, "1"), (signal.SIGTERM, "2")]
 )
-def test_a_signal_that_ends_pytest_tells_which_journal_has_the_records(
+def test_a_signal_that_ends_pytest_names_the_journal_with_the_records(
     sessions: Sessions, number: signal.Signals, devices: str
 ) -> None:
     sessions.write("Moody", [row(1), row(Mood.SLEEP)])

@@ -115,7 +115,7 @@ def test_an_interrupted_wait_is_not_answered_to_the_next_row(devices: list[Devic
     assert launcher.starts == 2
 
 
-def test_a_process_that_cannot_be_started_is_told_as_a_device_that_is_gone(
+def test_a_process_that_cannot_be_started_is_reported_as_a_lost_device(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With no more processes, or a Python that must not be executed: one reason, not the traceback of every row."""

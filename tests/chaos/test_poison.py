@@ -50,7 +50,7 @@ def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions)
     assert set(sessions.statuses("Moody").values()) == {""}
 
 
-def test_in_process_there_is_no_fresh_process_and_the_session_stops(sessions: Sessions) -> None:
+def test_in_process_the_session_stops_without_a_fresh_process(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(Mood.POISON), row(2)])
     done = sessions.run_in_process(SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 1, "device-error": 1, "not run": 1})

@@ -103,7 +103,7 @@ def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Any) ->
     assert left(sessions) == []
 
 
-def test_four_nodes_stop_at_a_failure_and_tell_what_is_left(sessions: Sessions, cluster: Any) -> None:
+def test_four_nodes_stop_at_a_failure_and_report_the_rest(sessions: Sessions, cluster: Any) -> None:
     for _ in range(3):
         cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 400))])
@@ -175,7 +175,7 @@ def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Any) ->
     assert left(sessions) == []
 
 
-def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, cluster: Any) -> None:
+def test_a_device_that_fails_for_good_is_left_out_and_reported(sessions: Sessions, cluster: Any) -> None:
     sessions.write("Moody", [row(size) for size in (Mood.BREAK_OWN_DEVICE, *range(200, 230))])
     finished = start(sessions, cluster, devices=2).wait()
     assert finished.ledger() == {"measured": 30, "device-error": 1}

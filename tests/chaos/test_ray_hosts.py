@@ -100,7 +100,7 @@ def test_all_implementations_of_a_row_are_measured_on_one_host(sessions: Session
     assert left(sessions) == []
 
 
-def test_a_host_whose_device_fails_its_probe_takes_no_row_and_is_told(sessions: Sessions, network: Hosts) -> None:
+def test_a_host_whose_device_fails_its_probe_takes_no_row_and_is_reported(sessions: Sessions, network: Hosts) -> None:
     network.add("sick", SIMULATED_SICK="1")
     running = start(sessions, network)
     running.wait_until(lambda: "left out" in running.output.read_text())
@@ -112,7 +112,7 @@ def test_a_host_whose_device_fails_its_probe_takes_no_row_and_is_told(sessions: 
     assert left(sessions) == []
 
 
-def test_a_host_with_another_kernel_takes_no_row_and_is_told(sessions: Sessions, network: Hosts) -> None:
+def test_a_host_with_another_kernel_takes_no_row_and_is_reported(sessions: Sessions, network: Hosts) -> None:
     for name in ("mine", "other"):
         (sessions.folder / name).mkdir()
         (sessions.folder / name / "Moody.py").write_text(f"def kernel(x, y):\n    return x + y  # {name}\n")

@@ -134,7 +134,7 @@ def statuses_and_own_durations(sessions: Sessions) -> dict[int, str]:
     return sessions.statuses("Rogue")
 
 
-def test_what_a_kernel_does_to_the_connection_costs_its_row_at_most(sessions: Sessions) -> None:
+def test_a_kernel_that_misuses_the_connection_costs_its_row_at_most(sessions: Sessions) -> None:
     (sessions.folder / "test_rogue.py").write_text(ROGUE_REPLAY)
     (sessions.folder / "victim").write_text("precious")
     # Each is between two neighbours.

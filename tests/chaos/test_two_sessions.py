@@ -91,7 +91,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 class TestADatabaseThatASessionHas:
     @pytest.mark.parametrize("devices", ["1", "2"])
-    def test_the_second_is_refused_and_told_whose_the_database_is(self, held: Held, devices: str) -> None:
+    def test_the_second_is_refused_with_the_holder_of_the_database(self, held: Held, devices: str) -> None:
         second = held.sessions.run(SIMULATED_DEVICES=devices)
         assert second.code == pytest.ExitCode.USAGE_ERROR
         assert f"{held.sessions.database} is in use" in second
@@ -217,7 +217,7 @@ device_lock.LONGEST_WAIT_S = 3.0
 """
 
 
-def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
+def test_a_wait_for_a_device_is_reported_and_ends(sessions: Sessions) -> None:
     (sessions.folder / "impatient.py").write_text(IMPATIENT)
     sessions.write("Moody", [row(1), row(2)])
     lock = sessions.folder / "lock-0"
@@ -231,7 +231,7 @@ def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
     assert sessions.run_in_process(SIMULATED_DEVICES="1").ledger() == {"measured": 2}
 
 
-def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Sessions) -> None:
+def test_a_wait_for_another_session_is_reported_and_in_no_time_of_a_row(sessions: Sessions) -> None:
     """Row 1 of the second session waits for row 40 of the first one, on the same device."""
     (sessions.folder / "impatient.py").write_text(IMPATIENT.replace("3.0", "600.0"))
     sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
@@ -289,7 +289,7 @@ def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: S
     assert "1 device" in done
 
 
-def test_a_wait_in_process_is_told_and_timed(sessions: Sessions) -> None:
+def test_a_wait_in_process_is_reported_and_timed(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1)])
     with open(sessions.folder / "lock-0", "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)

@@ -110,7 +110,7 @@ def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
     assert group_islands(count, joined).size == size
 
 
-def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
+def test_sizes_are_rounded_up_reported_and_not_repeated() -> None:
     option = parsed("--num-devices", "3", "--bytes-grid", "1", "5", "7", "--comm-dtype", "float32", "int8")
     wanted = options.collective_plan(option, GroupNodes(CPU))
     found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
@@ -164,7 +164,7 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
         (["--grid-shape", "1", "2", "3", "4"], "--grid-shape 1 x 2 x 3 x 4: .* 3 dimensions"),
     ],
 )
-def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) -> None:
+def test_contradictions_are_refused(arguments: list[str], words: str) -> None:
     with pytest.raises(pytest.UsageError, match=words):
         options.collective_plan(parsed(*arguments), GroupNodes(CPU))
 
@@ -195,13 +195,13 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
         (["--topology-tier", "3"], "--topology-tier: '3'"),
     ],
 )
-def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys) -> None:
+def test_meaningless_values_are_refused(arguments: list[str], words: str, capsys) -> None:
     with pytest.raises((pytest.UsageError, SystemExit)) as refused:
         parsed(*arguments)
     assert words in f"{refused.value}{capsys.readouterr().err}"
 
 
-def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")

@@ -76,7 +76,7 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
 
 
 @pytest.mark.slow
-def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, sessions: Sessions) -> None:
+def test_a_collective_with_only_its_carrier_says_so(npus: StandInNpus, sessions: Sessions) -> None:
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
     (cells,) = sessions.read("hcom_allReduce_")
@@ -117,7 +117,7 @@ def test_a_profile_that_has_to_be_exported_and_cannot_be(npus: StandInNpus, sess
     assert durations(sessions) == {4096: SLOWEST_US}
 
 
-def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
+def test_profiles_of_a_killed_session_are_read_by_the_next_one(
     npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
     module.write_text(BROKEN)

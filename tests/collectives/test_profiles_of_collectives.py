@@ -71,7 +71,7 @@ def test_the_kernel_that_carries_a_collective_counts_no_second_time(
     assert seen.assumptions == ()
 
 
-def test_a_collective_that_only_its_carrier_tells_of_has_the_carriers_duration(tmp_path: Path) -> None:
+def test_a_collective_with_only_its_carrier_has_the_carriers_duration(tmp_path: Path) -> None:
     carrier = ("allreduceAicpuKernel", "allreduceAicpuKernel", 20.0)
     seen = found(tmp_path, ALL_REDUCE.kernel_type, [carrier], [carrier])
     assert isinstance(seen, OwnKernel)
@@ -81,7 +81,7 @@ def test_a_collective_that_only_its_carrier_tells_of_has_the_carriers_duration(t
     assert "allreduceAicpuKernel" in assumption
 
 
-def test_a_sample_that_has_only_the_carrier_beside_samples_that_have_both_is_no_measurement(tmp_path: Path) -> None:
+def test_a_sample_with_only_the_carrier_among_samples_with_both_is_refused(tmp_path: Path) -> None:
     own, carrier = (
         ("hcom_allReduce_", "hcom_allReduce__1", 20.0),
         ("allreduceAicpuKernel", "allreduceAicpuKernel", 19.0),

@@ -51,7 +51,7 @@ def test_kineto_and_cupti_see_the_same_kernels(gpu):
     assert median(events.samples_us) > median(by["cupti"].samples_us)
 
 
-def test_the_device_tells_what_it_is(gpu, runner):
+def test_the_device_describes_itself(gpu, runner):
     description = runner.describe()
     assert description.kind == "cuda"
     assert description.name == gpu.name

@@ -144,11 +144,11 @@ def test_a_table_of_an_older_driver_and_one_of_a_newer():
 
 
 @pytest.mark.parametrize("text", ["", "dcmi module initialize failed. ret is -8005\n", "NPU ID  Chip ID\n"])
-def test_no_table_is_no_chip(text):
+def test_without_a_table_no_chip_is_found(text):
     assert npu_smi.parse_chips(text) == ()
 
 
-def test_what_a_microcontroller_says_is_not_the_chips(machine):
+def test_lines_of_a_microcontroller_are_not_the_chips(machine):
     machine(a2("910B3"))
     (chip,) = npu_smi.list_chips()
     assert npu_smi.query_common(chip)["Temperature(C)"] == "46"

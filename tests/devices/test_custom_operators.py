@@ -214,7 +214,7 @@ def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
         os.environ.pop("ENABLED_BY_VLLM_ASCEND", None)
 
 
-def test_what_fails_in_registering_is_told(vllm_ascend, monkeypatch):
+def test_a_failed_registration_is_reported(vllm_ascend, monkeypatch):
     package, opp = vllm_ascend
     (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text("raise ImportError('libcust_opapi.so: cannot open shared object file')\n")
@@ -238,7 +238,7 @@ def test_triton_kernels_know_the_number_of_cores(place):
     assert call(torch.ones(1)) == 48
 
 
-def test_a_triton_that_does_not_tell_the_number_of_cores_is_told(place):
+def test_a_triton_without_the_number_of_cores_is_reported(place):
     (place / "ops/triton/triton_utils.py").write_text(
         TRITON_UTILS.replace("    cores = 48", "    raise RuntimeError('no driver of Triton')")
     )
@@ -277,7 +277,7 @@ def test_a_registered_operator_without_a_kernel_lacks_its_opp(vllm_ascend, monke
     assert lacking.status is Status.UNSUPPORTED
 
 
-def test_other_words_are_no_missing_kernel():
+def test_other_messages_are_not_a_missing_kernel():
     assert missing_kernel("RuntimeError: aclnnAdd failed, error code is 561103") is None
 
 
@@ -298,7 +298,7 @@ def _not_loaded(reason):
         ("undefined symbol: _ZN3atb15CreateOperationINS_5infer14GroupTopkParamEEE", "does not fit torch_npu"),
     ],
 )
-def test_atb_that_cannot_be_loaded_is_told_with_what_to_source(reason, words):
+def test_atb_that_cannot_be_loaded_is_reported_with_the_script_to_source(reason, words):
     try:
         _not_loaded(reason)
     except OSError as error:

@@ -60,7 +60,7 @@ def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
     assert told == []
 
 
-def test_whoever_waits_is_told_for_what_and_whom_and_not_for_ever(tmp_path: Path) -> None:
+def test_a_waiter_learns_the_device_and_its_holder_and_gives_up(tmp_path: Path) -> None:
     told: list[LockHolder] = []
     path = tmp_path / "lock"
     with held_elsewhere(path) as pid:
@@ -74,13 +74,13 @@ def test_whoever_waits_is_told_for_what_and_whom_and_not_for_ever(tmp_path: Path
         assert len(told) == 1
 
 
-def test_what_a_holder_has_forked_does_not_hold_it(tmp_path: Path) -> None:
+def test_forks_of_a_holder_do_not_hold_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held_elsewhere(path, in_fork=True), DeviceLock(path).held(nothing, nothing, 0.0):
         pass
 
 
-def test_what_somebody_else_wrote_into_the_file_is_printable(tmp_path: Path) -> None:
+def test_text_of_others_in_the_file_is_made_printable(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     told: list[LockHolder] = []
     with held_elsewhere(path):
@@ -132,7 +132,7 @@ def test_another_worker_of_the_same_session_is_known(tmp_path: Path, monkeypatch
     assert told[0].own_session
 
 
-def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_is_reported_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     waits = DeviceWaits(told.append)
     wait = waits.begin(OTHER)
@@ -148,7 +148,7 @@ def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         wait.check_limit()
 
 
-def test_many_short_waits_are_told_as_a_long_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_waits_are_reported_like_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
     waits = DeviceWaits(nothing)

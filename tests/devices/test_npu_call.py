@@ -23,5 +23,5 @@ def test_of_several_none_is_there() -> None:
         resolve_npu_call(f"{MISSING} or torch.a_call_of_tomorrow")
 
 
-def test_what_is_timed_elsewhere_can_be_the_call_of_an_npu() -> None:
+def test_the_timed_call_can_be_the_call_of_an_npu() -> None:
     assert resolve_npu_call("opatlas.bench.implementations.torch.transpose_copy") is impl.transpose_copy

@@ -62,7 +62,7 @@ def library(monkeypatch):
     return made
 
 
-def test_facts_are_what_stays_and_what_is_not_answered_is_left_out(library):
+def test_facts_leave_out_changing_and_unanswered_values(library):
     assert open_nvml(UUID).facts() == {
         "driver": "580.159.04",
         "nvml": "13.580.159.04",
@@ -74,7 +74,7 @@ def test_facts_are_what_stays_and_what_is_not_answered_is_left_out(library):
     }
 
 
-def test_its_state_is_what_changes(library):
+def test_its_state_has_the_changing_values(library):
     assert open_nvml(UUID).state() == {
         "temperature_c": 37,
         "power_w": 85.173,
@@ -114,7 +114,7 @@ def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["1", UUID[:12], UUID])
-def test_a_gpu_is_found_by_what_makes_it_visible(library, name):
+def test_a_gpu_is_found_by_its_visible_name(library, name):
     assert open_nvml(name).state()["temperature_c"] == 37
     assert len(open_nvml(name).processes()) == 3
 
@@ -138,7 +138,7 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
-def test_a_torch_without_cuda_says_what_to_do():
+def test_a_torch_without_cuda_is_an_error_with_a_remedy():
     with pytest.raises(OpAtlasError, match=r"--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())
 

@@ -76,7 +76,7 @@ def test_a_slow_clock_is_that_of_the_whole_capture(tmp_path: Path) -> None:
     assert first_of(tmp_path, kernel(**clocks, **{"Current Freq": "1720"})) == ""
 
 
-def test_l2_hits_are_told_and_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_l2_hits_are_reported_and_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hits = [
         {"aiv_write_cache_hit": str(each), "aiv_write_cache_miss_allocate": str(100 - each)} for each in (49, 84, 86)
     ]

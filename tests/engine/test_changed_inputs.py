@@ -187,14 +187,14 @@ def test_a_view_of_a_declared_argument_must_be_declared_too(run):
     assert runner.run(job).status is Status.MEASURED
 
 
-def test_what_a_kernel_only_writes_is_declared_as_such(run):
+def test_a_write_only_argument_is_declared(run):
     assert place_of_change(run("overwrites", overwrites=[])) == 1
     runner, job = run("overwrites", overwrites=[1])
     assert runner.run(job).status is Status.MEASURED
 
 
 @pytest.mark.parametrize(("factor", "status"), [(2, Status.MEASURED), (3, Status.FAILED)])
-def test_what_a_kernel_overwrites_is_checked_where_it_returns_nothing(run, factor, status):
+def test_overwritten_arguments_are_checked_where_a_kernel_returns_nothing(run, factor, status):
     runner, job = run("returns_no_tensor", returned=None, factor=factor)
     outcome = runner.run(job)
     assert outcome.status is status, outcome

@@ -328,12 +328,12 @@ def raised_after_poison(error, *, dealt_with=False):
     return error
 
 
-def test_text_of_tells_what_led_to_an_exception_oldest_first():
+def test_text_of_lists_the_causes_of_an_exception_oldest_first():
     text = error_text(raised_after_poison(MemoryError()))
     assert text.index("RuntimeError: CUDA error") < text.index("MemoryError")
 
 
-def test_text_of_leaves_out_what_was_dealt_with():
+def test_text_of_leaves_out_handled_exceptions():
     assert error_text(raised_after_poison(ValueError("not a number"), dealt_with=True)) == "ValueError: not a number\n"
 
 

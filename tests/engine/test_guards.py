@@ -115,7 +115,7 @@ def test_weights_change_with_the_set() -> None:
     assert torch.equal(weight, original)
 
 
-def test_a_store_beside_an_input_is_found() -> None:
+def test_a_store_outside_an_input_is_found() -> None:
     inputs = InputSets(lambda seed: [torch.randn(16)], (1, 2))
     (x,) = inputs.arguments
     memory = torch.empty(0).set_(x.untyped_storage())
@@ -216,7 +216,7 @@ def test_other_code_in_the_same_function_is_named() -> None:
         check.__code__ = code
 
 
-def test_settings_are_restored_and_told() -> None:
+def test_settings_are_restored_and_reported() -> None:
     settings, threads = TorchSettings("cpu"), torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     torch.set_default_dtype(torch.float64)
@@ -361,7 +361,7 @@ def test_a_result_of_earlier_inputs_is_stale_in_few_timed_calls_too() -> None:
 
 
 @pytest.mark.parametrize("model_changes", [True, False])
-def test_a_candidate_may_change_what_the_model_changes(model_changes: bool) -> None:
+def test_a_candidate_may_change_the_inputs_that_the_model_changes(model_changes: bool) -> None:
     inputs = InputSets(lambda seed: [3, torch.randn(50), torch.randn(50)], (1, 2, 3))
     trial = CandidateTrial(lambda number, x, y: y.add_(x), inputs, CPU)
     trial.first_call()
@@ -416,7 +416,7 @@ def test_calls_with_dropout_are_repeatable() -> None:
     trial.verify(lambda arguments, weights: (torch.nn.functional.dropout(arguments[0]),), _compare)
 
 
-def test_a_task_with_one_result_for_all_inputs_is_told() -> None:
+def test_a_task_with_one_result_for_all_inputs_is_reported() -> None:
     inputs = InputSets(lambda seed: [torch.randn(50)], (1, 2, 3))
     trial = CandidateTrial(lambda x: x * 0, inputs, CPU)
     trial.first_call()

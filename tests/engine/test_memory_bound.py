@@ -98,7 +98,7 @@ with bounded_memory(device):
 """
 
 
-def test_stacks_of_threads_are_no_memory_of_a_row() -> None:
+def test_stacks_of_threads_do_not_count_as_memory_of_a_row() -> None:
     """OpenMP ends the process where it cannot start a thread."""
     variables = {**os.environ, "OMP_STACKSIZE": "64M"}
     done = subprocess.run([sys.executable, "-c", STACKS], env=variables, cwd=ROOT, capture_output=True, text=True)

@@ -105,7 +105,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_kernel_may_change_is_seen(name: str) -> None:
+def test_a_change_by_a_kernel_is_seen(name: str) -> None:
     if name == "affinity" and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("one core: there is no other affinity")
     state = ProcessState("cpu")
@@ -142,7 +142,7 @@ def test_functions_that_are_replaced_are_named(owner: object, name: str) -> None
     assert f".{name}" in told
 
 
-def test_random_numbers_are_no_state_that_matters_and_values_of_variables_stay_secret() -> None:
+def test_random_state_is_ignored_and_values_of_variables_stay_secret() -> None:
     state = ProcessState("cpu")
     before = state.read()
     torch.manual_seed(3)
@@ -159,7 +159,7 @@ def careless(row, replay):
     replay(torch.neg, *row.inputs(), expected=None)
 
 
-def test_a_row_says_what_it_has_changed_and_later_rows_of_the_process_do_too() -> None:
+def test_a_row_and_later_rows_of_the_process_report_its_change() -> None:
     threads = torch.get_num_threads()
     try:
         one = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2, cache="warm"))

@@ -267,7 +267,7 @@ def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function
     assert "formula" in outcome.reason
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -388,7 +388,7 @@ class Hurried:
         ),
     ],
 )
-def test_whom_a_group_waits_for_is_told_and_not_for_ever(
+def test_a_group_names_the_missing_nodes_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, opener: str, nodes: int, in_cluster: bool, waits_for: str, late: str
 ) -> None:
     with socket.socket() as free:

@@ -64,7 +64,7 @@ class SlowInTurns(Group):
 
 
 @pytest.mark.parametrize(("limit", "status"), [(None, Status.MEASURED), (0.2, Status.MEASURED), (0.1, Status.NOISY)])
-def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status: Status) -> None:
+def test_a_limit_of_noise_holds_for_the_recorded_samples(limit: float | None, status: Status) -> None:
     own = RowOutcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
     assert make_attempt((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
     outcome = combine_ranks("Sum", own, SlowInTurns(0, 2), limit)

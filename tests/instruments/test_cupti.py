@@ -173,7 +173,7 @@ def test_where_another_profiler_has_the_records_there_are_none_here(library):
         instrument.CuptiRecorder(lambda: None)
 
 
-def test_a_package_that_does_not_tell_a_layout_is_missing(library):
+def test_a_package_without_a_known_layout_is_missing(library):
     del library.activity_memset4_dtype
     with pytest.raises(InstrumentMissing, match="memset"):
         instrument.CuptiRecorder(lambda: None)
@@ -188,7 +188,7 @@ def test_a_record_that_lies_otherwise_is_not_read(library, fields):
         instrument.CuptiRecorder(lambda: None)
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_without_the_package_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(InstrumentMissing, match=r"pip install 'opatlas\[cuda\]'"):
         instrument.CuptiRecorder(lambda: None)

@@ -45,7 +45,7 @@ def sample(events, call, before_each):
     return events.sample(call, before_each, StopRule(repeat_count=2, time_limit_s=60))
 
 
-def test_what_is_done_before_each_call_is_not_in_its_sample(stream, events):
+def test_preparation_before_each_call_is_not_in_its_sample(stream, events):
     samples = sample(events, lambda: stream.work(15.5, "call"), lambda: stream.work(40, "flush"))
     assert samples.durations_us == pytest.approx((15.5, 15.5))
     assert samples.calls_per_sample == 1

@@ -35,11 +35,11 @@ def test_one_that_was_asked_for_is_not_replaced():
         open_instrument("toy", MeasureSettings(instrument="best"))
 
 
-def test_where_none_is_there_all_reasons_are_told():
+def test_where_none_is_there_all_reasons_are_given():
     with pytest.raises(InstrumentMissing, match="best: no such library"):
         open_instrument("none", MeasureSettings())
 
 
-def test_a_mistake_in_one_is_no_reason_to_take_another():
+def test_a_mistake_in_one_does_not_select_another():
     with pytest.raises(ZeroDivisionError):
         open_instrument("broken", MeasureSettings())

@@ -67,7 +67,7 @@ def test_a_row_is_measured_by_the_one_asked_for(asked, taken):
 
 
 @pytest.mark.parametrize(("took", "status"), [("", "measured"), ("wall-clock", "measured"), ("cupti", "skipped")])
-def test_a_duration_is_replaced_only_by_what_took_it(took, status):
+def test_a_duration_is_replaced_only_by_the_instrument_that_took_it(took, status):
     """The best instrument may be missing on a machine, which only the device process finds out."""
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
     outcome = runner.run(replace(job_of("Neg", "4 | FLOAT -> 4 | FLOAT"), instrument=took))

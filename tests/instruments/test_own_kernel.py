@@ -95,7 +95,7 @@ def test_other_kernels_alone_are_named() -> None:
     assert "Cast + TopK" in found.reason
 
 
-def test_a_launch_without_tensors_is_taken_and_told_where_there_is_one() -> None:
+def test_a_launch_without_tensors_is_taken_and_reported() -> None:
     found = own((launch("Sort", 10.0, UNKNOWN),))
     assert found.durations_us == (10.0,)
     assert len(found.assumptions) == 2

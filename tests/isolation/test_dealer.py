@@ -201,7 +201,7 @@ def test_a_silent_device_is_lost_and_its_late_answer_does_not_count(monkeypatch:
     assert "well" in session.hosts
 
 
-def test_a_session_that_stops_gets_what_runs_and_what_it_waits_for_and_nothing_else_begins() -> None:
+def test_a_session_that_stops_gets_running_rows_and_starts_no_others() -> None:
     stops: list[bool] = []
     device = ThreadDevice("a", lambda each: stops.append(True))
     session = Session([device], 100, may_deal=lambda: not stops)

@@ -66,7 +66,7 @@ def measured(checked: int, throttled: str = "") -> HostAnswer:
     return HostAnswer(RowOutcome(Status.MEASURED, measurement=taken))
 
 
-def test_hosts_give_one_measurement_with_what_all_ranks_have_checked() -> None:
+def test_hosts_give_one_measurement_with_the_checks_of_all_ranks() -> None:
     outcome = combined([measured(3), measured(4, "rank 3 of 4: too hot")])
     assert outcome.status is Status.MEASURED
     assert outcome.measurement is not None

@@ -20,12 +20,12 @@ print([name for name in {HEAVY} if name in sys.modules])
 """
 
 
-def test_a_device_process_brings_neither_torchs_compiler_nor_what_reads_tables() -> None:
+def test_a_device_process_imports_neither_torchs_compiler_nor_pandas() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_what_asks_endpoints_is_imported_when_one_is_asked() -> None:
+def test_the_endpoint_client_is_imported_at_its_first_use() -> None:
     code = "import sys, opatlas.plugins.models, opatlas.cli.diagnose; print('openai' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -167,7 +167,7 @@ def test_compositions_are_written_only_if_asked_for(folder: Path, tmp_path: Path
         ("Sort", ["--output", "rows"], 1),  # no table of aiconfigurator has it
     ],
 )
-def test_what_cannot_be_written_has_a_status(
+def test_an_export_that_cannot_be_written_has_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_type: str, options: list[str], status: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -209,7 +209,7 @@ def test_attention_is_asked_with_its_lengths(
         pytest.param(Operator(aten.mm.default, (tensor(64, 512), tensor(64, 512))), id="no product"),
     ],
 )
-def test_what_is_not_answered_goes_to_the_data_source_behind(folder: Path, interface: Any, operator: Operator) -> None:
+def test_unanswered_questions_go_to_the_data_source_behind(folder: Path, interface: Any, operator: Operator) -> None:
     alone = OpAtlasDataSource(folder)
     assert alone.lookup(operator) is None
     assert alone.last_miss_reason

@@ -108,7 +108,7 @@ def test_a_captured_database_answers_with_its_own_device_also_where_another_one_
 
 
 @pytest.mark.parametrize("named", ["", NPU, "ATLAS_800_A2_376T_64G"])
-def test_a_replay_on_the_device_of_the_capture_answers_and_the_capture_is_beside_it(
+def test_a_replay_on_the_device_of_the_capture_answers_and_the_capture_is_a_rival(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
 ) -> None:
     folder = ingested(tmp_path / "db", named)
@@ -119,7 +119,7 @@ def test_a_replay_on_the_device_of_the_capture_answers_and_the_capture_is_beside
     assert origin(beside) == (CAPTURED_US, "captured", named or UNNAMED, "torch_npu")
 
 
-def test_a_row_of_another_device_only_does_not_answer_and_is_told(
+def test_a_row_of_another_device_only_does_not_answer_and_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ingested(tmp_path / "db", "")

@@ -40,7 +40,7 @@ def test_conditions(text: str, holds: bool) -> None:
 
 
 @given(st.lists(st.integers(1, 10**5), min_size=1, max_size=20), st.integers(1, 10**5))
-def test_many_at_once_are_what_each_is(values: list[int], k: int) -> None:
+def test_many_at_once_equal_each_alone(values: list[int], k: int) -> None:
     for text in (
         "m * k",
         "align(m, k)",

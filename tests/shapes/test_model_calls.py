@@ -206,7 +206,7 @@ def test_products_are_those_of_the_traced_model(architecture: str) -> None:
 
 @pytest.mark.parametrize("kind", TRACED)
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_other_kernels_do_what_the_traced_model_does(architecture: str, kind: str) -> None:
+def test_other_kernels_do_the_operators_of_the_traced_model(architecture: str, kind: str) -> None:
     model, _ = CONFIGS[architecture]
 
     found = others(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill"))

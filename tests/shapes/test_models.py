@@ -312,7 +312,7 @@ CALLED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize(("model_type", "keys", "calls"), CALLED.values(), ids=CALLED)
-def test_each_layer_calls_what_it_has(
+def test_each_layer_calls_its_kernels(
     model_type: str, keys: dict[str, Any], calls: dict[str, int], tmp_path: Path
 ) -> None:
     found = read(tmp_path, model_type, **SIZES, **{key: keys[key] for key in keys if key not in SIZES})
@@ -379,7 +379,7 @@ TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("model_type", "keys", "words"), TOLD.values(), ids=TOLD)
-def test_what_a_step_leaves_out_is_told(
+def test_parts_that_a_step_leaves_out_are_reported(
     model_type: str, keys: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     found = read(tmp_path, model_type, **SIZES, **keys)
@@ -436,7 +436,7 @@ def test_a_step_has_the_dtype_of_the_weights(
             step_dtype(found)
 
 
-def test_modelopt_tells_of_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["o_proj"]}})
     )

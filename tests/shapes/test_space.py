@@ -94,7 +94,7 @@ def test_shapes_of_models_come_before_others() -> None:
     assert "151936,1024" in first[INPUT_SHAPES].str.partition(";")[2].tolist()
 
 
-def test_a_model_without_such_a_layer_gives_nothing() -> None:
+def test_a_model_without_the_layer_gives_nothing() -> None:
     space = space_of("BatchMatMulV2", Targets((QWEN3_0_6B,)))
     assert (len(space), space.missing_source) == (0, "latent")
 
