@@ -1,4 +1,4 @@
-"""What may import what: docs/contributing.md, held up by the syntax trees of every file."""
+"""The allowed imports: docs/contributing.md, checked by the syntax trees of every file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LAYERS = (
     "doctor",
     "cli",
 )
-#: Seconds to import, and what a `--help` or a report has no use for.
+#: Modules that take seconds to import and that a `--help` or a report does not need.
 HEAVY = frozenset({"torch", "torch_npu", "transformers"})
 #: The parts of the library that may import torch.
 WITH_TORCH = (
@@ -76,7 +76,7 @@ class Import:
     """One import.
 
     Attributes:
-        importer, module: who, and what; a module of OpAtlas by its full name.
+        importer, module: a module of OpAtlas by its full name.
         line: where.
         at_once: when the importer is imported, and not when one of its functions is called.
         typing: for type checkers alone.
@@ -247,7 +247,7 @@ def test_plugins_and_data_come_without_torch(start: str, imports: list[Import]) 
 
 
 def test_names_that_are_imported_late_exist() -> None:
-    """Of devices and instruments: what opens them is looked up when it is needed, and torch comes with it."""
+    """Of devices and instruments: their openers are looked up when they are needed, and torch comes with them."""
     named = {
         found.groups()
         for path in modules().values()
@@ -287,7 +287,7 @@ def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
         decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
         is_hook = function.name.startswith("pytest_")
         assert is_hook or any(name.startswith("pytest.fixture") for name in decorators), function.name
-        assert len(list(ast.walk(function))) < 100, f"{function.name}: move what it does to a module"
+        assert len(list(ast.walk(function))) < 100, f"{function.name}: move its work to a module"
 
 
 @pytest.mark.parametrize(

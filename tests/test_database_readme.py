@@ -41,7 +41,7 @@ OLDER = {schema.LEGACY_MICROBENCH, schema.LEGACY_PROFILING_MEDIAN, schema.LEGACY
 
 
 def section(title: str) -> str:
-    """What stands under a heading, sections beneath it included."""
+    """The text under a heading, sections beneath it included."""
     level = re.findall(rf"^(#+) {re.escape(title)}$", PAGE, re.MULTILINE)[0]
     rest = PAGE.partition(f"\n{level} {title}\n")[2]
     return re.split(rf"\n#{{1,{len(level)}}} ", rest)[0]
@@ -121,7 +121,7 @@ def test_older_columns() -> None:
 
 def test_journal_and_manifest_name_every_field() -> None:
     text = section("Journal")
-    told = words(text) - {"journal/{Run ID}.jsonl", "opatlas combine"}
-    assert told == {field.name for kind in (journal.JournalHeader, Record, Measurement) for field in fields(kind)}
+    named = words(text) - {"journal/{Run ID}.jsonl", "opatlas combine"}
+    assert named == {field.name for kind in (journal.JournalHeader, Record, Measurement) for field in fields(kind)}
     assert f"version {journal.VERSION}." in text
     assert words(section("Manifest")) - {"runs/{Run ID}.json"} == {field.name for field in fields(Manifest)}

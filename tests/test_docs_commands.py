@@ -24,7 +24,7 @@ from sessions import row
 WORKFLOWS = sorted((ROOT / "docs" / "ci").glob("*.yml"))
 PAGES = [*doc_commands.PAGES, *WORKFLOWS]
 
-#: Commands of the README that are read and not run, by what marks them, and why.
+#: Commands of the README that are read and not run, by their mark, and why.
 NOT_HERE: Mapping[str, str] = {
     r"^(python -m )?pip |^python\S* -m venv|^make ": "sets up an environment, from the network",
     r"--device[= ](npu|cuda|ATLAS_\w+)": "names a device that is not here",
@@ -42,12 +42,12 @@ FEW_ROWS = "--ops=RmsNorm --max-hbm-gb=0.51203"
 ONE_TASK = "--repeat-count=1 --ops=tasks.softmax"
 #: Groups of processes take as long as all the rest; tests/collectives starts them. Their messages are listed here.
 COLLECTIVES = "--collect-only"
-#: By what marks the command: statuses that say that it worked, where there are others than 0.
+#: By the mark of the command: statuses of success, where there are others than 0.
 STATUSES: Mapping[str, tuple[int, ...]] = {
-    r"opatlas doctor": (0, 1),  # what it needs may be missing on this machine
+    r"opatlas doctor": (0, 1),  # a requirement may be missing on this machine
     r"opatlas check": (1,),  # finds that the message in DB was measured by nobody
 }
-#: Commands that would fail, and what is to be said of them.
+#: Commands that would fail, and the expected finding.
 PLANTED: Mapping[str, str] = {
     "pytest bench/ --repeat-cuont 3": "unrecognized arguments: --repeat-cuont",
     "pytest shapes/ --rows many": "'many': give a whole number",
@@ -168,7 +168,7 @@ def test_commands_of_the_readme_do_their_work(block: Block, tmp_path: Path) -> N
         done = scratch.run(text, options=options_for(text))
         allowed = next((codes for mark, codes in STATUSES.items() if re.search(mark, text)), (0,))
         assert done.returncode in allowed, (
-            f"{block}: {text}\nexit status {done.returncode}: mend the command, give what it needs in "
+            f"{block}: {text}\nexit status {done.returncode}: mend the command, give its requirements in "
             f"ReaderOfTheReadme, or name it in NOT_HERE\n{done.stdout}"
         )
         for name in _LEAVES.findall(text):

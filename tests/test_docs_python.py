@@ -1,6 +1,6 @@
 """The Python blocks of the pages for modellers, run from top to bottom as one program of each page.
 
-A ```text block right below a Python block is what the block prints.
+A ```text block right below a Python block is its output.
 """
 
 from __future__ import annotations

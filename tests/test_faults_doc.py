@@ -30,8 +30,8 @@ def defined(path: Path) -> set[str]:
 
 def test_each_fault_and_each_promise_names_a_test() -> None:
     assert len(rows()) > 25
-    for what, *_, proof in rows():
-        assert _NODE.search(proof), what
+    for fault, *_, proof in rows():
+        assert _NODE.search(proof), fault
 
 
 def test_every_test_that_the_page_names_exists() -> None:

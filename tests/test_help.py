@@ -1,4 +1,4 @@
-"""What `--help` says of every entry point: each option has its default, and means the same wherever it stands."""
+"""The `--help` of every entry point: each option has its default, and means the same everywhere."""
 
 from __future__ import annotations
 

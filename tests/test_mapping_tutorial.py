@@ -1,4 +1,4 @@
-"""docs/tutorials/op-mapping.md: its commands print what the page shows, and its line is the one that helps."""
+"""docs/tutorials/op-mapping.md: its commands print the output on the page, and its line is the one that helps."""
 
 from __future__ import annotations
 

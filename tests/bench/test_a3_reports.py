@@ -1,4 +1,4 @@
-"""What reports leave out of a row is completed; what contradicts itself stays as it is."""
+"""Rows of reports are completed; a row that contradicts itself stays unchanged."""
 
 from __future__ import annotations
 

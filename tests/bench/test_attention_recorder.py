@@ -308,7 +308,7 @@ def test_a_compiled_call_is_recorded_when_it_runs(recorder, torch_npu, tmp_path)
     assert [record["actual_seq_lengths_kv"] for record in lines(tmp_path)] == [[3, 4], [5, 6]]
 
 
-#: A package that is imported after the recorder was started, and what a serving process does with it.
+#: A package that is imported after the recorder was started, and its use in a serving process.
 _TORCH_NPU = """
 import torch
 _library = torch.library.Library("late", "DEF")

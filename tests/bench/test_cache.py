@@ -135,4 +135,4 @@ def test_quantized_cache_is_unsupported():
     assert "quantized" in outcome.reason
 
 
-#: Mistakes that are easy to make: kernel type, function, what takes its place.
+#: Mistakes that are easy to make: kernel type, function, its replacement.

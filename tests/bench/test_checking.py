@@ -105,7 +105,7 @@ def test_in_full_every_wrong_element_is_found(case):
 
 
 def test_sampled_wrong_elements_are_found_where_full_checking_compares_the_same(case, small_sample):
-    """A sampled element is compared with just what full checking compares it with."""
+    """A sampled element is compared with the same value as in a full check."""
     formula, x, result = case
     compared = formula.compare([x], {}, [torch.arange(result.numel()).reshape(result.shape)], SEED)
     inside = set(compared[0].actual.flatten().tolist())

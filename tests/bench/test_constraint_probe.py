@@ -61,7 +61,7 @@ def test_steps_and_ends_of_a_size_are_found(step: int, high: int, low: int, size
     most = MoeShape(8, 1000, 32, 4, 3)
     trials = searched(takes, most)
     asked = replace(START, h=size)
-    # Where no larger one is taken, none tells the step: then nothing is taken that is not known to be.
+    # Where no larger one is taken, none gives the step: then only known sizes are accepted.
     if high >= START.h + step:
         assert Constraints(tuple(trials)).accepts(asked, ep_size=2, weights="DT_BF16") == takes(asked)
     elif Constraints(tuple(trials)).accepts(asked, ep_size=2, weights="DT_BF16"):
@@ -117,7 +117,7 @@ def test_a_damaged_table_is_an_error_that_names_the_table(tmp_path, damage) -> N
 
 
 def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
-    """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
+    """On a group of two ranks over gloo: the table has the answers and crashes of its ranks."""
     spec = GroupSpec(2)
     group = GroupProcess(spec, [DeviceSpec("cpu")] * 2, MeasureSettings(repeat_count=1, cache="warm", threads=1))
     probe = ShapeProbe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))

@@ -137,7 +137,7 @@ COMBINE, COMBINE_V2 = (
     for version in ("", "_V2")
 )
 
-#: Mistakes that are easy to make: of which function, which sample row, and what of the call is changed.
+#: Mistakes that are easy to make: the function, the sample row, and the change to the call.
 MISTAKES = {
     "weights of experts left out": (LAYER_OF, 0, lambda call: {"probs": torch.ones_like(call["probs"])}),
     "scales of another expert": (LAYER_OF, 3, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}),
@@ -149,7 +149,7 @@ MISTAKES = {
     "not scaled before it is quantized": (DISPATCH, 1, lambda call: {"scales": None}),
     "scaled for another expert": (DISPATCH, 1, lambda call: {"scales": call["scales"].roll(1, 0)}),
     "a token left out": (DISPATCH_V2, 0, lambda call: {"x_active_mask": torch.arange(7) > 0}),
-    "what another expert made": (COMBINE, 0, lambda call: {"expand_x": call["expand_x"].roll(1, 0)}),
+    "the result of another expert": (COMBINE, 0, lambda call: {"expand_x": call["expand_x"].roll(1, 0)}),
     "not weighted": (COMBINE, 0, lambda call: {"expert_scales": torch.ones_like(call["expert_scales"])}),
     "weights of another token": (COMBINE_V2, 0, lambda call: {"expert_scales": call["expert_scales"].roll(1, 0)}),
     "copies of another token": (
@@ -208,7 +208,7 @@ def test_shapes_of_a_dispatch_determine_its_group(row: str, found: Exchange, glo
 @pytest.mark.parametrize(
     ("row", "arguments", "ranks"),
     [
-        # Its shapes tell: 512 = 4 x 16 x 8, of 256 experts.
+        # By its shapes: 512 = 4 x 16 x 8, of 256 experts.
         (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", (), 16),
         (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("ep-size=32",), 16),
         # 1024 = 4 x 256: 32, 64, 128 or 256 ranks, each with no more experts than a token has.
@@ -255,10 +255,10 @@ def test_choices_of_tokens_that_are_not_active_are_not_sent(version: str) -> Non
     experts = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32)
     active = torch.tensor([[True, True], [False, True], [False, False]])
     where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
-    sent, _, told, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
+    sent, _, indices, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
     assert torch.equal(sent, torch.stack([x[0], x[1], x[0], *torch.zeros(3, 4)]))
     assert (counts.tolist(), ends.tolist()) == ([1, 1, 1], [1, 2, 3])
-    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, told, ends, weights, **where)
+    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, indices, ends, weights, **where)
     torch.testing.assert_close(back, x * (weights * active).sum(1, keepdim=True))
 
 
@@ -267,10 +267,10 @@ def test_tokens_that_are_not_active_are_not_sent(version: str) -> None:
     x, weights = torch.rand(3, 4), torch.rand(3, 2)
     experts, active = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32), torch.tensor([True, True, False])
     where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
-    sent, _, told, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
+    sent, _, indices, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
     assert torch.equal(sent, torch.stack([x[0], x[1], x[0], x[1], *torch.zeros(2, 4)]))
     assert (counts.tolist(), ends.tolist()) == ([1, 1, 2], [1, 2, 4])
-    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, told, ends, weights, **where)
+    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, indices, ends, weights, **where)
     torch.testing.assert_close(back, x * weights.sum(1, keepdim=True) * active.unsqueeze(1))
 
 

@@ -17,7 +17,7 @@ from opatlas.engine.inputs.images import (
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.model.schema import INPUT_SHAPES
 
-#: Layers of well-known networks: source, result, places of the kernel, what the layer has.
+#: Layers of well-known networks: source, result, places of the kernel, parts of the layer.
 LAYERS = {
     "AlexNet 1": ((224, 224), (55, 55), 121, Windows((11, 11), (4, 4), (2, 2))),
     "AlexNet 2": ((27, 27), (27, 27), 25, Windows((5, 5), (1, 1), (2, 2))),

@@ -1,4 +1,4 @@
-"""Arguments found from shapes: whatever the call was, what is found gives the recorded output."""
+"""Arguments found from shapes: whatever the call was, they give the recorded output."""
 
 from __future__ import annotations
 

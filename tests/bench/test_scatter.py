@@ -81,7 +81,7 @@ def test_an_assumption_about_a_row_is_noted():
     assert len(assumptions("IndexPutV2", ROWS["IndexPutV2"][0])) == 1
 
 
-#: Mistakes that are easy to make: kernel type, function, what takes its place.
+#: Mistakes that are easy to make: kernel type, function, its replacement.
 
 
 def test_a_row_of_a_large_table_that_is_not_written_is_found(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the doctor and a session say of the machine: limits, the cost of a flush, what disturbs."""
+"""Notes of the doctor and of a session on the machine: limits, the cost of a flush, disturbances."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_disturbance_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("cache", "kind", "read", "by_line", "told"),
+    ("cache", "kind", "read", "by_line", "notes_expected"),
     [
         ("cold", "cpu", 960, False, True),
         ("cold", "cpu", 128, True, False),
@@ -62,13 +62,13 @@ def test_a_disturbance_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_an_expensive_flush_is_reported_with_the_option_to_leave_it_out(
-    monkeypatch: pytest.MonkeyPatch, cache: str, kind: str, read: int, by_line: bool, told: bool
+    monkeypatch: pytest.MonkeyPatch, cache: str, kind: str, read: int, by_line: bool, notes_expected: bool
 ) -> None:
     plan = FlushPlan(480 * MIB, 1, whole_bytes=960 * MIB, read_bytes=read * MIB, by_line=by_line)
     monkeypatch.setattr(run_manifest, "plan_flush", lambda cores, threads: plan)
     settings: Any = SimpleNamespace(measure=MeasureSettings(cache=cache), devices=(DeviceSpec(kind),))
     notes = run_manifest.flush_notes(settings)
-    assert len(notes) == told
+    assert len(notes) == notes_expected
     assert all("960 MiB" in note and "--cache warm" in note for note in notes)
 
 

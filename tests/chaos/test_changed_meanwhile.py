@@ -95,13 +95,13 @@ def noted(sizes: Iterable[int] = SIZES) -> list[dict[str, str]]:
 
 
 def waiting(sessions: Sessions, kernel_types: Iterable[str], *options: str, devices: str) -> tuple[Running, Durations]:
-    """A session that has measured three rows of each kernel type, and waits in a last one; with what is in journals."""
+    """A session that has measured three rows of each kernel type, and waits in a last one; with its journals."""
     names = sorted(kernel_types)
     (sessions.folder / "test_edited.py").write_text(REPLAYS.format(kernel_types=", ".join(map(repr, names))))
     for kernel_type in names:
         sessions.write(kernel_type, noted())
     sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
-    # One device process has no part in what happens to the files; several workers write a journal each.
+    # One device process does not matter for the files; several workers write a journal each.
     start = sessions.start_in_process if devices == "1" else sessions.start
     running = start(*options, SIMULATED_DEVICES=devices)
     running.wait_for_body(Mood.WAIT_FOR_GO)
@@ -152,7 +152,7 @@ class Edited:
 
     Attributes:
         before: the tables as they were edited.
-        measured: what the session had measured by then.
+        measured: the measurements of the session by then.
     """
 
     sessions: Sessions
@@ -206,11 +206,11 @@ class TestEdited:
             return
         assert {kernel_type for kernel_type, _ in missing} == {"RowRemoved", "ShapeChanged", "Replaced"}
         assert "5 measured rows" in edited.done
-        run_as_told(edited.done)
+        run_the_named_commands(edited.done)
         assert in_tables(edited.sessions).items() >= edited.measured.items()
 
 
-def run_as_told(done: Finished) -> None:
+def run_the_named_commands(done: Finished) -> None:
     """Runs the command that a summary gives."""
     (command,) = re.findall(r"`(opatlas combine .*?)`", done.output)
     merged = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
@@ -277,13 +277,13 @@ def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "devices"),
+    ("lost", "devices"),
     [("database", "1"), ("journal", "1"), ("journal", "2"), pytest.param("database", "2", marks=pytest.mark.slow)],
 )
-def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, what: str, devices: str) -> None:
+def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, lost: str, devices: str) -> None:
     """As that of a network share: a file in its place also keeps root from it. What was measured is kept elsewhere."""
     running, measured = waiting(sessions, ["Gone"], devices=devices)
-    gone = sessions.database if what == "database" else sessions.database / "journal"
+    gone = sessions.database if lost == "database" else sessions.database / "journal"
     gone.rename(sessions.folder / "elsewhere")
     gone.write_text("a file")
     done = go(sessions, running)

@@ -1,4 +1,4 @@
-"""What a kernel changes in its process is told, and no other row is measured under it."""
+"""A change of a kernel to its process is reported, and no other row is measured under it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FULL = os.strerror(errno.ENOSPC)
 TOO_LARGE = os.strerror(errno.EFBIG)
 #: Samples enough for a record of some 20 kB.
 LONG_RECORDS = ("--repeat-count=2000", "--cache=warm")
-#: More than a session prints, since what it prints goes to a file here.
+#: More than a session prints, since its output goes to a file here.
 LIMIT = 48 << 10
 
 
@@ -87,7 +87,7 @@ def waiting_in_row_40(
     sessions: Sessions, devices: str, temporary: Path, *options: str, measure: Sequence[str] = QUICKLY
 ) -> Running:
     """A session whose rows 1 to 4 are in journals, and whose row 40 runs."""
-    # One device process has no part in what becomes of the files.
+    # The device process does not matter for the files.
     start = sessions.start_in_process if devices == "1" else sessions.start
     running = start(*options, measure=measure, SIMULATED_DEVICES=devices, TMPDIR=str(temporary))
     running.wait_for_body(Mood.WAIT_FOR_GO)
@@ -112,14 +112,14 @@ def only_run(sessions: Sessions) -> str:
 
 
 def half_made(sessions: Sessions) -> list[str]:
-    """Files that are neither what was there nor what a session means to leave."""
+    """Files that neither were there before nor are results of a session."""
     known = {"session.lock", "database.lock", "ballast"}
     kept = (".csv", ".jsonl", ".json", ".gz", ".md")
     files = [path for path in sessions.database.rglob("*") if path.is_file() and path.name not in known]
     return [path.name for path in files if path.suffix not in kept or path.name.startswith((".", "session"))]
 
 
-def merge_as_told(done: Finished) -> None:
+def merge_by_the_named_command(done: Finished) -> None:
     """Runs the command that the summary gives."""
     (line,) = (line for line in done.output.splitlines() if "add them with" in line)
     command = shlex.split(line.split("`")[1])
@@ -158,7 +158,7 @@ def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path,
     assert f"{temporary / run}-rescued.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
-    merge_as_told(done)
+    merge_by_the_named_command(done)
     assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4, 40), run)
     again = sessions.run_in_process("--update-mode=missing-only", SIMULATED_DEVICES="1")
     assert (again.code, again.ledger()) == (0, {"measured": 1})
@@ -266,7 +266,7 @@ def test_a_remaining_journal_stays_where_there_is_no_room_to_merge_it(sessions: 
 def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
     path = sessions.write("Moody", [row(1)])
     before = path.read_bytes()
-    # The name of the command stands in the file that tells who has the database, and makes it too large.
+    # The name of the command is in the file that names the holder of the database, and makes it too large.
     done = sessions.run("-p", f"no:{'n' * LIMIT}", file_limit=LIMIT)
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert done.tells(sessions.database, TOO_LARGE)

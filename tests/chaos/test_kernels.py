@@ -13,7 +13,7 @@ from moods import Mood
 from sessions import HANG_S, Sessions, row
 
 HEALTHY = (1, 2, 3, 4, 5, 6, 7)
-#: The status of rows in bad moods, and what their reason names.
+#: The status of rows in bad moods, and words of their reason.
 BAD = {
     Mood.SEGFAULT: ("crashed", "SIGSEGV (signal 11)"),
     Mood.ABORT: ("crashed", "SIGABRT (signal 6)"),

@@ -1,4 +1,4 @@
-"""A device process that answers what it was not asked, or not in time: no row gets the duration of another."""
+"""A device process with wrong or late answers: no row gets the duration of another."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def odd(devices: list[DeviceProcess], way: str) -> tuple[DeviceProcess, Odd]:
     [
         # The second answer comes before the next job is sent, or after: that gets a fresh process either way.
         ("answers_twice", Status.MEASURED, 2),
-        # An earlier row may have left behind what sent these: the row is tried once more.
+        # A thread of an earlier row may have sent these: the row is tried once more.
         ("answers_for_another", Status.CRASHED, 3),
         ("replays_its_answer_to_the_row_before", Status.CRASHED, 3),
         ("answers_without_a_job", Status.CRASHED, 2),

@@ -10,7 +10,7 @@ from moods import Mood
 from processes import Role, in_role
 from sessions import HANG_S, Running, Sessions, row
 
-#: Each starts a child in each way, and then does what its kernel type says.
+#: Each starts a child in each way, and then does as its kernel type says.
 PARENT_REPLAYS = """
 import ctypes
 import os

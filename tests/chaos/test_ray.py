@@ -1,4 +1,4 @@
-"""Sessions on clusters of Ray, whose nodes are raylets of this machine: what is lost costs no healthy row."""
+"""Sessions on clusters of Ray, whose nodes are raylets of this machine: a loss costs no healthy row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Se
     statuses = sessions.statuses("Moody")
     assert statuses[Mood.SEGFAULT] == "crashed"
     assert statuses[Mood.POISON] == "device-error"
-    assert finished.tells("Segmentation fault"), "what a row prints comes back from its host"
+    assert finished.tells("Segmentation fault"), "the output of a row comes back from its host"
     assert hosts_in_report(sessions.folder / "out.xml") == {os.uname().nodename}
     assert left(sessions) == []
 

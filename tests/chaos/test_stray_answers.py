@@ -5,7 +5,7 @@ from __future__ import annotations
 from moods import Mood
 from sessions import Sessions, row
 
-#: Each row takes as many microseconds as its size says, by a clock of its own, so that its duration tells whose it is.
+#: Each row takes as many microseconds as its size says, by a clock of its own, so that its duration identifies the row.
 #: A row whose size is a key of DEEDS does that first.
 ROGUE_REPLAY = """
 import ctypes

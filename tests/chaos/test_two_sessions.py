@@ -208,7 +208,7 @@ def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-#: Waits for a device are told at once, and end soon.
+#: Waits for a device are reported at once, and end soon.
 IMPATIENT = """
 from opatlas.devices import device_lock
 
@@ -243,7 +243,7 @@ def test_a_wait_for_another_session_is_reported_and_in_no_time_of_a_row(sessions
     report = sessions.folder / "junit.xml"
     second = sessions.start("-p", "impatient", f"--junitxml={report}", SIMULATED_DEVICES="1")
     second.wait_until(lambda: "waiting for the device" in second.output.read_text())
-    # Long beside what the row takes by itself. On a slow machine the test shows less, and fails no sooner.
+    # Long compared to the row by itself. On a slow machine the test shows less, and fails no sooner.
     time.sleep(2)
     began = time.monotonic()
     sessions.go()
@@ -295,7 +295,7 @@ def test_a_wait_in_process_is_reported_and_timed(sessions: Sessions) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX)
         running = sessions.start_in_process(SIMULATED_DEVICES="1")
         running.wait_until(lambda: "waiting for the device" in running.output.read_text())
-        # Longer than what is too short to tell of.
+        # Longer than a wait that is not reported.
         time.sleep(1)
     done = running.wait()
     assert done.ledger() == {"measured": 1}

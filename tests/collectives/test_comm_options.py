@@ -1,4 +1,4 @@
-"""What the options ask for: groups, messages, where they are written, and what is refused."""
+"""The options of collectives: groups, messages, the place of the tables, and refusals."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_several_values_have_commas_or_blanks_between_them() -> None:
 def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
-    # The grid that is told is that of the machine, and not one that would hold the group.
+    # The reported grid is that of the machine, and not one that would hold the group.
     (about,) = options.collective_plan(parsed("--num-devices", "2", "16"), GroupNodes(CPU)).about
     assert about.startswith("grid 1 x 8:")
     spec = of_group(option, CPU, "16", "1")
@@ -205,8 +205,8 @@ def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
-    _, told = options.collective_plan(parsed(), GroupNodes(CPU)).about
-    assert told.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
+    _, about = options.collective_plan(parsed(), GroupNodes(CPU)).about
+    assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 
 def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:

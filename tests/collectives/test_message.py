@@ -33,7 +33,7 @@ def ranks_of(collective: Collective, elements: int, size: int, dtype: str = "DT_
 
 
 def done(collective: Collective, ranks: list[Message]) -> list[tuple[torch.Tensor, Callable]]:
-    """What each rank holds when the collective has done what it should, in its own dtype, and what is expected."""
+    """The right result of the collective on each rank, in its own dtype, and the expected one."""
     size = len(ranks)
     if collective is ALL_REDUCE:
         total = sum((rank.input_tensor() for rank in ranks[1:]), ranks[0].input_tensor())

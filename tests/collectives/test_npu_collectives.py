@@ -57,7 +57,7 @@ def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[
 
 @pytest.fixture(autouse=True)
 def module(sessions: Sessions) -> Path:
-    """The module beside a conftest.py that knows the stand-ins."""
+    """The module, next to a conftest.py that knows the stand-ins."""
     return Path(shutil.copy(ROOT / "bench" / NAME, sessions.folder))
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_dies_costs_its_message_and_one_that_crashes_at_its_end_no_p
     ends = "        distributed.destroy_process_group = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
     first, second = BROKEN.split("    replay(call")
     module.write_text(f"{first}    if row.rank == 0:\n{ends}    replay(call{second}")
-    # When the first rank of the second group crashes, msprof of the other one still has to write what it recorded.
+    # When the first rank of the second group crashes, msprof of the other one still has to write its records.
     options = ("--ops=all_reduce", "--bytes-grid=1024,2048,4096", "-s")
     done = run(npus, *options, faults={"2/rank1": "slow"})
     assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
@@ -137,7 +137,7 @@ def test_profiles_of_a_killed_session_are_read_by_the_next_one(
 
 
 def test_a_group_without_msprof_takes_events_and_says_so(npus: StandInNpus, sessions: Sessions) -> None:
-    # The stand-in NPU has no events: its refusal tells which instrument it was to measure with.
+    # The stand-in NPU has no events: its refusal names the instrument that it was to measure with.
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output
 

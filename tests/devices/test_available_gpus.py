@@ -1,4 +1,4 @@
-"""GPUs are found without torch, by what nvidia-smi shows (a stand-in here), and a process is shown one alone."""
+"""GPUs are found without torch, by the output of nvidia-smi (a stand-in here), and a process sees only its own."""
 
 from __future__ import annotations
 

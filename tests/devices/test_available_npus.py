@@ -1,4 +1,4 @@
-"""NPUs are found without torch: by their device files and by what npu-smi shows (a stand-in here)."""
+"""NPUs are found without torch: by their device files and by the output of npu-smi (a stand-in here)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What custom operators need, and what a user is told where it is not there."""
+"""The requirements of custom operators, and the message to a user where one is missing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def get_vectorcore_num():
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """The folder of a package that stands in for vllm-ascend, without an operator package."""
+    """The folder of a stand-in for vllm-ascend, without an operator package."""
     monkeypatch.delenv("ASCEND_CUSTOM_OPP_PATH", raising=False)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     package = tmp_path / "vllm_ascend"
@@ -103,7 +103,7 @@ def with_operators(package, vendor):
 
 @pytest.fixture(params=VENDORS)
 def vllm_ascend(place, request):
-    """Folders of a package that stands in for vllm-ascend, and of its operators."""
+    """Folders of a stand-in for vllm-ascend, and of its operators."""
     return place, with_operators(place, request.param)
 
 
@@ -202,7 +202,7 @@ def test_another_call_takes_the_place_of_an_operator_that_is_not_registered(plac
 
 
 def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
-    """It prepares more than the import: here, what the import needs."""
+    """It prepares more than the import: here, the libraries that the import needs."""
     package, _ = vllm_ascend
     (package / "vllm_ascend_C.py").write_text("import os\nassert os.environ['ENABLED_BY_VLLM_ASCEND']\n" + EXTENSION)
     (package / "utils.py").write_text(
@@ -282,7 +282,7 @@ def test_other_messages_are_not_a_missing_kernel():
 
 
 def _not_loaded(reason):
-    """Raises what torch_npu (op_plugin/python/atb/_atb_ops.py) raises at the first call of an operator of ATB."""
+    """Raises the error of torch_npu (op_plugin/python/atb/_atb_ops.py) at the first call of an operator of ATB."""
     words = ""
     if "libatb.so" in reason:
         words = "Please check that the nnal package is installed. Please run 'source set_env.sh' in the NNAL path."

@@ -1,4 +1,4 @@
-"""The driver's version is told without opening a device."""
+"""The driver's version is read without opening a device."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def test_a_quiet_machine_reports_no_disturbance() -> None:
     ],
 )
 def test_each_disturbance_is_reported_once_with_its_number(changed: dict[str, object], number: str) -> None:
-    (told,) = replace(_QUIET, **changed).disturbances()  # type: ignore[arg-type]
-    assert number in told
+    (disturbance,) = replace(_QUIET, **changed).disturbances()  # type: ignore[arg-type]
+    assert number in disturbance
 
 
 def test_the_load_of_the_session_itself_disturbs_nobody() -> None:

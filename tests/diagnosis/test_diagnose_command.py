@@ -1,4 +1,4 @@
-"""`opatlas diagnose`: what it prints, the prompt, answers of an endpoint with faults, and two captures side by side."""
+"""`opatlas diagnose`: its output, the prompt, answers of an endpoint with faults, and two captures side by side."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_ranking_and_a_kernel_of_it(path: Path, capsys: pytest.CaptureFixtur
         ("MyKernel", "16,32;64,32", "1", "not enough work"),
         ("Cast", "16,32;64,32", "1", "latency bound"),
     ]
-    # The work of the second is not known, so neither are its roofline and what it lost.
+    # The work of the second is not known, so neither are its roofline and its loss.
     assert [[bool(cell) for cell in row[6:8]] for row in ranking[1:]] == [[True] * 2, [False] * 2, [True] * 2]
     assert main(["diagnose", str(path), "--peaks", _DEVICE, "--row", "2"]) == 0
     shown = capsys.readouterr().out.splitlines()

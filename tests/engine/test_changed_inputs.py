@@ -1,4 +1,4 @@
-"""A kernel that changes an input which its replay does not name is no measurement."""
+"""A kernel that changes an input which its replay does not name gives no measurement."""
 
 from __future__ import annotations
 

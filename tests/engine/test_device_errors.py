@@ -149,7 +149,7 @@ NEITHER = [
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     "Triton Error [CUDA]: invalid argument",
     "out of resource: shared memory, Required: 507015, Hardware limit: 232448",
-    # The hint that every CUDA error carries is no assertion that failed.
+    # The hint that every CUDA error carries is not an assertion that failed.
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
     """addmm:build/CMakeFiles/torch_npu.dir/compiler_depend.ts:112 NPU function error: call aclnnAddmm failed, error \
 code is 161002

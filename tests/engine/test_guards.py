@@ -223,13 +223,13 @@ def test_settings_are_restored_and_reported() -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     torch.use_deterministic_algorithms(True)
-    told = settings.restore()
+    restored = settings.restore()
     assert torch.get_num_threads() == threads
     assert torch.get_default_dtype() is torch.float32
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()
-    assert len(told) >= 5
+    assert len(restored) >= 5
     assert settings.restore() == []
 
 

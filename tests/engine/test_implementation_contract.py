@@ -1,4 +1,4 @@
-"""The contract of an implementation: what a function marked with `@implements` may do, and what its row tells of it."""
+"""The contract of an implementation: the rights of a function marked with `@implements`, and the cells of its row."""
 
 from __future__ import annotations
 

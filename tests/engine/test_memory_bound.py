@@ -26,7 +26,7 @@ from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds the memory of a process so")
 
-#: The kernel takes far more than its tensors: what a row says does not tell.
+#: The kernel takes far more than its tensors, which the cells of a row do not show.
 REPLAY = """
 from opatlas.bench import formulas
 from opatlas.engine.registry import replays

@@ -51,7 +51,7 @@ def counting(row, replay):
 
 @replays("ComparedWithItself", npu=None)
 def compared_with_itself(row, replay):
-    """Wrong, and right only where the formula is given what the kernel left behind."""
+    """Wrong, and right only where the formula is given the results of the kernel."""
     replay(lambda x: x.mul_(3), row.tensor(0), mutates=[0], expected=unchanged)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from opatlas.progress import Progress, format_seconds
 
 ROOT = Path(__file__).parents[2]
-#: Where inputs that find something are saved, unless told otherwise.
+#: The default folder for inputs that find something.
 FINDINGS = ROOT / ".fuzz"
 _MOST_CRASHES = 3
-#: Beyond its time: a worker imports what its target needs, runs the good inputs, and ends itself where one hangs.
+#: Beyond its time: a worker imports the modules of its target, runs the good inputs, and ends itself where one hangs.
 _START_S = 300.0
 
 
@@ -27,7 +27,7 @@ class Finding:
     """An input for which something does not hold.
 
     Attributes:
-        kind: what happened, in a few words.
+        kind: of the failure, in a few words.
         text: the traceback.
         path: the input.
     """
@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass
 class Outcome:
-    """What came of a target: how many inputs were run, and what was found."""
+    """The result of a target: the number of inputs that were run, and the findings."""
 
     target: str
     inputs: int
@@ -67,7 +67,7 @@ def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", finding
     """Runs inputs of a target for so many seconds.
 
     Args:
-        seed: what the inputs follow from.
+        seed: of the inputs.
         engine: where inputs come from, "mutation" or "atheris".
         findings: the folder for inputs that find something.
     """
@@ -100,7 +100,7 @@ def _worker(target: str, seed: int, seconds: float, current: Path, engine: str) 
 
 
 def _followed(command: list[str], outcome: Outcome, end: float, progress: Progress, findings: Path) -> tuple[int, str]:
-    """Reads what a worker tells until it ends; gives its exit status and the end of its stderr."""
+    """Reads the reports of a worker until it ends; gives its exit status and the end of its stderr."""
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as worker,
@@ -114,15 +114,15 @@ def _followed(command: list[str], outcome: Outcome, end: float, progress: Progre
             if not line.startswith("{"):
                 # libFuzzer has things to say, too.
                 continue
-            told = json.loads(line)
-            if "inputs" in told:
-                new, before = told["inputs"] - before, told["inputs"]
+            report = json.loads(line)
+            if "inputs" in report:
+                new, before = report["inputs"] - before, report["inputs"]
                 outcome.inputs += new
                 found = f", {len(outcome.findings)} found" if outcome.findings else ""
                 progress.advance(new, f"{format_seconds(max(end - time.monotonic(), 0))} left{found}")
             else:
-                path = save(outcome.target, bytes.fromhex(told["input"]), findings)
-                outcome.findings.append(Finding(outcome.target, told["kind"], told["text"], path))
+                path = save(outcome.target, bytes.fromhex(report["input"]), findings)
+                outcome.findings.append(Finding(outcome.target, report["kind"], report["text"], path))
         status = worker.wait()
         watchdog.cancel()
         errors.seek(0)

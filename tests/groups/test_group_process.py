@@ -1,4 +1,4 @@
-"""Groups of two ranks, launched by torchrun's elastic launcher over gloo: what becomes of a row, and of the others."""
+"""Groups of two ranks, launched by torchrun's elastic launcher over gloo: the outcome of a row, and of the others."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, kernel
     assert outcome.status is Status.MEASURED, outcome
     assert outcome.measurement is not None
     if "Dispatch" not in kernel_type or kernel_type == "DispatchFFNCombine":
-        # Of a dispatch's results only what has arrived is checked, and not the room behind it.
+        # Of a dispatch's results only the received tokens are checked, and not the room behind them.
         assert outcome.measurement.checked_elements == outcome.measurement.total_elements
 
 
@@ -324,7 +324,7 @@ def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
     group.close()
     assert wait_for(lambda: not marked(f"{MARK}=crashing"), seconds=300)
-    # torchrun's launcher tells on stderr of a rank that has failed.
+    # torchrun's launcher reports a failed rank on stderr.
     said = capfd.readouterr()
     assert "exitcode" not in said.out + said.err
 
@@ -352,17 +352,17 @@ def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:
 
 
 class Hurried:
-    """A clock that is far ahead once the user has been told what the test waits for, however long that takes."""
+    """A clock that is far ahead once the message that the test waits for is shown, however long that takes."""
 
     def __init__(self, awaited: str) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self._awaited = awaited
 
-    def tell(self, text: str) -> None:
-        self.told.append(text)
+    def report(self, text: str) -> None:
+        self.messages.append(text)
 
     def monotonic(self) -> float:
-        return time.monotonic() + (1000 if any(text.startswith(self._awaited) for text in self.told) else 0)
+        return time.monotonic() + (1000 if any(text.startswith(self._awaited) for text in self.messages) else 0)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -401,10 +401,10 @@ def test_a_group_names_the_missing_nodes_and_gives_up(
     spec = GroupSpec(2, nnodes=nodes, in_cluster=in_cluster, master_port=port if nodes > 1 else None)
     devices = [DeviceSpec("cpu", opener=opener)] * spec.local_ranks
     with pytest.raises(GroupTimeout, match=f"did not start: {late.format(port=port)}") as gone:
-        GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.tell)).describe()
+        GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.report)).describe()
     assert gone.value.nodes is (nodes > 1)
-    assert re.fullmatch(r".*, \d+ s left", clock.told[-1]), clock.told
-    assert "launcher" in clock.told[0]
+    assert re.fullmatch(r".*, \d+ s left", clock.messages[-1]), clock.messages
+    assert "launcher" in clock.messages[0]
     assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=300)
 
 
@@ -425,7 +425,7 @@ def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
 
 
 def test_nodes_meet_at_the_port_of_the_first() -> None:
-    """Two launchers on one machine; each has one rank of the group, and both tell the same."""
+    """Two launchers on one machine; each has one rank of the group, and both report the same."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

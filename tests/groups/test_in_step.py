@@ -17,14 +17,14 @@ from opatlas.model.schema import Status
 
 
 class Recorded(Group):
-    """A rank whose group decides otherwise than its own rule, and that notes what it does."""
+    """A rank whose group decides otherwise than its own rule, and that notes its steps."""
 
     def __init__(self, decisions: list[bool]) -> None:
         self.decisions = decisions
         self.done: list[str] = []
         #: What the other rank gives, the last one first; 0 from then on.
         self.of_the_other: list[float] = []
-        super().__init__(0, 2, _report=lambda step, what: self.done.append(f"{step} {what}"))
+        super().__init__(0, 2, _report=lambda step, event: self.done.append(f"{step} {event}"))
 
     def first_rank_decides(self, value: bool) -> bool:
         return self.decisions.pop(0)
@@ -42,7 +42,7 @@ def test_the_group_decides_and_a_sample_is_one_call(before_each: Callable[[], No
     rule = StopRule(repeat_count=1, time_limit_s=60)
     samples = SynchronizedInstrument(WallClock(), group).sample(lambda: group.done.append("call"), before_each, rule)
     assert (len(samples.durations_us), samples.calls_per_sample) == (3, 1)
-    assert [what.split()[-1] for what in group.done[1:]] == ["call", "together", "call"] * 3
+    assert [event.split()[-1] for event in group.done[1:]] == ["call", "together", "call"] * 3
 
 
 def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:

@@ -38,7 +38,7 @@ OF_KIND = {KERNEL: "activity_kernel10_dtype", MEMCPY: "activity_memcpy6_dtype", 
 
 
 class Library:
-    """What libcupti does with its callbacks; and, in one, what cupti-python's module has."""
+    """The behaviour of libcupti towards callbacks, with the functions of cupti-python's module."""
 
     def __init__(self, status=0):
         self.ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=KERNEL, MEMCPY=MEMCPY, MEMSET=MEMSET)

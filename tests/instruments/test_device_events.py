@@ -1,4 +1,4 @@
-"""Device events, with a clock in their place: what lies between them is the sample, what is before is not."""
+"""Device events, with a clock in their place: the work between them is the sample, the work before is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instruments there are to choose from, and what becomes of one that is not offered."""
+"""The choice of instruments, and the refusal of one that a device does not offer."""
 
 from __future__ import annotations
 

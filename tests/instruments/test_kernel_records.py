@@ -1,4 +1,4 @@
-"""Kernel records, of a device in whose place a list stands: what is a call's, and what is an error."""
+"""Kernel records, with a list as the device: the kernels of a call, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GAP_US = 0.5
 
 
 class Device:
-    """Runs what is launched at once, and remembers it while it is recorded."""
+    """Runs a launch at once, and remembers it while it is recorded."""
 
     name = "toy-records"
 

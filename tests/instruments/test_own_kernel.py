@@ -1,4 +1,4 @@
-"""Which launches of a call are the row's kernel: durations and counters are theirs, helpers stand beside."""
+"""Which launches of a call are the row's kernel: durations and counters are theirs, helpers are listed apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When sampling ends, on synthetic samples and a clock that stands still unless told."""
+"""The end of sampling, on synthetic samples and a clock that the test advances."""
 
 from __future__ import annotations
 

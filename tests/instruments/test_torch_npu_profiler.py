@@ -1,4 +1,4 @@
-"""The instrument of torch_npu's profiler. The profiler stands in: it writes what its test says was launched.
+"""The instrument of torch_npu's profiler. The profiler is a stand-in: it writes the launches that its test names.
 
 That the real one takes the arguments it gets here is tested in tests/npu.
 """

@@ -1,4 +1,4 @@
-"""The wall clock: how it calls what it times."""
+"""The wall clock: how it calls the timed function."""
 
 from __future__ import annotations
 

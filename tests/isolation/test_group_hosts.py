@@ -1,4 +1,4 @@
-"""Which hosts of a cluster a group takes, and what their answers to a row say together."""
+"""The choice of hosts for a group, and the combination of their answers to a row."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: torch's compiler, and what reads and writes tables: half a second and more.
+#: torch's compiler, and the readers and writers of tables: half a second and more.
 HEAVY = ("torch._dynamo", "pandas", "pyarrow")
 CODE = f"""
 import sys

@@ -41,7 +41,7 @@ def line(size: int, **changes: Any) -> bytes:
 
 @pytest.fixture(autouse=True)
 def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles that hold two samples of each row: its number, in microseconds, beside as many kernels less one."""
+    """Profiles that hold two samples of each row: its number, in microseconds, and as many kernels less one."""
 
     def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples]:
         return [

@@ -1,4 +1,4 @@
-"""Runs in the environment of torch_npu: opens the NPU that stands in, and prints as JSON what it says and does.
+"""Runs in the environment of torch_npu: opens the stand-in NPU, and prints its answers as JSON.
 
     python open_npu.py [all-visible]
 

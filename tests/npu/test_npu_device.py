@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 def opened(python: Path, *path: Path, words: tuple[str, ...] = (), **environment: str):
-    """What open_npu.py prints, told some words; `path` goes before all packages."""
+    """The output of open_npu.py with some arguments; `path` goes before all packages."""
     with tempfile.TemporaryDirectory() as folder:
         # torch_npu's profiler leaves a file where it is.
         done = subprocess.run(
@@ -195,7 +195,7 @@ def test_without_the_package():
     ],
 )
 def test_errors_of_a_failed_import_get_a_remedy(monkeypatch, tmp_path, raised, version, said):
-    """The words are those of the loader and of torch_npu, raised by a package that stands in for it."""
+    """The words are those of the loader and of torch_npu, raised by a stand-in for it."""
     package = tmp_path / "torch_npu"
     package.mkdir()
     (package / "__init__.py").write_text(f"raise {raised}\n")

@@ -20,7 +20,7 @@ US = [12.5, 20.25]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A database in a place that names device and versions, with messages beside it."""
+    """A database in a place that names device and versions, with messages next to it."""
     place = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     conditions = {"Cache State": "cold", "Instrument": "cupti"}
     write_table(place, "MatMulV2", product_rows(SIZES, US).assign(**conditions))

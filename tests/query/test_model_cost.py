@@ -1,4 +1,4 @@
-"""What a step of a model costs: the parts, their sum, and what is missing from it."""
+"""The cost of a model's step: the parts, their sum, and the missing ones."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_shipped_databases_give_the_cost_of_a_step() -> None:
         found = shipped.model(MODEL, batch=64, context=1024, phase=phase)
         calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
         assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
-        told = {part.part for part in found.parts} - {part.part for part in found.missing}
-        assert {"attention", *ROLES} <= told
+        present = {part.part for part in found.parts} - {part.part for part in found.missing}
+        assert {"attention", *ROLES} <= present
         assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
         assert found.layers == resolve_model(MODEL).layers
         assert {part.part for part in found.parts if not part.layers} == OUTSIDE
@@ -155,8 +155,8 @@ def test_shipped_databases_give_the_cost_of_a_step() -> None:
 def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = database(tmp_path / "db", **{CACHE_STATE: "cold", INSTRUMENT: "cupti"})
     found = cost(place)
-    told = {(part.cache, part.instrument) for part in found.parts if part.part in ROLES}
-    assert told == {("cold", "cupti")}
+    conditions = {(part.cache, part.instrument) for part in found.parts if part.part in ROLES}
+    assert conditions == {("cold", "cupti")}
     assert {(part.device, part.cache, part.instrument) for part in found.missing} == {("", "", "")}
     assert found.us_by("cache") == {"cold": pytest.approx(found.us)}
     shares = opatlas.open("NVIDIA_H200").model(MODEL, tp=2, batch=64, context=1024).us_by("cache")
@@ -206,9 +206,9 @@ def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.
     text = capsys.readouterr().out
     assert all(word in text for word in ("MXFP4", "2 of 4 layers", "sinks", "biases"))
     assert main([*asked, "--dtype", "bf16", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     found = opatlas.model_cost(place, model, batch=4, context=512, dtype="BF16")
-    assert (told["dtype"], tuple(told["differs"])) == ("BF16", found.differs)
+    assert (printed["dtype"], tuple(printed["differs"])) == ("BF16", found.differs)
     assert (found.layers, cost(place).differs) == (4, ())
     planned = [*asked, "--next", "1", "--dry-run"]
     assert main([*planned, "--dtype", "BF16", "--json"]) == 0

@@ -171,8 +171,8 @@ def test_an_output_is_a_part_of_an_input_in_all_rows(tmp_path: Path) -> None:
     rows["Output Shapes"] = [f"{m},{width // 2}" for m, width in sizes]
     write_table(tmp_path / "db", "SwiGlu", rows)
     asked = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072")
-    told = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072", output_shapes="40,1536")
-    assert (asked.duration_us, asked.interval_us) == (told.duration_us, told.interval_us)
+    given = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072", output_shapes="40,1536")
+    assert (asked.duration_us, asked.interval_us) == (given.duration_us, given.interval_us)
     assert asked.duration_us == pytest.approx(2 + 40 * 3072 / 1e5, rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Whose number it is: captured or replayed, on which device, by what; one device answers for a database."""
+"""The provenance of a number: captured or replayed, device, instrument; one device answers for a database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = {"Type": "MyOwnKernel", "Duration(us)": "3.8"}
 
 
 def replay_of(folder: Path, device: str, *, us: float = REPLAYED_US, run: str = RUN) -> None:
-    """A replay of all rows but those of MyOwnKernel, beside captured durations."""
+    """A replay of all rows but those of MyOwnKernel, with captured durations."""
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0, "statuses": {"measured": 1}}
@@ -115,8 +115,8 @@ def test_a_replay_on_the_device_of_the_capture_answers_and_the_capture_is_a_riva
     replay_of(folder, NPU)
     answer = asked(folder, capsys, *RMS)
     assert origin(answer) == (REPLAYED_US, "replayed", NPU, "torch_npu")
-    (beside,) = answer["rivals"]  # type: ignore[misc]
-    assert origin(beside) == (CAPTURED_US, "captured", named or UNNAMED, "torch_npu")
+    (rival,) = answer["rivals"]  # type: ignore[misc]
+    assert origin(rival) == (CAPTURED_US, "captured", named or UNNAMED, "torch_npu")
 
 
 def test_a_row_of_another_device_only_does_not_answer_and_is_reported(

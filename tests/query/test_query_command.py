@@ -1,4 +1,4 @@
-"""`opatlas query`: one call, a file of calls, and what is wrong usage."""
+"""`opatlas query`: one call, a file of calls, and wrong usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every stored row answers with itself, and a question that no row or several rows fit says what to do."""
+"""Every stored row answers with itself, and a question that no row or several rows fit gets a remedy."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ def test_rows_that_do_not_answer_are_rivals(tmp_path: Path, cells: dict[str, str
         rows[name] = [cell, *rows.get(name, pd.Series([""] * len(rows)))[1:]]
     write_table(tmp_path, "MatMulV2", rows)
     if others:
-        told = opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
-        assert told.how is not opatlas.How.MEASURED
+        answer = opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+        assert answer.how is not opatlas.How.MEASURED
         is_composed = "Status" not in cells
-        assert [(each.duration_us, each.how, each.composed) for each in told.rivals] == [
+        assert [(each.duration_us, each.how, each.composed) for each in answer.rivals] == [
             (12.5, "measured", is_composed)
         ]
-        assert "stored" in told.note
+        assert "stored" in answer.note
     else:
         with pytest.raises(opatlas.NoAnswer):
             opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
@@ -154,7 +154,7 @@ def test_a_row_that_is_stored_answers_with_its_spread(tmp_path: Path, cells: dic
     many = database.query_many("MatMulV2", rows)
     assert many["Low(us)"][0] == pytest.approx(answer.interval_us[0])
     assert (many["How"][0], many["High(us)"][0]) == ("measured", pytest.approx(answer.interval_us[1]))
-    # It tells nothing of others.
+    # It predicts no others.
     others = database.query("MatMulV2", "24,1024;512,1024").rows
     assert answer.rows[0].case_id not in {row.case_id for row in others}
 
@@ -197,7 +197,7 @@ def test_a_table_of_noisy_rows_predicts_others(tmp_path: Path) -> None:
         pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "2"}, None, id="unknown"),
         pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "1"}, False, id="one kernel"),
         pytest.param("SwiGlu", {"Instrument": "msprof", "MicroBench Device Kernels": "2"}, False, id="an NPU"),
-        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "quiet"}, False, id="told"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "quiet"}, False, id="quiet"),
         pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "composition"}, True, id="a composition"),
         pytest.param("SwiGlu", {}, False, id="captured"),
         pytest.param("Sort", {"Instrument": "cupti", "MicroBench Device Kernels": "21"}, False, id="one operator"),
@@ -295,7 +295,7 @@ def test_unknown_noise_widens_the_interval(tmp_path: Path) -> None:
     assert (high - low) / 200 == pytest.approx(math.hypot(0.1645, 0.053), abs=1e-4)
 
 
-def test_a_kernel_type_with_only_compositions_differs_from_other_shapes(tmp_path: Path) -> None:
+def test_a_question_that_only_compositions_answer_names_their_option(tmp_path: Path) -> None:
     write_table(tmp_path, "SwiGlu", product_rows([(16, 512, 1024)], us=[100.0]).assign(Quality="composition"))
     shapes = ["16,1024", "512,1024"]
     with pytest.raises(opatlas.NoAnswer, match="compositions=True"):

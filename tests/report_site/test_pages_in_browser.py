@@ -1,4 +1,4 @@
-"""The pages of `opatlas report` in a browser: what they show, and that they load and run nothing else."""
+"""The pages of `opatlas report` in a browser: their content, and that they load and run nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READY = "(page) => document.getElementById('main').dataset.page === page"
 
 
 class Visit:
-    """A page of the site in a fresh context, and what went wrong in it."""
+    """A page of the site in a fresh context, and its errors."""
 
     def __init__(self, browser: Any, root: str, **context: Any) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""The files of a site, without a browser: which rows it has, what is refused, and that equal data give equal sites."""
+"""The files of a site, without a browser: its rows, refusals, and that equal data give equal sites."""
 
 from __future__ import annotations
 

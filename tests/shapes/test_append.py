@@ -1,4 +1,4 @@
-"""Rows of a run in the CSVs of a database: what is new, in the dtypes that are there, once."""
+"""Rows of a run in the CSVs of a database: new ones, in the dtypes of the table, once."""
 
 from __future__ import annotations
 

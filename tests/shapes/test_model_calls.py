@@ -25,7 +25,7 @@ from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts
 
 BATCH, CONTEXT = 2, 16
-#: The numbers of each config.json that differ from what transformers takes without one.
+#: The numbers of each config.json that differ from the defaults of transformers.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
     "qwen3": (
         QWEN3_32B,
@@ -151,7 +151,7 @@ def traced(architecture: str) -> Trace:
 
 
 def others(calls: list[ModelCall]) -> dict[str, Sizes]:
-    """What the kernels of a step do besides products, by TRACED. A kernel may do what several operators do."""
+    """The work of a step's kernels except products, by TRACED. A kernel may do the work of several operators."""
     found: dict[str, Sizes] = {kind: Counter() for kind in TRACED}
     for call in calls:
         inputs = [shape_of(cell) for cell in call.cells["Input Shapes"].split(";")]

@@ -79,7 +79,7 @@ HARMLESS: dict[str, Any] = {
     "pretraining_tp": 1,
     "use_cache": True,
 }
-#: The numbers of each config.json that differ from what transformers takes without one.
+#: The numbers of each config.json that differ from the defaults of transformers.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
     "deepseek_v3": (
         DEEPSEEK_V3,
@@ -345,7 +345,7 @@ def test_delta_nets_are_divided_among_devices(tmp_path: Path) -> None:
     assert found.tp_sizes((16, 32)) == ()
 
 
-#: A file, and words of what a step of it leaves out or has in another way.
+#: A file, and words for parts that a step of it leaves out or has in another way.
 TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "windows, sinks, biases": ("gpt_oss", GPT_OSS, ("4 of 8 layers see 128 tokens", "sinks", "biases")),
     "all in a window": ("mistral", {"sliding_window": 512}, ("8 of 8 layers see 512 tokens",)),
@@ -445,7 +445,7 @@ def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None
     assert any("cache" in each for each in found.differs)
 
 
-#: Files of models whose calls are not known, and what the error names.
+#: Files of models whose calls are not known, and words of the error.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "model type": ("nemotron_h", {}, "nemotron_h"),
     "similar model type": ("qwen3_mo", {}, "qwen3_moe"),

@@ -60,8 +60,18 @@ def test_scopes_with_their_prediction_and_advice(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     for each in found["scopes"]:
-        told = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
-        assert told.replace("%", " %").split() in [line[-len(told.replace("%", " %").split()) :] for line in lines]
+        ending = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
+        cells = ending.replace("%", " %").split()
+        assert cells in [line[-len(cells) :] for line in lines]
+    assert found["advice"]["order"] == ["attention", "layer", "all layers"]
+    assert main(["diagnose", str(path), "--superkernel"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    for each in found["scopes"]:
+        line_of_it = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
+        assert line_of_it.replace("%", " %").split() in [
+            line[-len(line_of_it.replace("%", " %").split()) :] for line in lines
+        ]
     assert found["advice"]["snippet"][1] in shown
 
 

@@ -1,4 +1,4 @@
-"""Openers of devices: of such whose second rank's is not there, or does not open, and of others that groups need."""
+"""Openers of devices: the second rank's is not there, or does not open; and others that groups need."""
 
 from __future__ import annotations
 

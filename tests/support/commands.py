@@ -17,7 +17,7 @@ def run(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) ->
 
 
 def as_json(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> dict[str, Any]:
-    """Returns what a command that succeeds prints as JSON."""
+    """Returns the JSON output of a command that succeeds."""
     status, out, err = run(capsys, command, *arguments, "--json", "-")
     assert (status, err) == (0, "")
     content: dict[str, Any] = json.loads(out)

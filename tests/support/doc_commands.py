@@ -31,9 +31,9 @@ PAGES = [
     *DOCS,
     *sorted((ROOT / ".agents").rglob("*.md")),
 ]
-#: How the fence of a block says that its lines are commands; nothing said, its first line tells.
+#: How the fence of a block says that its lines are commands; without it, its first line decides.
 SHELL = ("sh", "bash", "shell", "console")
-#: Every shell has them; a line may use them beside a program.
+#: Every shell has them; a line may use them in addition to a program.
 TOOLS = (
     *("cat", "cd", "column", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "rm", "tail"),
     "wc",
@@ -63,11 +63,11 @@ class Command:
     """One command.
 
     Attributes:
-        page, line: where it stands; the page by its path in the checkout.
+        page, line: its place; the page by its path in the checkout.
         words: the program and its arguments, environment left out.
-        text: as it stands there, lines that go on joined.
+        text: as written there, continued lines joined.
         runner: of a step of a CI workflow, the labels of the machine that it is to run on.
-        named: it stands in a sentence, which may name a command without its arguments.
+        named: it is in a sentence, which may name a command without its arguments.
     """
 
     page: str
@@ -108,7 +108,7 @@ def blocks_of(page: Path) -> list[Block]:
             commands = list(_of_workflow(name, first, "\n".join(lines)))
         elif language in SHELL or (not language and _is_shell(name, first, lines)):
             typed = [line.startswith("$ ") for line in lines]
-            # With prompts, what stands without one is what came out.
+            # With prompts, a line without one is output.
             numbered = [
                 (first + i, line.removeprefix("$ ")) for i, line in enumerate(lines) if typed[i] or not any(typed)
             ]
@@ -200,7 +200,7 @@ def _of_lines(page: str, lines: Sequence[tuple[int, str]], runner: str = "") -> 
             yield Command(page, began, words, text, runner)
 
 
-#: The commands that run pytest, and what they run.
+#: The commands that run pytest, and the files that they run.
 _PYTEST_COMMANDS = {
     "bench": ("bench/",),
     "shapes": ("shapes/",),
@@ -269,7 +269,7 @@ def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _refusals(arguments: Sequence[Sequence[str]]) -> list[str]:
-    """For each list of arguments what pytest says against it; nothing is collected."""
+    """For each list of arguments the objection of pytest; nothing is collected."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.accepted_by_pytest"],
         cwd=ROOT,
@@ -342,7 +342,7 @@ def _unknown_to_source(path: Path, words: Sequence[str]) -> str:
     """Options that a script does not add to its parser, which it makes only when it is run."""
     source = path.read_text(encoding="utf-8")
     if "parse_known_args" in source:
-        # It hands what it does not know to another program.
+        # It hands unknown arguments to another program.
         return ""
     added = {
         node.value

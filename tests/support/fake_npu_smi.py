@@ -1,4 +1,4 @@
-"""An npu-smi to put on PATH, which says what a test wants. Its texts have the form that real ones have."""
+"""An npu-smi to put on PATH, which prints the text of a test. Its texts have the form that real ones have."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; what has ended and only waits for its parent to ask does not."""
+        """Whether it still runs; a zombie does not."""
         stat = _stat(self.pid)
         return stat is not None and stat[0] not in "ZX" and int(stat[19]) == self.started
 

@@ -26,7 +26,7 @@ QUICKLY = ("--repeat-count=2", "--cache=warm")
 #: Deadline of rows that hang on purpose, in seconds: a healthy row takes a thousandth of it.
 HANG_S = 8
 
-#: `Toy` adds; `Moody` does what its first dimension says (moods.py).
+#: `Toy` adds; `Moody` does as its first dimension says (moods.py).
 TOY_REPLAYS = """
 import moods
 from opatlas.bench import formulas
@@ -68,7 +68,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.isolation import dealer, device_process
 from opatlas.isolation.msprof import command
 
-# Exit codes are told only if a process ends in time: on a loaded machine that takes longer than a user would wait.
+# Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
 # A device that is cut off from its head ends soon.
 dealer.LONELY_S = float(os.environ.get("LONELY_S", dealer.LONELY_S))
@@ -191,7 +191,7 @@ class Sessions:
         return self._start(warm_python.Popen, options, measure, environment, file_limit=file_limit).wait()
 
     def run_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
-        """The same with `--in-process`, for what the device process has no part in."""
+        """The same with `--in-process`, for tests in which the device process does not matter."""
         return self.start_in_process(*options, measure=measure, **environment).wait()
 
     def start_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Running:

@@ -1,4 +1,4 @@
-"""Attempts of simulated models, whose pass rates are known, and files of such."""
+"""Attempts of simulated models, whose pass rates are known, and files of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pythons that are forked off one that has imported torch, which takes a session and its device process a second each.
 
 `Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python. The fork is a child of the process
-that asks, as a new process would be, what it starts in its turn is forked likewise, and /proc shows its command line
+that asks, as a new process would be, processes that it starts are forked likewise, and /proc shows its command line
 and its environment.
 
 Nothing of this project is imported ahead, and the first process has one thread: others would not be there in the fork.
@@ -329,7 +329,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     gc.freeze()
-    # Whoever looks for processes by what their environment holds means none of these.
+    # A search for processes by their environment means none of these.
     os.environ.clear()
     _show(["server"])
     serve(socket.socket(fileno=descriptor), path)
