@@ -1,4 +1,4 @@
-"""What the pages tell a reader to type: each command is run, or at least read by the program that it names.
+"""The commands of the pages: each is run, or at least parsed by the program that it names.
 
 The README's are run as they stand, block by block, each block in a small copy of the checkout where CAPTURE, DB,
 ONE and TWO are there. What this machine cannot run is in NOT_HERE, with the reason. All commands of all pages
@@ -51,14 +51,14 @@ STATUSES: Mapping[str, tuple[int, ...]] = {
 PLANTED: Mapping[str, str] = {
     "pytest bench/ --repeat-cuont 3": "unrecognized arguments: --repeat-cuont",
     "pytest shapes/ --rows many": "'many': give a whole number",
-    "pytest bench/test_nothing.py": "there is no bench/test_nothing.py",
+    "pytest bench/test_nothing.py": "missing file: bench/test_nothing.py",
     "opatlas ingest CAPTURE --output-dir DB": "unrecognized arguments: CAPTURE --output-dir DB",
     "opatlas ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
     "opatlas benhc": "opatlas has no command ['benhc']",
     "python -m opatlas.nothing": "no such module",
     "python -m tests.benchmarks.bench_merge --rwos 3": "bench_merge.py has no --rwos",
     "pip install -e '.[gpus]'": "no extra gpus",
-    "pip install -c constraint.txt -e .": "there is no constraint.txt",
+    "pip install -c constraint.txt -e .": "missing file: constraint.txt",
     "make benhc": "No rule to make target 'benhc'",
     "frobnicate --all": "'frobnicate' is not known",
     "cd x && pytest bench/ --nonsense": "unrecognized arguments: --nonsense",

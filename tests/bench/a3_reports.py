@@ -1,7 +1,7 @@
 """Rows of reports that list a kernel's input shapes only, completed by the kernels' own shape rules.
 
 The profiling reports of an ATLAS 800 A3 (`a3_eager_per_shape.csv`, `a3_aclgraph_per_shape.csv`) leave
-out outputs and formats, the second one dtypes too. Each rule here gives what a kernel makes of its
+out outputs and formats, the second one dtypes too. Each rule here gives the results of a kernel for its
 inputs. Its comment names its source: `call` is the documentation of the kernel's NPU call, `capture` a
 capture that has these rows whole, `report` other rows of the same report, `chosen` a legal choice where
 the inputs leave it open. A rule never repairs an input: slots that contradict themselves stay as they are.

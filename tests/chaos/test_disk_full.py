@@ -1,4 +1,4 @@
-"""The disk fills: no CSV is harmed, nothing measured is lost, and the session says what to do."""
+"""The disk fills: no CSV is harmed, nothing measured is lost, and the session names the remedy."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_host_that_is_cut_off_costs_no_row(sessions: Sessions, network: Hosts)
     assert finished.ledger() == {"measured": 32}
     assert finished.tells("left out", "of far")
     assert set(sessions.statuses("Moody").values()) == {"measured"}
-    # Nobody can tell a host that is cut off to end its processes.
-    # Nobody can tell the processes on the host to end. Its raylet may wait for the head for many minutes.
+    # Nobody can ask a host that is cut off to end its processes.
+    # Nobody can ask the processes on the host to end. Its raylet may wait for the head for many minutes.
     assert wait_for(lambda: not of_devices(network), seconds=120)
     assert left(sessions) == []

@@ -37,7 +37,7 @@ def test_the_cache_is_in_the_state_that_the_record_names(gpu):
 
 
 def test_records_are_of_the_call_alone(gpu):
-    """With each call run its mark's kernel, the flush's kernel and fill, and copies that restore what it changes."""
+    """With each call run its mark's kernel, the flush's kernel and fill, and copies that restore its changed inputs."""
     assert measured(gpu, *MEMORY_BOUND).device_kernels == 1
     assert measured(gpu, "MaskedFill", "64,64;64,64; | FLOAT;BOOL;FLOAT -> 64,64 | FLOAT").device_kernels == 2
 

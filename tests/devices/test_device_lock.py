@@ -28,14 +28,14 @@ def nothing(*_: object) -> None:
 @contextmanager
 def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
     """Another session holds the lock, or has held it and left a fork behind; gives the pid of its process."""
-    ready, tell = os.pipe()
+    ready, report = os.pipe()
     pid = os.fork()
     if pid == 0:
         announce_session("another", "pytest another")
         with DeviceLock(path).held(nothing, nothing):
             if not in_fork or os.fork() == 0:
                 os.setsid()
-                os.write(tell, str(os.getpid()).encode())
+                os.write(report, str(os.getpid()).encode())
                 signal.pause()
             else:
                 os._exit(0)

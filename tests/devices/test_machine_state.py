@@ -1,4 +1,4 @@
-"""What disturbs a measurement, as /proc, /sys and cgroups tell it."""
+"""Disturbances of a measurement, read from /proc, /sys and cgroups."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
     assert "3.0 GiB" in others
     assert "software power cap" in throttled
     assert quiet.others == ()
-    # A session that has opened the GPU cannot tell its own process from one that it does not see.
+    # A session that has opened the GPU cannot distinguish its own process from one that it does not see.
     (later,) = gpu_states([gpu], {os.getpid()}, opened=True)
     assert [other.pid for other in later.others] == [os.getppid()]
 

@@ -103,7 +103,7 @@ def test_a_wrong_result_is_failed_however_noisy(run):
 
 
 class BesideANoisyRank(Group):
-    """Rank 0's view of two; stands in for the other."""
+    """Rank 0's view of two, with a substitute for the other."""
 
     def gather(self, values):
         return [list(values), [0.5]]

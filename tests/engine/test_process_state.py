@@ -107,7 +107,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_by_a_kernel_is_seen(name: str) -> None:
     if name == "affinity" and len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("one core: there is no other affinity")
+        pytest.skip("one core: no other affinity")
     state = ProcessState("cpu")
     before = state.read()
     with CHANGES[name]():

@@ -1,4 +1,4 @@
-"""Stand-ins for CANN's libraries, so that the real torch_npu can be imported where there is no NPU.
+"""Stand-ins for CANN's libraries, so that the real torch_npu can be imported without an NPU.
 
 torch_npu's shared objects are linked to CANN (libascendcl.so, libhccl.so, libatb.so, ...). To load
 them, those files must be there and define the undefined symbols of the wheel; nothing of it computes

@@ -1,6 +1,6 @@
 """Schemas of the custom operators that replays call and torch_npu does not have.
 
-They are what these operators' own packages register or publish; the source is given with each.
+These operators' own packages register or publish them; the source is given with each.
 """
 
 from __future__ import annotations

@@ -361,7 +361,7 @@ def _missing(words: Sequence[str]) -> str:
         if "/" in name and (ROOT / folder).is_dir() and folder not in ("", ".", "..") and "*" not in name:
             kept = not name.startswith("database/data/")
             if kept and not (ROOT / name).exists():
-                return f"there is no {name}"
+                return f"missing file: {name}"
     return ""
 
 
@@ -370,7 +370,7 @@ def _of_pip(words: Sequence[str]) -> str:
         return ""
     for option, name in pairwise(words):
         if option in ("-c", "-r") and not (ROOT / name).exists():
-            return f"there is no {name}"
+            return f"missing file: {name}"
     for word in words:
         for extra in re.findall(r"^(?:\.|opatlas)\[([\w,]+)\]$", word):
             unknown = set(extra.split(",")) - extras()
