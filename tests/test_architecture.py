@@ -193,7 +193,7 @@ def cycle(imports: Iterable[Import]) -> list[str]:
 
 
 def brought_along(start: str, imports: Iterable[Import]) -> Mapping[str, str]:
-    """What importing `start` imports, by whom, packages that modules lie in included."""
+    """The modules that importing `start` imports, by importer, packages that modules lie in included."""
     by_importer: dict[str, list[str]] = {}
     for found in imports:
         if found.at_once and not found.typing:

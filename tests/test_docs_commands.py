@@ -1,7 +1,7 @@
 """The commands of the pages: each is run, or at least parsed by the program that it names.
 
 The README's are run as they stand, block by block, each block in a small copy of the checkout where CAPTURE, DB,
-ONE and TWO are there. What this machine cannot run is in NOT_HERE, with the reason. All commands of all pages
+ONE and TWO are there. Commands that this machine cannot run are in NOT_HERE, with the reason. All commands of all pages
 go through the real parsers of their programs.
 """
 
@@ -112,7 +112,7 @@ def test_programs_take_the_commands_of_a_page(page: Path, problems: Mapping[Comm
 
 
 class ReaderOfTheReadme(ScratchCheckout):
-    """What the README's commands find there: a capture, databases, tasks, records of a serving process."""
+    """The files that the README's commands find there: a capture, databases, tasks, records of a serving process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -139,7 +139,7 @@ def norm(rows: int) -> dict[str, str]:
 
 
 def options_for(text: str) -> str:
-    """What makes a session small that the README shows as a user's."""
+    """The options that make a session of the README small."""
     if "collectives" in text:
         return COLLECTIVES
     if "--tasks" in text:

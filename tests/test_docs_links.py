@@ -1,4 +1,4 @@
-"""What the pages point at is there: other pages, their headings, files of the checkout, pictures."""
+"""The targets of links on the pages exist: other pages, their headings, files of the checkout, pictures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def text_of(page: Path) -> str:
 
 
 def anchors_in_order(page: Path) -> list[str]:
-    """What GitHub makes of a page's headings, the title first."""
+    """GitHub's anchors of a page's headings, the title first."""
     headings = re.findall(r"^#+ (.+)$", IDENTIFIERS.sub("", text_of(page)), flags=re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
 

@@ -1,4 +1,4 @@
-"""What the pages say of instruments, against those that there are."""
+"""The instruments on the pages are those of the code."""
 
 from __future__ import annotations
 

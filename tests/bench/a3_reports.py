@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 #: The shape and the dtype of an output.
 Output = tuple[Shape, str]
 
-#: What models of 16 heads of latent attention have there: 128 features without a position, 64 with one.
+#: The sizes of models with 16 heads of latent attention: 128 features without a position, 64 with one.
 HEADS, ROPE = 16, 64
 #: Experts that DeepSeek-V3 chooses for a token: the report's Cast of `1,8` casts their weights.
 CHOSEN = 8

@@ -1,4 +1,4 @@
-"""What becomes of the rows of real captures: each is replayed once, on the CPU, in this process.
+"""The outcomes of the rows of real captures: each is replayed once, on the CPU, in this process.
 
     python -m tests.bench.account [--max-bytes N] [--output FILE.jsonl] [--threads N] [--only WORD]
 
@@ -45,7 +45,7 @@ _CELL = re.compile(r"^column '[^']*' is ('.*?'|\".*?\"): ", re.DOTALL)
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a distinct row.
+    """The outcome of a distinct row.
 
     Attributes:
         fate: one of FATES.

@@ -1,4 +1,4 @@
-"""What must not change the results of attention kernels, on both sides of the check."""
+"""Invariants of attention kernels, on both sides of the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FusedInferAttentionScore rows and their Runtime columns become: a call, or a refusal in words."""
+"""FusedInferAttentionScore rows and their Runtime columns give a call, or a refusal with a reason."""
 
 from __future__ import annotations
 

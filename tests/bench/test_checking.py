@@ -1,4 +1,4 @@
-"""What the check sees: all elements of a small result, a seeded sample of a large one."""
+"""The elements that the check compares: all of a small result, a seeded sample of a large one."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ class TestAFormulaForEachResult:
 
 
 class Elsewhere(torch.Tensor):
-    """Stands for a tensor of an NPU, which is not at hand: on a device that does not compute in float64."""
+    """A substitute for a tensor of an NPU: on a device that does not compute in float64."""
 
     @property
     def device(self):

@@ -12,7 +12,7 @@ from opatlas.model.errors import Unsupported
 
 
 def arguments(dtype: str, device: str, shapes: str = "2,3") -> tuple[torch.Tensor, object]:
-    """What a row of Muls is called with."""
+    """The arguments of a row of Muls."""
     seen: list[tuple[torch.Tensor, object]] = []
     row = ReplayRow("Muls", cells(shapes, "2,3", dtype), torch.device(device))
     replay_muls(row, lambda impl, *values, expected: seen.append(values))

@@ -239,7 +239,7 @@ def test_an_exchange_that_the_shapes_do_not_allow_is_refused() -> None:
 
 def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
     row = f"256,7168;256,8 | DT_BF16;INT32 -> 32768,7168;32768;2048;16;256 | DT_BF16;{TOLD}"
-    # What A3 asks for: 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
+    # A3 requires 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
 
 

@@ -64,7 +64,7 @@ def _resized(line: str, size: int) -> str:
     return f"{note},{re.sub(r'[123]', str(size), rest)}"
 
 
-#: What a person does to a table, and the sizes of the rows in it then.
+#: Edits of a table by a person, and the sizes of the rows in it then.
 EDITS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
     "OtherCells": (_lines(lambda lines: [line.replace("note", "changed") for line in lines]), (1, 2, 3)),
     "RowAdded": (_lines(lambda lines: [*lines, _resized(lines[1], 9)]), (1, 2, 3, 9)),
@@ -81,7 +81,7 @@ EDITS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
     ),
     "Replaced": (_replaced, (7, 8)),
 }
-#: What makes a table unreadable.
+#: Damages that make a table unreadable.
 SPOILED: dict[str, Callable[[Path], object]] = {
     "Truncated": lambda path: os.truncate(path, path.stat().st_size - 20),
     "Emptied": lambda path: os.truncate(path, 0),
@@ -281,7 +281,7 @@ def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
     [("database", "1"), ("journal", "1"), ("journal", "2"), pytest.param("database", "2", marks=pytest.mark.slow)],
 )
 def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, lost: str, devices: str) -> None:
-    """As that of a network share: a file in its place also keeps root from it. What was measured is kept elsewhere."""
+    """As that of a network share: a file in its place also keeps root from it. Measurements are kept elsewhere."""
     running, measured = waiting(sessions, ["Gone"], devices=devices)
     gone = sessions.database if lost == "database" else sessions.database / "journal"
     gone.rename(sessions.folder / "elsewhere")

@@ -1,4 +1,4 @@
-"""What a kernel does to its process costs its row, which says so, and nothing else."""
+"""Damage by a kernel to its process costs its row, which says so, and nothing else."""
 
 from __future__ import annotations
 

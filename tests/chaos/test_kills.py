@@ -113,7 +113,7 @@ def check_survived(order: Kill, killed: Killed, sessions: Sessions, done: Finish
 
 
 def check_kept(journaled: Mapping[Key, Found], known: Mapping[Key, Found]) -> None:
-    """What was measured is there, to the digit, or something newer."""
+    """The measurements are there, to the digit, or newer ones."""
     for key, found in journaled.items():
         if found.duration and known[key].run_id == found.run_id:
             assert known[key] == found
@@ -173,7 +173,7 @@ def leftovers(sessions: Sessions) -> list[str]:
 
 
 def temporary(sessions: Sessions) -> list[Path]:
-    """What sessions have left in their folder for temporary files."""
+    """The files of sessions in their folder for temporary files."""
     return list(sessions.temporary.glob("opatlas-tmp-session-*"))
 
 

@@ -110,7 +110,7 @@ def test_rogue(row, replay):
 """
 NEIGHBOURS = (200, 400, 300, 500)
 LEAVES, CLOSES = 109, 110
-#: What becomes of the rows that do something else than to close all files.
+#: The outcomes of rows that do something else than to close all files.
 STATUSES = {
     **dict.fromkeys((101, 102, 103), "crashed"),
     **dict.fromkeys((104, 105, 106, 107, 108), "measured"),

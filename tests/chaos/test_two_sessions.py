@@ -21,7 +21,7 @@ from sessions import ROOT, Running, Sessions, row
 pytestmark = pytest.mark.usefixtures("forks")
 #: While row 40 waits, row 1 is in the journal; row 2 comes after it.
 SIZES = (1, 40, 2)
-#: What a session leaves in the folder of the journals.
+#: The files of a session in the folder of the journals.
 LOCKS = {"session.lock", "database.lock"}
 
 

@@ -52,7 +52,7 @@ def messages(option: Namespace, devices: list[DeviceSpec], kernel_type: str = "h
 def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str) -> GroupSpec:
     before = vars(option).copy()
     wanted = options.collective_plan(option, GroupNodes(devices))
-    # What pytest parsed stays as it is.
+    # The options that pytest parsed stay unchanged.
     assert vars(option) == before
     return message_group({"num_devices": size, "topology_tier": tier}, wanted.options)
 

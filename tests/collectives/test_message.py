@@ -1,4 +1,4 @@
-"""What every rank must hold: right collectives pass, and each way of being wrong shows. Computed without a group."""
+"""The results of every rank: right collectives pass, and each kind of mistake is found. Computed without a group."""
 
 from __future__ import annotations
 

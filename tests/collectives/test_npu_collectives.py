@@ -127,7 +127,7 @@ def test_profiles_of_a_killed_session_are_read_by_the_next_one(
     assert running.process.wait(300) == -signal.SIGKILL
     assert wait_for(lambda: not sessions.left_behind())
     assert len(list(sessions.database.glob("profiles/*/*/launched.jsonl"))) == 1
-    # What is read from the profile has an origin, though no record was made yet.
+    # Measurements from the profile have an origin, though no record was made yet.
     (manifest,) = sessions.database.glob("runs/*.json")
     assert json.loads(manifest.read_text())["device"]["facts"]["ranks"] == 2
     # It measures nothing itself.

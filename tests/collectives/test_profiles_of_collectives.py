@@ -28,7 +28,7 @@ Kernel = tuple[str, str, float]
 
 
 def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> OwnKernel | AnotherCase | NoSamples:
-    """What a profile that holds these samples says of a row."""
+    """The outcome of a row by a profile that holds these samples."""
     mark = ("Neg", "aclnnNeg_Neg_Neg", 2.0)
     launches = [(mark, dimensions(row_mark(0)))]
     for kernels in samples:

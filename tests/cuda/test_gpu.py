@@ -1,4 +1,4 @@
-"""What a GPU is to do beyond right results: a cache in the state that was asked for, records of the call alone, poison
+"""Requirements on a GPU beyond right results: a cache in the state that was asked for, records of the call alone, poison
 that costs one row."""
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_a_mount_whose_name_is_not_utf8_hides_no_limit(tmp_path: Path) -> None:
 
 
 def test_groups_that_cannot_be_looked_at_limit_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for a system that lets the process see no group, which root would not notice."""
+    """A system that lets the process see no group, which root would not notice."""
     files = {"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": _V2, "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}
     root = write_files(tmp_path, files)
     stat, open_file = os.stat, io.open

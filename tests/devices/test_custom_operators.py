@@ -40,7 +40,7 @@ def enable_custom_op():
     except ImportError:
         return False
 """
-#: What vllm_ascend_C, a library, does when it is loaded.
+#: The effect of loading the library vllm_ascend_C.
 EXTENSION = """
 import torch
 library = torch.library.Library('_C_ascend', 'FRAGMENT')

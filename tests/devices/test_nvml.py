@@ -1,4 +1,4 @@
-"""What NVML says of a GPU, from a library in its place; and a GPU that torch cannot use."""
+"""Readings of a GPU by NVML, from a substitute library; and a GPU that torch cannot use."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_any_dtype_and_size_is_compared(dtype, size):
 
 
 def test_of_a_large_tensor_long_changes_and_the_ends_are_found():
-    """What bypasses torch and changes fewer bytes than lie between two blocks may be missed."""
+    """A change that bypasses torch and is smaller than the gap between two blocks may be missed."""
     tensor = torch.zeros(16 * COMPARED_BYTES + 5, dtype=torch.uint8)
     stretches = [(start, COMPARED_BYTES) for start in range(999, 15 * COMPARED_BYTES, COMPARED_BYTES)]
     for first, count in [(0, 1), (len(tensor) - 1, 1), *stretches]:

@@ -1,4 +1,4 @@
-"""What exceptions make of their rows: clean reasons, pytest's own verdicts, groups of exceptions."""
+"""Outcomes of rows that raise: clean reasons, pytest's own verdicts, groups of exceptions."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_a_changed_file_is_found(tmp_path: Path) -> None:
 
 
 class _Runtime:
-    """Stands in for CUDA's runtime."""
+    """A substitute for CUDA's runtime."""
 
     def __init__(self) -> None:
         self.limit, self.resets = 0, 0

@@ -36,7 +36,7 @@ def negates(row, replay):
 
 
 class Scripted:
-    """Stands in for an instrument on a machine that is noisy at times."""
+    """An instrument on a machine that is noisy at times."""
 
     name = "scripted"
 

@@ -140,7 +140,7 @@ def test_queries_of_the_cpu_are_not_work():
 
 
 class NpuLike:
-    """Stands in for a device that has a call of its own for the kernel."""
+    """A device with a call of its own for the kernel."""
 
     def __init__(self, device):
         self._device = device

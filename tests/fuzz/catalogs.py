@@ -1,4 +1,4 @@
-"""What theory rows are made from: the catalog, the mapping of operators, and models' config.json."""
+"""The sources of theory rows: the catalog, the mapping of operators, and models' config.json."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Findings:
             self.report_count()
 
     def report_count(self) -> None:
-        """Tells how many inputs were run."""
+        """Reports how many inputs were run."""
         self._reported = time.monotonic()
         _report(inputs=self._inputs)
 
@@ -94,7 +94,7 @@ def run(target: Target, seed: int, seconds: float, current: Path) -> None:
         findings = Findings(target, current, Path(name))
         for data in good:
             findings.run(data)
-        # What a target loads for its first inputs is not of an input.
+        # Memory that a target loads for its first inputs does not count for an input.
         limit_memory()
         while time.monotonic() < end and not findings.enough:
             findings.run(mutator.draw())

@@ -190,7 +190,7 @@ def test_the_socket_of_a_group_may_have_a_long_name(tmp_path: Path) -> None:
 
 
 class Touch:
-    """What is unpickled of it is a file."""
+    """It is unpickled as a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -29,7 +29,7 @@ def layer(tokens: int, ep_size: str) -> dict[str, str]:
 
 
 def test_rows_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessions: Sessions) -> None:
-    # Beside a conftest.py that knows the stand-ins, and so outside of its package.
+    # Next to a conftest.py that knows the stand-ins, and so outside of its package.
     module = (ROOT / "bench" / NAME).read_text()
     module = module.replace("from . import", "from opatlas.bench import").replace("from .", "from opatlas.bench.")
     (sessions.folder / NAME).write_text(module)

@@ -1,4 +1,4 @@
-"""What keeps the ranks of a group in step: they take equally many samples, whatever each would take alone."""
+"""The ranks of a group in step: they take equally many samples, whatever each would take alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Recorded(Group):
     def __init__(self, decisions: list[bool]) -> None:
         self.decisions = decisions
         self.done: list[str] = []
-        #: What the other rank gives, the last one first; 0 from then on.
+        #: The values of the other rank, the last one first; 0 from then on.
         self.of_the_other: list[float] = []
         super().__init__(0, 2, _report=lambda step, event: self.done.append(f"{step} {event}"))
 
@@ -56,7 +56,7 @@ def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:
 
 
 class SlowInTurns(Group):
-    """Stands in for a second rank, each of whose samples is slow where the first one's is not."""
+    """A second rank, each of whose samples is slow where the first one's is not."""
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         other = [12.0, 10.0, 10.0, 10.0] if len(values) > 1 else list(values)

@@ -1,4 +1,4 @@
-"""What every instrument has to do (docs/contributing.md), of each that a CPU offers."""
+"""The contract of instruments (docs/contributing.md), for each that a CPU offers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ COUNTER = {"aicore_time(us)": "0.5"}
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What a device has launched, in order: (kernel type, shapes, microseconds)."""
+    """The launches of a device, in order: (kernel type, shapes, microseconds)."""
     kernels: list[tuple[str, str, float]] = []
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What a process imports before its first row costs every session and every replacement."""
+"""Imports of a process before its first row cost every session and every replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What killed sessions under msprof noted of their rows: each line is read by itself, and each profile, too."""
+"""Notes of killed sessions under msprof on their rows: each line is read by itself, and each profile, too."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _ERROR = 507899
 #: Those that must say something else, and C for their work on their arguments a0 ... a3.
 _ANSWERS = {
     "aclrtGetDeviceCount": "*(uint32_t *)a0 = devices(); return 0;",
-    # What torch_npu asks when it opens a device, and of an open one: 60 of 64 GiB are free.
+    # The queries of torch_npu when it opens a device, and of an open one: 60 of 64 GiB are free.
     "aclInit": "return devices() ? 0 : ERROR;",
     "aclrtSetDevice": 'return a0 < devices() && !getenv("NPU_STUB_FAILS") ? 0 : ERROR;',
     "aclrtGetDevice": "*(int32_t *)a0 = 0; return devices() ? 0 : ERROR;",

@@ -30,7 +30,7 @@ def npu_python(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def verdicts_by_type(npu_python, tmp_path_factory) -> dict[str, list[Verdict]]:
-    """What became of every row, by kernel type."""
+    """The verdict on every row, by kernel type."""
     found = defaultdict(list)
     for verdict in verdicts(npu_python, tmp_path_factory.mktemp("npu"), cases()):
         found[verdict.case.kernel_type].append(verdict)

@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case: exactly one of proof, unsupported, invalid and refused is set.
+    """The verdict on a case: exactly one of proof, unsupported, invalid and refused is set.
 
     Attributes:
         proof: the function that took the arguments.

@@ -1,4 +1,4 @@
-"""What the doctor says of the real torch_npu, over stand-ins for CANN."""
+"""Findings of the doctor on the real torch_npu, over stand-ins for CANN."""
 
 from __future__ import annotations
 

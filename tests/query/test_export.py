@@ -1,4 +1,4 @@
-"""What is written for other tools reads back equal, in their units."""
+"""Files for other tools read back equal, in their units."""
 
 from __future__ import annotations
 

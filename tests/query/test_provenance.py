@@ -128,7 +128,7 @@ def test_a_row_of_another_device_only_does_not_answer_and_is_reported(
     with pytest.raises(opatlas.NoAnswer, match=CPU):
         opatlas.open(folder).query("MatMulV2", "16,1024;512,1024")
     assert main(["query", str(folder), "MatMulV2", "16,1024", "512,1024"]) == 1
-    # Beside a captured row of the type: predicted from that, and named.
+    # With a captured row of the type: predicted from that, and named.
     rows = pd.concat([Database(folder).read("MatMulV2").frame, product_rows([(32, 512, 1024)], [0])]).fillna("")
     rows["Profiling Average Duration(us)"] = ["", "9.5"]
     rows.iloc[1, list(rows.columns).index("Average Duration(us)")] = ""

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def asked(folder: Path, capsys: pytest.CaptureFixture[str], *question: str) -> dict[str, Any]:
-    """What the command prints as JSON."""
+    """The JSON output of the command."""
     capsys.readouterr()
     assert main(["query", str(folder), *question, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)

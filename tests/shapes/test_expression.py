@@ -22,7 +22,7 @@ from opatlas.theory.patterns import ExpressionError, parse_expression
         ("align(k, 8)", 8),
         ("align(16, 8)", 16),
         ("(m + k) * 2", 30),
-        # What is divided by 0 is 0, and so no size that a tensor may have.
+        # A division by 0 gives 0, and so no size that a tensor may have.
         ("m // (k - k)", 0),
         ("m % (k - k)", 0),
         ("align(m, k - k)", 0),

@@ -81,13 +81,13 @@ Product = tuple[int, int, int]
 
 #: Rows and columns of the tensor that an operator reads: how often it is called.
 Sizes = Counter[tuple[int, ...]]
-#: What is compared besides products, by operators of torch and by kernels.
+#: The compared calls except products, by operators of torch and by kernels.
 TRACED = ("norm", "residual", "gate", "attention", "router", "permutation", "embedding")
 
 
 @dataclass
 class Trace:
-    """What a prefill of a model on the meta device calls.
+    """The calls of a prefill of a model on the meta device.
 
     Attributes:
         products: products with weights. Weights that multiply the same tensor count as one, since engines fuse them.
@@ -100,7 +100,7 @@ class Trace:
 
 @cache
 def traced(architecture: str) -> Trace:
-    """What a prefill of a model calls. Skips if transformers is missing, or too old for the model."""
+    """The calls of a prefill of a model. Skips if transformers is missing, or too old for the model."""
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     import torch._dynamo  # It fails to be imported while the meta device is the default (torch 2.6).
     from torch.utils._python_dispatch import TorchDispatchMode

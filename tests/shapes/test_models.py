@@ -1,4 +1,4 @@
-"""What models run: the matrices of their modules, divided among devices."""
+"""The products of models: the matrices of their modules, divided among devices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ GPT_OSS: dict[str, Any] = {
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
 }
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-#: What published files have that decides no call.
+#: Keys of published files that decide no call.
 HARMLESS: dict[str, Any] = {
     "ep_size": 1,
     "n_group": 1,

@@ -29,7 +29,7 @@ class StopThere:
 
 
 def refusal(arguments: list[str]) -> str:
-    """What pytest says against them; "" where it takes them."""
+    """The objection of pytest to them; "" where it takes them."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):

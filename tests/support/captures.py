@@ -77,7 +77,7 @@ _LAUNCH = {
     "aic_mac_ratio": "0.5",
 }
 
-#: What the profiler writes for a collective.
+#: The cells of the profiler for a collective.
 COLLECTIVE = {
     "Type": "hcom_allReduce_",
     "Accelerator Core": "COMMUNICATION",

@@ -22,7 +22,7 @@ from opatlas.cli.main import COMMANDS, make_app
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-#: What a person or a coding agent reads.
+#: The pages for people and coding agents.
 PAGES = [
     *READMES,
     ROOT / "CONTRIBUTING.md",
@@ -138,7 +138,7 @@ def inline_commands(page: Path) -> list[Command]:
 
 
 def problems_of(commands: Sequence[Command]) -> dict[Command, str]:
-    """What is wrong with those of these commands that would fail: options that are not there, files that are missing.
+    """The mistakes of those of these commands that would fail: unknown options, missing files.
 
     Give all commands at once: pytest, which takes a second to start, is asked once.
     """
@@ -259,7 +259,7 @@ def _of_jenkinsfile(first: int, lines: Sequence[str]) -> Iterator[tuple[int, str
 
 
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
-    """What pytest would get; None where another program runs."""
+    """The arguments of pytest; None where another program runs."""
     words = [word for word in words if word != "..."]
     if words[0] == "opatlas" and len(words) > 1 and words[1] in _PYTEST_COMMANDS:
         words = ["pytest", *_PYTEST_COMMANDS[words[1]], *words[2:]]
@@ -386,6 +386,6 @@ def extras() -> set[str]:
 
 
 def _of_make(words: Sequence[str]) -> str:
-    """What make says against its targets; it does nothing but read its rules."""
+    """The objection of make to its targets; it does nothing but read its rules."""
     done: Any = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stderr.strip() if done.returncode else ""

@@ -53,7 +53,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a row, be it from its CSV or from a journal."""
+    """The facts of a row, be it from its CSV or from a journal."""
 
     status: str = ""
     duration: str = ""
@@ -95,7 +95,7 @@ def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
 
 
 def unvarying(table: Mapping[Key, Mapping[str, str]]) -> dict[Key, dict[str, str]]:
-    """What two sessions agree on. A file without a row that fails may lack a column, which is an empty one."""
+    """The cells on which two sessions agree. A file without a row that fails may lack a column, which is an empty one."""
     return {key: {n: cell for n, cell in cells.items() if cell and n not in VOLATILE} for key, cells in table.items()}
 
 

@@ -1,4 +1,4 @@
-"""What the toy kernel `Moody` does: the first dimension of a row is its mood. A number without a mood adds two vectors.
+"""The toy kernel `Moody`: the first dimension of a row is its mood. A number without a mood adds two vectors.
 
 Sessions of tests have a copy of this file next to their toy replays.
 """
@@ -20,7 +20,7 @@ _PATIENCE_S = 600.0
 
 
 class Mood(IntEnum):
-    """What a row does before it is measured, if it still can be."""
+    """The acts of a row before it is measured, if it still can be."""
 
     SEGFAULT = 11
     EXIT = 12

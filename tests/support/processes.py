@@ -87,7 +87,7 @@ def _role_of(pid: int) -> Role | None:
     if "opatlas.isolation.device_main" in command:
         return Role.DEVICE
     if any("sys.stdin.readline" in argument for argument in command):
-        # What execnet says to the Python that it starts.
+        # The line that execnet sends to the Python that it starts.
         return Role.WORKER
     return Role.PYTEST if "pytest" in command else None
 

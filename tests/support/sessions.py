@@ -122,7 +122,7 @@ class Finished:
     output: str
 
     def outcomes(self) -> dict[str, int]:
-        """What pytest's last line counts, by word."""
+        """The counts of pytest's last line, by word."""
         last = self.output.strip().splitlines()[-1]
         return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", last)}
 

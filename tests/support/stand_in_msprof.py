@@ -1,6 +1,6 @@
 """A stand-in for msprof: runs a program, and writes its launches into a PROF_ folder in msprof's layout.
 
-What the program launched it learns from stand_in_npu.py. It fails in the ways that STAND_IN_FAULTS
+It gets the launches of the program from stand_in_npu.py. It fails in the ways that STAND_IN_FAULTS
 names: `{"1": "cut"}` cuts the summary of the first profile of the session short, and `{"1/rank0": "cut"}` that of the
 first rank of the first group.
 """

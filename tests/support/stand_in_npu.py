@@ -113,7 +113,7 @@ class _Log(TorchDispatchMode):
         return result
 
     def _collective(self, operator: str) -> None:
-        """What profiles hold of a collective of this rank: it is there twice, or its carrier alone."""
+        """The launches in a profile for a collective of this rank: it is there twice, or its carrier alone."""
         if operator in COLLECTIVES and not self._silent:
             kernel_type, carrier = COLLECTIVES[operator]
             us = collective_us(int(os.environ["RANK"]))
@@ -143,10 +143,10 @@ class _Log(TorchDispatchMode):
 
 
 def collective_us(rank: int) -> float:
-    """What a collective takes on a rank."""
+    """The duration of a collective on a rank."""
     return 50.0 + 10 * rank
 
 
 def duration_us(size: int, call: int) -> float:
-    """What a row's calls take, warm-up first, by the row's first dimension: each has a duration of its own."""
+    """The durations of a row's calls, warm-up first, by the row's first dimension: each has its own."""
     return size + call * 0.25

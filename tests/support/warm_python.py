@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: What sessions import. Not plugins of pytest, which it could not rewrite any more.
+#: The imports of sessions. Not plugins of pytest, which it could not rewrite any more.
 MODULES = ("execnet", "filelock", "msgspec", "pandas", "pyarrow.csv", "pytest", "torch", "yaml")
 #: Linux's number of the call `clone`, and its flag for a child of the caller's parent.
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
@@ -248,7 +248,7 @@ def _run(words: list[str], path: Sequence[str]) -> None:
     program = _program(words)
     assert program is not None
     _start_server(path, program)
-    # What was looked up before the fork.
+    # Values that were looked up before the fork.
     tempfile.tempdir = None
     kind = program[0] if program[0] in ("-c", "-m") else ""
     first = os.getcwd() if kind == "-m" else "" if kind else str(Path(program[0]).resolve().parent)

@@ -105,7 +105,7 @@ class View:
 
 @dataclass(frozen=True)
 class Killed:
-    """What a kill has found.
+    """The findings of a kill.
 
     Attributes:
         victim: None where the session ended sooner.
