@@ -271,25 +271,6 @@ def test_class_names_are_unique() -> None:
     assert not twice
 
 
-def test_the_conftest_of_the_checkout_registers_the_plugins_and_nothing_else() -> None:
-    docstring, assignment = ast.parse((REPOSITORY / "conftest.py").read_text("utf-8")).body
-    assert isinstance(docstring, ast.Expr)
-    assert isinstance(assignment, ast.Assign)
-    assert [ast.unparse(target) for target in assignment.targets] == ["pytest_plugins"]
-
-
-@pytest.mark.parametrize("folder", ["bench", "shapes"])
-def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
-    """What these do is in plain modules, which tests call without pytest."""
-    body = ast.parse((REPOSITORY / folder / "conftest.py").read_text("utf-8")).body
-    assert not [node.name for node in body if isinstance(node, ast.ClassDef)]
-    for function in (node for node in body if isinstance(node, ast.FunctionDef)):
-        decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-        is_hook = function.name.startswith("pytest_")
-        assert is_hook or any(name.startswith("pytest.fixture") for name in decorators), function.name
-        assert len(list(ast.walk(function))) < 100, f"{function.name}: move its work to a module"
-
-
 @pytest.mark.parametrize(
     ("importer", "source", "complaint"),
     [

@@ -7,17 +7,12 @@ import re
 
 import pytest
 from doc_commands import ROOT
-from opatlas.plugins import replay_session
 from sessions import Sessions, row
 
 from opatlas.model.location import cpu_device_name
 
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
-
-
-def test_the_page_quotes_the_steps_of_a_session() -> None:
-    assert (replay_session.__doc__ or "").strip() in PAGE
 
 
 def test_quotes_of_the_page_are_in_the_file() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -359,6 +360,5 @@ def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
 
 
 def test_vllm_finds_it():
-    project = (REPOSITORY / "pyproject.toml").read_text()
-    assert '[project.entry-points."vllm.general_plugins"]' in project
-    assert 'opatlas_record_attention = "opatlas.capture.attention_recorder:start_from_environment"' in project
+    (plugin,) = entry_points(group="vllm.general_plugins", name="opatlas_record_attention")
+    assert plugin.load() is attention_recorder.start_from_environment

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -237,41 +239,38 @@ def test_an_exchange_that_the_shapes_do_not_allow_is_refused() -> None:
         group_of_combine(cells_of("512,7168;4,8;32 | DT_BF16;INT32;INT32 -> 4,7168 | DT_BF16"), options())
 
 
-def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
-    row = f"256,7168;256,8 | DT_BF16;INT32 -> 32768,7168;32768;2048;16;256 | DT_BF16;{TOLD}"
-    # A3 requires 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
-    assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
-
-
-def test_the_buffer_of_hccl_is_large_enough_for_newer_kernels_of_an_a3() -> None:
-    row = f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}"
-    # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB; the older ones ask for 1013.
+@pytest.mark.parametrize(
+    "row",
+    [
+        # A3 requires 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
+        f"256,7168;256,8 | DT_BF16;INT32 -> 32768,7168;32768;2048;16;256 | DT_BF16;{TOLD}",
+        # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB for newer kernels of an A3; older ones require 1013.
+        f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}",
+    ],
+)
+def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange(row: str) -> None:
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
 
 
 @pytest.mark.parametrize("version", ["", "_v2"])
-def test_choices_of_tokens_that_are_not_active_are_not_sent(version: str) -> None:
-    x, weights = torch.rand(3, 4), torch.rand(3, 2)
+@pytest.mark.parametrize(
+    ("active", "sent_tokens", "sent_counts"),
+    [
+        pytest.param([True, True, False], [0, 1, 0, 1], [1, 1, 2], id="tokens"),
+        pytest.param([[True, True], [False, True], [False, False]], [0, 1, 0], [1, 1, 1], id="choices"),
+    ],
+)
+def test_inactive_tokens_and_choices_are_not_sent(
+    version: str, active: list[Any], sent_tokens: list[int], sent_counts: list[int]
+) -> None:
+    x, weights, mask = torch.rand(3, 4), torch.rand(3, 2), torch.tensor(active)
     experts = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32)
-    active = torch.tensor([[True, True], [False, True], [False, False]])
-    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
+    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": mask}
     sent, _, indices, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
-    assert torch.equal(sent, torch.stack([x[0], x[1], x[0], *torch.zeros(3, 4)]))
-    assert (counts.tolist(), ends.tolist()) == ([1, 1, 1], [1, 2, 3])
+    assert torch.equal(sent, torch.cat([x[sent_tokens], torch.zeros(6 - len(sent_tokens), 4)]))
+    assert (counts.tolist(), ends.tolist()) == (sent_counts, list(accumulate(sent_counts)))
     back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, indices, ends, weights, **where)
-    torch.testing.assert_close(back, x * (weights * active).sum(1, keepdim=True))
-
-
-@pytest.mark.parametrize("version", ["", "_v2"])
-def test_tokens_that_are_not_active_are_not_sent(version: str) -> None:
-    x, weights = torch.rand(3, 4), torch.rand(3, 2)
-    experts, active = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32), torch.tensor([True, True, False])
-    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
-    sent, _, indices, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
-    assert torch.equal(sent, torch.stack([x[0], x[1], x[0], x[1], *torch.zeros(2, 4)]))
-    assert (counts.tolist(), ends.tolist()) == ([1, 1, 2], [1, 2, 4])
-    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, indices, ends, weights, **where)
-    torch.testing.assert_close(back, x * weights.sum(1, keepdim=True) * active.unsqueeze(1))
+    torch.testing.assert_close(back, x * (weights * mask.view(3, -1)).sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Requirements on a GPU beyond right results: a cache in the state that was asked for, records of the call alone, poison
-that costs one row."""
+"""Requirements on a GPU beyond right results: the requested state of the cache, records of the call alone, poison that
+costs one row."""
 
 from __future__ import annotations
 

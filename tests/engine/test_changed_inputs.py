@@ -159,14 +159,15 @@ def place_of_change(run):
     return raised.value.place
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_undeclared_change_fails_the_row(run, change):
-    assert place_of_change(run("changes_its_input", change=change)) == 0
-
-
-@pytest.mark.parametrize("call", [2, 5])
-def test_a_change_in_a_later_call_fails_the_row(run, call):
-    assert place_of_change(run("changes_later", call=call)) == 0
+@pytest.mark.parametrize(
+    ("function", "cells"),
+    [
+        *(("changes_its_input", {"change": change}) for change in CHANGES),
+        *(("changes_later", {"call": call}) for call in (2, 5)),
+    ],
+)
+def test_an_undeclared_change_in_any_call_fails_the_row(run, function, cells):
+    assert place_of_change(run(function, **cells)) == 0
 
 
 def test_a_tensor_inside_a_list_is_watched(run):
@@ -175,21 +176,17 @@ def test_a_tensor_inside_a_list_is_watched(run):
     assert "argument 0[1]" in runner.run(job).reason
 
 
-def test_a_keyword_is_watched_and_may_be_declared(run):
-    assert place_of_change(run("changes_a_keyword", mutates=[])) == "y"
-    runner, job = run("changes_a_keyword", mutates=["y"])
-    assert runner.run(job).status is Status.MEASURED
-
-
-def test_a_view_of_a_declared_argument_must_be_declared_too(run):
-    assert place_of_change(run("changes_an_alias", mutates=[0])) == 1
-    runner, job = run("changes_an_alias", mutates=[0, 1])
-    assert runner.run(job).status is Status.MEASURED
-
-
-def test_a_write_only_argument_is_declared(run):
-    assert place_of_change(run("overwrites", overwrites=[])) == 1
-    runner, job = run("overwrites", overwrites=[1])
+@pytest.mark.parametrize(
+    ("function", "keyword", "declared", "missing"),
+    [
+        pytest.param("changes_a_keyword", "mutates", [], "y", id="a keyword"),
+        pytest.param("changes_an_alias", "mutates", [0], 1, id="a view of a declared argument"),
+        pytest.param("overwrites", "overwrites", [], 1, id="a write-only argument"),
+    ],
+)
+def test_a_change_must_be_declared(run, function, keyword, declared, missing):
+    assert place_of_change(run(function, **{keyword: declared})) == missing
+    runner, job = run(function, **{keyword: [*declared, missing]})
     assert runner.run(job).status is Status.MEASURED
 
 

@@ -198,14 +198,12 @@ def test_libraries_echo_a_poisoned_context(message):
     assert "EXECUTION_FAILED" in fatal_device_error(message)
 
 
-@pytest.mark.parametrize(("message", "code"), CUDA_REPORTED)
-def test_reported_cuda_error(message, code):
-    assert fatal_device_error(message).startswith(f"CUDA error {code} (")
-
-
-@pytest.mark.parametrize(("message", "code"), ASCEND_REPORTED)
-def test_reported_ascend_error(message, code):
-    assert fatal_device_error(message).startswith(f"Ascend error {code} (")
+@pytest.mark.parametrize(
+    ("platform", "message", "code"),
+    [("CUDA", *case) for case in CUDA_REPORTED] + [("Ascend", *case) for case in ASCEND_REPORTED],
+)
+def test_reported_error(platform, message, code):
+    assert fatal_device_error(message).startswith(f"{platform} error {code} (")
 
 
 @pytest.mark.parametrize(

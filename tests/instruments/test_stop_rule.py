@@ -53,13 +53,9 @@ def test_repeat_count_is_exact(count):
     assert taken(rule, noisy(0.5), clock, seconds_each=10.0) == count
 
 
-def test_quiet_samples_end_at_the_least_number():
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant()) == LEAST_SAMPLES
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.001)) == LEAST_SAMPLES
-
-
-def test_a_precise_mean_ends_it():
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.01)) == LEAST_SAMPLES
+@pytest.mark.parametrize("samples", [constant(), constant(0.0), noisy(0.001), noisy(0.01)])
+def test_quiet_samples_and_a_precise_mean_end_at_the_least_number(samples):
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), samples) == LEAST_SAMPLES
 
 
 def test_noise_that_has_settled_ends_it():
@@ -89,10 +85,6 @@ def test_an_outlier_late_does_not_start_it_anew():
     values = [20.0] * 9 + [60.0] + [20.0] * 500
     count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), iter(values))
     assert LEAST_SAMPLES < count <= MOST_SAMPLES
-
-
-def test_zero_durations_do_not_divide_by_zero():
-    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant(0.0)) == LEAST_SAMPLES
 
 
 def limited_rule(limit, clock=None, time_limit_s=5):

@@ -78,7 +78,7 @@ def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
     )
 
 
-#: Kills that every `make test` tries, in addition to those of tests/chaos/test_killed_processes.py; the others are slow.
+#: Kills that every `make test` tries, with those of tests/chaos/test_killed_processes.py; the others are slow.
 _FAST: tuple[tuple[tuple[Role, Phase], ...], ...] = (
     ((Role.PYTEST, Phase.RUNNING),),
     ((Role.PYTEST, Phase.MERGING),),

@@ -95,7 +95,7 @@ def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
 
 
 def unvarying(table: Mapping[Key, Mapping[str, str]]) -> dict[Key, dict[str, str]]:
-    """The cells on which two sessions agree. A file without a row that fails may lack a column, which is an empty one."""
+    """The cells on which two sessions agree. A column may be missing from a file without failing rows."""
     return {key: {n: cell for n, cell in cells.items() if cell and n not in VOLATILE} for key, cells in table.items()}
 
 
