@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from replaying import assert_refused, cells_of, job_of, replay_row, runner, types_of_replays
+from replaying import cells_of, job_of, replay_row, runner, types_of_replays
 from sample_rows import ROWS
 
 from opatlas.engine.device_errors import outcome_from_error
 from opatlas.engine.registry import replays
-from opatlas.model.schema import OUTPUT_DTYPES, Status
+from opatlas.model.schema import Status
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Rows that replays refuse, by their status. A block of a file has `kernel type: row`, and in the next line the reason.
@@ -68,13 +68,6 @@ def test_a_slot_too_many_is_not_overlooked(kernel_type):
     cells = [f"{shapes};3,1,1,1,1,1,3", f"{dtypes};FLOAT", *(f"{cell};ND" for cell in formats if cell)]
     outcome = replay_row(kernel_type, f"{' | '.join(cells)} ->{outputs}")
     assert outcome.status in (Status.INVALID, Status.UNSUPPORTED), f"{outcome.reason}\n{outcome.detail}"
-
-
-def test_results_of_an_npu_call_name_that(monkeypatch):
-    """On a device that makes it in the place of opatlas.bench.implementations.torch's function."""
-    monkeypatch.setattr(runner()._device, "kernel", lambda impl, npu: lambda *inputs, **keywords: inputs[0])
-    row = "4,8;8 | FLOAT;FLOAT -> 4,8;4,1 | DT_BF16;FLOAT"
-    assert "torch_npu.npu_rms_norm" in assert_refused("RmsNorm", row, OUTPUT_DTYPES)
 
 
 @pytest.mark.parametrize(

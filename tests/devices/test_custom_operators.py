@@ -270,7 +270,7 @@ def test_a_registered_operator_without_a_kernel_lacks_its_opp(vllm_ascend, monke
     lacking = missing_kernel(NO_KERNEL)
     assert lacking is not None
     assert lacking.status is Status.SKIPPED
-    assert str(lacking).startswith("no kernel SparseFlashAttention in CANN's libopapi.so nor in a custom OPP: ")
+    assert "SparseFlashAttention" in str(lacking)
     set_up(monkeypatch, opp)
     lacking = missing_kernel(NO_KERNEL)
     assert lacking is not None

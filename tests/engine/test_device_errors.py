@@ -271,7 +271,7 @@ def test_memory_that_ran_out_first_is_the_cause_though_the_context_is_lost_too()
 def test_ended_task_queue_poisons_whatever_ended_it(before, after):
     """Later operators return at once without having run: a process in this state would measure nothing."""
     message = f"{before}{QUEUE_ENDED}{after}"
-    assert fatal_device_error(message) == "torch_npu's task queue ended (current working operator name is aclnnRmsNorm)"
+    assert "aclnnRmsNorm" in fatal_device_error(message)
     assert not is_out_of_memory(message)
 
 

@@ -330,19 +330,17 @@ def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
 
 
 @pytest.mark.parametrize(
-    ("codes", "words"),
+    ("codes", "named"),
     [
         # In the order in which the launcher saw them end: the others it kills itself.
-        ({1: -9, 0: -9}, "rank 1 of 3 ended: SIGKILL (signal 9) before it had joined"),
-        (
-            {1: -11, 0: -15, 2: 3},
-            "rank 1 of 3 ended: SIGSEGV (signal 11), rank 2 of 3 ended: exit code 3 before it had",
-        ),
-        ({}, "rank 0 of 3 ended: exit code 0"),
+        ({1: -9, 0: -9}, ["rank 1", "SIGKILL"]),
+        ({1: -11, 0: -15, 2: 3}, ["rank 1", "SIGSEGV", "rank 2", "exit code 3"]),
+        ({}, ["rank 0", "exit code 0"]),
     ],
 )
-def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], words: str) -> None:
-    assert end_reason(GroupSpec(3), codes, {0, 1, 2}).startswith(words)
+def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], named: list[str]) -> None:
+    reason = end_reason(GroupSpec(3), codes, {0, 1, 2})
+    assert re.findall(r"rank \d|SIG\w+|exit code \d+", reason)[: len(named)] == named
 
 
 def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:

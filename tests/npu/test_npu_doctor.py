@@ -47,7 +47,8 @@ def test_probes_without_an_npu_and_without_vllm_ascend(verdict_of, probe, state,
 def test_torch_npu_with_a_device(verdict_of):
     # Computing on it would wait for minutes, and then end the process.
     verdict = verdict_of("torch_npu", NPU_STUB_DEVICES="1")
-    assert (verdict["state"], verdict["detail"]) == ("pass", "2.13.0, sees 1 device")
+    assert verdict["state"] == "pass"
+    assert "1 device" in verdict["detail"]
 
 
 def test_torch_npu_has_the_calls_that_replays_make(verdict_of):
