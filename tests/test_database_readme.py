@@ -67,7 +67,7 @@ def test_the_page_has_every_column_once_and_no_other() -> None:
     assert set(named) == COLUMNS | COUNTERS
 
 
-def test_required_columns_are_said_to_be() -> None:
+def test_required_columns_are_marked() -> None:
     table = section("What the row is")
     required = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `") and "required" in line}
     # The outputs are "as for inputs".

@@ -105,7 +105,7 @@ def write_rows(path: Path, *shapes: str) -> None:
     path.write_text(f"{HEADER}\n{rows}")
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_with_a_generic_name(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_no_generic_names(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"opatlas"}

@@ -190,7 +190,7 @@ def test_equal_calls_are_one_record(torch_npu, tmp_path):
     assert [record["actual_seq_lengths_kv"][0] for record in lines(tmp_path)] == [1, 2, 3, 4, 5, 1]
 
 
-def test_off_means_that_nothing_is_installed(torch_npu, recorder):
+def test_off_installs_nothing(torch_npu, recorder):
     packet = torch_npu.npu_fused_infer_attention_score
     forms = [packet, packet.default, packet.out]
     originals, hashes, table = [form._op for form in forms], [*map(hash, forms)], dict.fromkeys(forms, 1)

@@ -39,7 +39,7 @@ REQUIRED = """
 """
 
 
-def test_every_required_kernel_type_is_replayed_or_says_why_not():
+def test_every_required_kernel_type_is_replayed_or_has_a_reason():
     assert sorted(set(REQUIRED.split()) - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
 

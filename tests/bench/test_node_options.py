@@ -11,7 +11,7 @@ from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_pr
 
 
 @pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--case-timeout", "-1"]])
-def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_probe_refuses_meaningless_numbers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = ArgumentParser()
     add_arguments(parser)
     with pytest.raises(SystemExit):

@@ -56,7 +56,7 @@ def test_an_error_that_a_launch_left_costs_no_other_row(sessions: Sessions) -> N
     assert done.ledger() == {"measured": 2, "failed": 1}
 
 
-def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path) -> None:
+def test_a_row_killed_for_memory_has_the_reason(sessions: Sessions, memory_group: Path) -> None:
     sessions.write("Moody", [row(1), row(Mood.HOARD), row(2)])
     done = sessions.run(MEMORY_GROUP=str(memory_group))
     assert done.ledger() == {"measured": 2, "crashed": 1}

@@ -127,7 +127,7 @@ def test_a_process_that_cannot_be_started_is_reported_as_a_lost_device(
         device.run(job(1))
 
 
-def test_a_process_that_closed_its_connection_and_goes_on_is_not_waited_for_long(
+def test_a_running_process_that_closed_its_connection_is_not_waited_for_long(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):

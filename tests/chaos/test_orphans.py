@@ -121,7 +121,7 @@ def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, kernel_type: 
     assert sessions.left_behind() == []
 
 
-def test_a_stopped_keeper_goes_on_when_pytest_is_killed(sessions: Sessions) -> None:
+def test_a_stopped_keeper_continues_when_pytest_is_killed(sessions: Sessions) -> None:
     running = started(sessions, "Hanging")
     children(sessions, running, "Hanging")
     (keeper,) = in_role(running.process.pid, Role.KEEPER)

@@ -160,7 +160,7 @@ def test_a_node_that_is_lost_costs_no_row(sessions: Sessions, cluster: Any, numb
     assert left(sessions) == []
 
 
-def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Any) -> None:
+def test_a_killed_head_continues(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (*range(200, 260), Mood.WAIT_FOR_GO)])
     running = start(sessions, cluster)

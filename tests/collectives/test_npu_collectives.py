@@ -76,7 +76,7 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
 
 
 @pytest.mark.slow
-def test_a_collective_with_only_its_carrier_says_so(npus: StandInNpus, sessions: Sessions) -> None:
+def test_a_collective_with_only_its_carrier_has_a_note(npus: StandInNpus, sessions: Sessions) -> None:
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
     (cells,) = sessions.read("hcom_allReduce_")
@@ -136,7 +136,7 @@ def test_profiles_of_a_killed_session_are_read_by_the_next_one(
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
 
 
-def test_a_group_without_msprof_takes_events_and_says_so(npus: StandInNpus, sessions: Sessions) -> None:
+def test_a_group_without_msprof_takes_events(npus: StandInNpus, sessions: Sessions) -> None:
     # The stand-in NPU has no events: its refusal names the instrument that it was to measure with.
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output

@@ -117,7 +117,7 @@ def test_ranks_with_different_numbers_of_samples_are_not_compared() -> None:
         measure(replay)
 
 
-def test_a_rank_without_a_profile_says_so_and_keeps_no_rank_waiting() -> None:
+def test_a_rank_without_a_profile_is_reported_and_keeps_no_rank_waiting() -> None:
     replay = timed(Three(), Fixed(Samples((), profiled=NoSamples("no file was written"))))
     measure(replay)
     assert replay.outcome is not None

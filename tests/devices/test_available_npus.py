@@ -163,7 +163,7 @@ def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
     assert (said.board["Serial Number"], said.board["NPU Name"]) == ("033ABC10P8000011", 9392)
 
 
-def test_a_chip_that_npu_smi_does_not_show_says_nothing():
+def test_a_chip_that_npu_smi_does_not_show_has_no_facts():
     assert npu_smi.query_chip(None) == npu_smi.NpuSmiInfo({}, {})
 
 

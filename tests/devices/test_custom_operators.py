@@ -175,7 +175,7 @@ def test_one_variable_alone_is_not_enough(vllm_ascend, monkeypatch):
 
 
 @pytest.mark.parametrize("has_vllm", [True, False])
-def test_an_operator_is_run_once_it_is_registered_whatever_the_variables_say(vllm_ascend, has_vllm):
+def test_a_registered_operator_runs_with_any_variables(vllm_ascend, has_vllm):
     package, _ = vllm_ascend
     (package / "vllm_ascend_C.py").write_text(EXTENSION)
     # utils.py imports parts of vLLM.
@@ -190,7 +190,7 @@ def test_an_operator_is_run_once_it_is_registered_whatever_the_variables_say(vll
         "torch.no_such_call or torch.ops._C_ascend.toy_of_the_tests",
     ],
 )
-def test_the_first_of_several_calls_that_is_there_is_made(vllm_ascend, name):
+def test_the_first_existing_call_of_several_is_made(vllm_ascend, name):
     package, _ = vllm_ascend
     (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text(EXTENSION)
@@ -247,13 +247,13 @@ def test_a_triton_without_the_number_of_cores_is_reported(place):
         load_npu_call("torch.ops.vllm.qkv_rmsnorm_rope_of_no_tests")
 
 
-def test_a_triton_operator_that_is_not_there_does_not_need_an_operator_package(place):
+def test_a_missing_triton_operator_does_not_need_an_operator_package(place):
     with pytest.raises(MissingPrecondition, match="triton-ascend") as raised:
         load_npu_call("torch.ops.vllm.npu_rotary_embedding")
     assert "ASCEND_CUSTOM_OPP_PATH" not in str(raised.value)
 
 
-def test_a_call_of_torch_npu_that_is_not_there_is_another_thing():
+def test_a_missing_call_of_torch_npu_is_unsupported():
     with pytest.raises(Unsupported, match=r"torch_npu\.npu_of_tomorrow"):
         load_npu_call("torch_npu.npu_of_tomorrow")
 

@@ -159,7 +159,7 @@ def test_many_short_waits_are_reported_like_a_long_one(monkeypatch: pytest.Monke
     assert waits.begin(OTHER).left_s() == 0
 
 
-def test_waits_are_added_up_by_whom_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_are_added_up_by_kind_of_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     now, messages = 0.0, []
     monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
     waits = DeviceWaits(messages.append)

@@ -100,12 +100,12 @@ def test_why_it_is_throttled(library, bits, reasons):
     assert open_nvml(UUID).throttles() == reasons
 
 
-def test_a_gpu_that_does_not_say_is_not_throttled(library):
+def test_a_gpu_without_throttle_reasons_is_not_throttled(library):
     library.nvmlDeviceGetCurrentClocksThrottleReasons = refuse
     assert open_nvml(UUID).throttles() == ()
 
 
-def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch):
+def test_a_missing_package_or_driver_is_in_the_facts(library, monkeypatch):
     library.nvmlInit = refuse
     without = open_nvml(UUID)
     assert (without.facts(), without.state(), without.throttles()) == ({"nvml": "Not Supported"}, {}, ())
@@ -144,7 +144,7 @@ def test_a_torch_without_cuda_is_an_error_with_a_remedy():
 
 
 @pytest.mark.parametrize("names", [("0", "1"), ("GPU-0", UUID[:8]), ("GPU-0", UUID)])
-def test_nvlink_is_found_whatever_makes_the_gpus_visible(library, names):
+def test_nvlink_is_found_for_any_visible_names(library, names):
     library.nvmlShutdown = lambda: None
     library.NVML_P2P_CAPS_INDEX_NVLINK, library.NVML_P2P_STATUS_OK = 2, 0
     library.nvmlDeviceGetP2PStatus = lambda one, other, caps: 0 if {one, other} == {"another", "handle"} else 1

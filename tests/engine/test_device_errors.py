@@ -268,7 +268,7 @@ def test_memory_that_ran_out_first_is_the_cause_though_the_context_is_lost_too()
 
 @pytest.mark.parametrize("before", ["", "torch.OutOfMemoryError: "])
 @pytest.mark.parametrize("after", ["", QUEUE_MEMORY])
-def test_ended_task_queue_poisons_whatever_ended_it(before, after):
+def test_an_ended_task_queue_poisons_the_process_in_any_case(before, after):
     """Later operators return at once without having run: a process in this state would measure nothing."""
     message = f"{before}{QUEUE_ENDED}{after}"
     assert "aclnnRmsNorm" in fatal_device_error(message)
@@ -300,14 +300,14 @@ _NUMBERS = st.one_of(_CODES, _CODES.map(hex), _CODES.map(lambda code: f"0x7f{cod
 
 
 @given(st.lists(st.one_of(_WORDS, _NUMBERS.map(str))), st.sampled_from([" ", "", "\n", ", "]))
-def test_numbers_that_nothing_calls_an_error_code_mean_nothing(parts, separator):
+def test_numbers_without_an_error_code_before_them_are_ignored(parts, separator):
     text = separator.join(parts)
     assert fatal_device_error(text) is None
     assert not is_out_of_memory(text)
 
 
 @given(st.lists(st.integers(min_value=0)), st.lists(st.integers(min_value=0)))
-def test_shapes_of_torch_mean_nothing(left, right):
+def test_shapes_of_torch_are_ignored(left, right):
     text = f"The size of tensor a ({left}) must match the size of tensor b ({right}) at CUDA:0"
     assert fatal_device_error(text) is None
     assert not is_out_of_memory(text)

@@ -233,7 +233,7 @@ def test_settings_are_restored_and_reported() -> None:
     assert settings.restore() == []
 
 
-def test_a_thread_that_goes_on_is_found() -> None:
+def test_a_thread_that_continues_is_found() -> None:
     watch, done = ThreadWatch(), threading.Event()
     watch.expect_same()
     thread = threading.Thread(target=done.wait, name="behind")

@@ -75,7 +75,7 @@ def test_a_row_that_is_checked_on_the_host_must_fit_there_too(monkeypatch, kind,
 
 
 @pytest.mark.parametrize(("available", "status"), [(1 << 28, Status.OOM), (1 << 32, Status.MEASURED)])
-def test_a_kernel_that_takes_more_than_there_is_costs_its_row(tmp_path, monkeypatch, available, status) -> None:
+def test_a_kernel_that_needs_too_much_memory_costs_its_row(tmp_path, monkeypatch, available, status) -> None:
     (tmp_path / "greedy_replay.py").write_text(REPLAY)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(CpuDevice, "available_bytes", lambda self: available)

@@ -69,7 +69,7 @@ def test_a_quiet_row_is_measured_once(run):
     assert left == [NOISY]
 
 
-def test_a_noisy_row_is_measured_again_and_says_so(run):
+def test_a_noisy_row_is_measured_again_and_reported(run):
     outcome, _ = run([NOISY, QUIET])
     assert outcome.status is Status.MEASURED
     assert outcome.measurement.samples_us == QUIET

@@ -68,7 +68,7 @@ def test_several_operators_are_stand_ins_and_views_are_not(kernel, stands_in, mo
     assert bool(stand_in_of(outcome)) is stands_in
 
 
-def test_a_kernel_without_a_call_on_an_npu_replaces_none(monkeypatch):
+def test_a_kernel_without_an_npu_call_is_not_a_stand_in(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     job = job_of("OwnKernel", ONE, f"{__name__}.of_an_own_kernel")
     outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
@@ -77,7 +77,7 @@ def test_a_kernel_without_a_call_on_an_npu_replaces_none(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel_type", ["AddRmsNorm", "GroupedMatmul", "FusedInferAttentionScore", "MoeGatingTopK"])
-def test_a_composition_in_place_of_a_fused_kernel_says_so(kernel_type):
+def test_a_composition_in_place_of_a_fused_kernel_is_reported(kernel_type):
     assert "composition of" in stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0]))
 
 
@@ -87,7 +87,7 @@ def test_an_operator_of_torch_is_not_a_stand_in(kernel_type):
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
-def test_a_product_through_float32_says_so(monkeypatch, has_instructions):
+def test_a_product_through_float32_is_reported(monkeypatch, has_instructions):
     monkeypatch.setattr(matmuls, "_cpu_multiplies", lambda dtype: has_instructions)
     outcome = replay_row("MatMulV2", ROWS["MatMulV2"][0])
     assert ("_to_copy" in stand_in_of(outcome)) is not has_instructions

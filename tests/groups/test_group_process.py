@@ -200,7 +200,7 @@ class Touch:
 
 
 @pytest.mark.slow
-def test_whoever_reaches_the_ports_of_a_group_runs_no_code(group: GroupProcess, tmp_path: Path) -> None:
+def test_data_sent_to_the_ports_of_a_group_runs_no_code(group: GroupProcess, tmp_path: Path) -> None:
     """torchrun's launcher unpickles the state of its rendezvous each time that it says it is alive: every 5 s."""
     from torch.distributed import TCPStore
 
@@ -406,7 +406,7 @@ def test_a_group_names_the_missing_nodes_and_gives_up(
     assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=300)
 
 
-def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
+def test_a_rank_without_torchruns_variables_names_them(tmp_path: Path) -> None:
     address = str(tmp_path / "ranks")
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "MASTER_PORT")}
     environment |= {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}

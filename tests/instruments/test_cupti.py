@@ -167,7 +167,7 @@ def test_a_buffer_that_cannot_be_read_costs_its_own_row_alone(library):
         assert list(records()) == [KernelRecord(2, "add", 0.0, 2.0)]
 
 
-def test_where_another_profiler_has_the_records_there_are_none_here(library):
+def test_records_that_another_profiler_has_are_missing(library):
     library.status = 39
     with pytest.raises(InstrumentMissing, match=r"status 39"):
         instrument.CuptiRecorder(lambda: None)

@@ -59,5 +59,5 @@ def test_short_calls_in_a_row_are_averaged(stream, events, microseconds, calls):
     assert samples.calls_per_sample == calls
 
 
-def test_how_many_device_kernels_there_were_is_not_known(stream, events):
+def test_the_number_of_device_kernels_is_unknown(stream, events):
     assert sample(events, lambda: stream.work(1, "call"), lambda: None).device_kernels is None

@@ -50,7 +50,7 @@ def busy(microseconds):
         pass
 
 
-def test_it_goes_by_the_name_that_it_is_chosen_by(instrument, request):
+def test_its_name_is_that_of_the_option(instrument, request):
     assert instrument.name == request.node.callspec.params["instrument"]
 
 

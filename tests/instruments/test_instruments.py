@@ -59,7 +59,7 @@ def test_the_kind_of_a_device_is_that_of_its_spec():
 
 @pytest.mark.usefixtures("_sundials")
 @pytest.mark.parametrize(("asked", "taken"), [(None, "wall-clock"), ("sundial", "sundial")])
-def test_a_row_is_measured_by_the_one_asked_for(asked, taken):
+def test_a_row_is_measured_by_the_named_one(asked, taken):
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm", instrument=asked))
     outcome = runner.run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT"))
     assert outcome.measurement is not None

@@ -56,7 +56,7 @@ def test_of_several_launches_of_its_type_the_rows_case_counts() -> None:
     assert found.helper_kernels == {"Sort": 99.0}
 
 
-def test_the_rows_case_launched_twice_gives_their_mean_and_says_so() -> None:
+def test_the_rows_case_launched_twice_gives_their_mean_with_a_note() -> None:
     found = own((launch("Sort", 9.0), launch("Sort", 11.0)))
     assert found.durations_us == (10.0,)
     assert found.helper_kernels == {}

@@ -78,7 +78,7 @@ def sample(instrument: str, stops: list[int]) -> tuple[int, int, list[str]]:
 
 
 @pytest.mark.parametrize("instrument", ["wall-clock", "events"])
-def test_a_sample_with_a_pause_is_taken_again_and_said(instrument: str) -> None:
+def test_a_sample_with_a_pause_is_taken_again_and_reported(instrument: str) -> None:
     assert sample(instrument, [])[:2] == (SAMPLES, SAMPLES)
     calls, taken, said = sample(instrument, [1, 3])
     assert (calls, taken) == (SAMPLES + 2, SAMPLES)

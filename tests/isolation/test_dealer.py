@@ -219,7 +219,7 @@ def row_of_three(each: Job) -> str:
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.2, 10.0], ids=["short", "long", "longer than a batch"])
-def test_the_implementations_of_a_row_run_on_one_device_in_whatever_order_they_come(seconds: float) -> None:
+def test_the_implementations_of_a_row_run_on_one_device_in_any_order(seconds: float) -> None:
     all_begin = threading.Barrier(3)
 
     def first_waits(each: Job) -> None:

@@ -39,7 +39,7 @@ HOSTS = GroupNodes(GPUS, cores=64, hosts=3)
         (GroupNodes(CPU, cores=2, hosts=3), GroupSpec(4, members=(0, 1, 8, 9)), 2, True),
     ],
 )
-def test_a_group_takes_as_few_hosts_as_hold_it(nodes: GroupNodes, spec: GroupSpec, hosts: int, fits: bool) -> None:
+def test_a_group_takes_the_fewest_hosts(nodes: GroupNodes, spec: GroupSpec, hosts: int, fits: bool) -> None:
     placed = nodes.placed(spec)
     assert placed.nnodes == hosts
     assert (nodes.shortage(placed, nodes.devices) == "") is fits

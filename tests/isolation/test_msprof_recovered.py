@@ -163,9 +163,7 @@ def test_an_unreadable_line_is_reported_once_and_the_profile_is_kept(tmp_path: P
     assert recover_profiles(database) == []
 
 
-def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_keeps_no_other_profile_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path)
     bad, good = left(database, line(1) + b"\n"), left(database, line(2) + b"\n", number="0001")
     whole = pending.read_samples

@@ -236,6 +236,6 @@ def test_the_mapping_of_the_database_counts(folder: Path, interface: Any) -> Non
 
 
 @pytest.mark.skipif(find_spec("tensor_cast") is not None, reason="msmodeling is installed")
-def test_without_msmodeling_an_error_says_so(folder: Path) -> None:
+def test_without_msmodeling_there_is_an_error(folder: Path) -> None:
     with pytest.raises(opatlas.OpAtlasError):
         OpAtlasDataSource(folder)

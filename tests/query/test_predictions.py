@@ -61,7 +61,7 @@ def test_a_size_beyond_all_rows_is_extrapolated_with_a_wider_interval(database: 
     assert abs(far.duration_us / roofline_us([(40000, 1024, 1024)])[0] - 1) < 0.3
 
 
-def test_a_prediction_names_its_rows_and_says_why_it_is_none(database: opatlas.OpenDatabase) -> None:
+def test_a_prediction_has_its_rows_and_a_note(database: opatlas.OpenDatabase) -> None:
     answer = database.query("MatMulV2", [(48, 1024), (512, 1024)])
     assert answer.rows
     assert answer.run_ids == (RUN,)
