@@ -45,7 +45,7 @@ COLLECTIVES = "--collect-only"
 #: By the mark of the command: statuses of success, where there are others than 0.
 STATUSES: Mapping[str, tuple[int, ...]] = {
     r"opatlas doctor": (0, 1),  # a requirement may be missing on this machine
-    r"opatlas check": (1,),  # finds that the message in DB was measured by nobody
+    r"opatlas check": (1,),  # finds that the message in DB was not measured
 }
 #: Commands that would fail, and the expected finding.
 PLANTED: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from doc_commands import DOCS, PAGES, ROOT
 
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-#: Anchors of a heading besides its own: those of a Chinese page are the English ones.
+#: Anchors of a heading in addition to its own: those of a Chinese page are the English ones.
 IDENTIFIERS = re.compile(r'<a id="([\w-]+)"></a>')
 #: A file of the checkout, as sentences name it: `opatlas/engine/inputs/replay_row.py`, `tests/support/`.
 _FILE = re.compile(r"`((?:opatlas|bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")

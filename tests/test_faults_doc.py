@@ -42,6 +42,6 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_every_file_of_chaos_is_named() -> None:
-    """A fault that is tried and not on the page is one that nobody hears of."""
+    """Each tested fault is on the page."""
     named = {file for file, _ in _NODE.findall(PAGE)}
     assert {f"chaos/{path.name}" for path in (TESTS / "chaos").glob("test_*.py")} <= named

@@ -1,4 +1,4 @@
-"""An option is read, reaches the measuring, and is in the manifest: nobody keeps a list of them for it."""
+"""An option is read, reaches the measuring, and is in the manifest, without a list of options."""
 
 from __future__ import annotations
 

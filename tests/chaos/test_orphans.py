@@ -31,7 +31,7 @@ def by_subprocess():
 
 
 def by_shell():
-    # It belongs to nobody as soon as the shell has ended, and has all files that it could inherit.
+    # It is an orphan as soon as the shell has ended, and has all files that it could inherit.
     os.system(f"sleep 1000 & echo $! > {FOLDER}/pid")
     return int((FOLDER / "pid").read_text())
 
@@ -49,7 +49,7 @@ def by_session():
 
 
 def by_daemon():
-    # In a session of its own, and a child of nobody that is left.
+    # In a session of its own, and an orphan.
     os.system(f"setsid sh -c 'sleep 1000 & echo $! > {FOLDER}/pid'")
     return int((FOLDER / "pid").read_text())
 

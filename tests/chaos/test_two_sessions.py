@@ -35,7 +35,7 @@ def waiting(sessions: Sessions) -> Running:
 
 
 def expect_all_measured(sessions: Sessions, running: Running) -> None:
-    """Lets a session end, as if there had been nobody else."""
+    """Lets a session end, as if it had been alone."""
     sessions.go()
     done = running.wait()
     assert (done.code, done.ledger()) == (0, {"measured": 3})

@@ -287,7 +287,7 @@ def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opene
     monkeypatch.setenv(MARK, "joining")
     with pytest.raises(DeviceGone, match=words) as gone:
         group_of(TWO, opener).describe()
-    # It can be tried again: nobody waited for it.
+    # It can be tried again: no rank waited for it.
     assert not isinstance(gone.value, GroupTimeout)
     assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=300)
 

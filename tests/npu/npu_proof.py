@@ -207,7 +207,7 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
 
 
 def _group_of(cells: dict[str, str]) -> Group:
-    """That of a row, as its first rank sees it, and without a name: nobody is there to communicate with."""
+    """That of a row, as its first rank sees it, and without a name: there are no other ranks."""
     return Group(0, int(cells.get(EP_SIZE) or 1))
 
 

@@ -29,7 +29,7 @@ PHASES = list(Phase)
 
 @dataclass(frozen=True)
 class Kill:
-    """When to kill which process: so far into a phase, as long as it takes in a session that nobody disturbs."""
+    """When to kill which process: so far into a phase, as long as it takes in an undisturbed session."""
 
     role: Role
     phase: Phase

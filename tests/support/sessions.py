@@ -323,7 +323,7 @@ class Running:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, but not that it is a worker of xdist, where it is: the session is nobody's worker."""
+    """This process's, without the variables of a worker of xdist: the session is not a worker."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
 
 

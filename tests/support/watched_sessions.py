@@ -20,7 +20,7 @@ LOOK_S = 0.003
 
 
 class Life:
-    """A session that nobody disturbs: the time of its phases, and its files."""
+    """An undisturbed session: the time of its phases, and its files."""
 
     def __init__(self, folder: Path, devices: int) -> None:
         rows = keys_of(SIZES)
