@@ -1,6 +1,6 @@
 """Fixtures of all tests, and which files go first; property tests may take any time.
 
-Where nobody watches a terminal, a line a minute tells how far the tests are.
+Where nobody watches a terminal, a line a minute reports how far the tests are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stand_in_npus import StandInNpus
 # time, which takes longer than the sessions.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Readline, which pytest imports, tells all children of its process how wide a terminal is that they do not have.
+# Readline, which pytest imports, gives all children of its process the width of a terminal that they do not have.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class MinuteByMinute:
-    """Writes a whole line each minute: what shows the lines of a CI job shows no dots before the next 72 are there."""
+    """Writes a whole line each minute: the log of a CI job shows no dots before the next 72 are there."""
 
     def __init__(self, reporter: pytest.TerminalReporter) -> None:
         self._reporter = reporter
@@ -104,7 +104,7 @@ def npus(sessions: Sessions) -> StandInNpus:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a text with a file of the folder golden/ beside the test; --write-golden writes the file."""
+    """Compares a text with a file of the folder golden/ next to the test; --write-golden writes the file."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name

@@ -1,4 +1,4 @@
-"""What may import what: docs/contributing.md, held up by the syntax trees of every file."""
+"""The allowed imports: docs/contributing.md, checked by the syntax trees of every file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LAYERS = (
     "doctor",
     "cli",
 )
-#: Seconds to import, and what a `--help` or a report has no use for.
+#: Modules that take seconds to import and that a `--help` or a report does not need.
 HEAVY = frozenset({"torch", "torch_npu", "transformers"})
 #: The parts of the library that may import torch.
 WITH_TORCH = (
@@ -76,7 +76,7 @@ class Import:
     """One import.
 
     Attributes:
-        importer, module: who, and what; a module of OpAtlas by its full name.
+        importer, module: a module of OpAtlas by its full name.
         line: where.
         at_once: when the importer is imported, and not when one of its functions is called.
         typing: for type checkers alone.
@@ -193,7 +193,7 @@ def cycle(imports: Iterable[Import]) -> list[str]:
 
 
 def brought_along(start: str, imports: Iterable[Import]) -> Mapping[str, str]:
-    """What importing `start` imports, by whom, packages that modules lie in included."""
+    """The modules that importing `start` imports, by importer, packages that modules lie in included."""
     by_importer: dict[str, list[str]] = {}
     for found in imports:
         if found.at_once and not found.typing:
@@ -247,7 +247,7 @@ def test_plugins_and_data_come_without_torch(start: str, imports: list[Import]) 
 
 
 def test_names_that_are_imported_late_exist() -> None:
-    """Of devices and instruments: what opens them is looked up when it is needed, and torch comes with it."""
+    """Of devices and instruments: their openers are looked up when they are needed, and torch comes with them."""
     named = {
         found.groups()
         for path in modules().values()
@@ -261,7 +261,7 @@ def test_names_that_are_imported_late_exist() -> None:
     assert not missing
 
 
-def test_no_class_name_stands_for_two_things() -> None:
+def test_class_names_are_unique() -> None:
     where: dict[str, list[str]] = {}
     for module, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -269,25 +269,6 @@ def test_no_class_name_stands_for_two_things() -> None:
                 where.setdefault(node.name, []).append(module)
     twice = {name: places for name, places in where.items() if len(places) > 1}
     assert not twice
-
-
-def test_the_conftest_of_the_checkout_registers_the_plugins_and_nothing_else() -> None:
-    docstring, assignment = ast.parse((REPOSITORY / "conftest.py").read_text("utf-8")).body
-    assert isinstance(docstring, ast.Expr)
-    assert isinstance(assignment, ast.Assign)
-    assert [ast.unparse(target) for target in assignment.targets] == ["pytest_plugins"]
-
-
-@pytest.mark.parametrize("folder", ["bench", "shapes"])
-def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
-    """What these do is in plain modules, which tests call without pytest."""
-    body = ast.parse((REPOSITORY / folder / "conftest.py").read_text("utf-8")).body
-    assert not [node.name for node in body if isinstance(node, ast.ClassDef)]
-    for function in (node for node in body if isinstance(node, ast.FunctionDef)):
-        decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-        is_hook = function.name.startswith("pytest_")
-        assert is_hook or any(name.startswith("pytest.fixture") for name in decorators), function.name
-        assert len(list(ast.walk(function))) < 100, f"{function.name}: move what it does to a module"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +308,7 @@ def test_a_ring_is_noticed_also_one_that_a_function_hides() -> None:
     assert not cycle(ring[:2])
 
 
-def test_what_comes_along_is_found_through_packages() -> None:
+def test_transitive_imports_are_found_through_packages() -> None:
     sources = {"bench": "", "bench.sub": "import torch", "bench.sub.part": "", "plugins.a": "import bench.sub.part"}
     found = [found for name, text in sources.items() for found in imports_of(name, text, sources)]
     assert brought_along("plugins.a", found)["torch"] == "bench.sub"

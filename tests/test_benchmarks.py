@@ -1,4 +1,4 @@
-"""The scripts of tests/benchmarks run, with few rows; what they measure is looked at by people."""
+"""The scripts of tests/benchmarks run, with few rows; people look at their measurements."""
 
 from __future__ import annotations
 

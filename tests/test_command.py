@@ -30,7 +30,7 @@ def opatlas(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProc
     )
 
 
-def test_help_names_every_command_and_what_it_does() -> None:
+def test_help_names_every_command_with_its_purpose() -> None:
     done = opatlas("--help")
     assert done.returncode == 0
     for name, known in command.COMMANDS.items():
@@ -62,7 +62,7 @@ def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
 
 
 @pytest.mark.parametrize("option", ["--database-path", "--tasks", "--implementation"])
-def test_a_session_refuses_such_a_path_as_wrong_usage(option: str) -> None:
+def test_a_session_refuses_an_unusable_path_as_wrong_usage(option: str) -> None:
     words = ["bench", option, "d" * 300, "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False
@@ -81,7 +81,7 @@ def test_a_session_refuses_such_a_path_as_wrong_usage(option: str) -> None:
         (("show", "--nothing-like-this"), None),
     ],
 )
-def test_a_misspelt_option_is_told_from_what_was_meant(
+def test_a_misspelt_option_gets_a_suggestion(
     arguments: tuple[str, ...], meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(arguments) == command.USAGE
@@ -103,7 +103,7 @@ def test_a_misspelt_option_is_told_from_what_was_meant(
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_every_command_tells_a_misspelt_device_from_what_was_meant(
+def test_every_command_suggests_the_name_of_a_misspelt_device(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(arguments) == command.USAGE
@@ -111,7 +111,7 @@ def test_every_command_tells_a_misspelt_device_from_what_was_meant(
 
 
 @pytest.mark.parametrize("place", ["NVIDIA_H200", "database/data/NVIDIA_H200"])
-def test_the_folder_of_a_device_stands_for_its_newest_database_as_the_name_does(
+def test_the_folder_of_a_device_means_its_newest_database_like_the_name(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
@@ -145,7 +145,7 @@ def test_no_command_asks_for_the_help() -> None:
         ("shapes", {"--rows", "--target-models", "--database-path"}, {"--update-mode", "--cache", "--bytes-grid"}),
     ],
 )
-def test_the_help_of_what_runs_pytest_has_the_options_that_hold_there(
+def test_the_help_of_commands_that_run_pytest_has_their_options(
     name: str, there: set[str], elsewhere: set[str]
 ) -> None:
     done = opatlas(name, "--help")
@@ -187,7 +187,7 @@ def test_the_exit_status_of_pytest_is_passed_on(monkeypatch: pytest.MonkeyPatch)
     assert command.main(["bench", "-k", "Add"]) == 2
 
 
-def test_a_file_that_an_option_names_is_no_test_file(tmp_path: Path) -> None:
+def test_a_file_that_an_option_names_is_not_a_test_file(tmp_path: Path) -> None:
     task = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
     (tmp_path / "mine.py").write_text(f"{task}\n\ndef get_inputs():\n    return [torch.randn(8, 16)]\n")
     done = opatlas("bench", "--tasks", "mine.py", "--co", "-q", "--device=cpu", "--database-path=db", cwd=tmp_path)

@@ -7,7 +7,6 @@ import re
 
 import pytest
 from doc_commands import ROOT
-from opatlas.plugins import replay_session
 from sessions import Sessions, row
 
 from opatlas.model.location import cpu_device_name
@@ -16,11 +15,7 @@ PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 
 
-def test_the_page_quotes_the_steps_of_a_session() -> None:
-    assert (replay_session.__doc__ or "").strip() in PAGE
-
-
-def test_what_the_page_quotes_stands_in_the_file() -> None:
+def test_quotes_of_the_page_are_in_the_file() -> None:
     quoted = {name: block for name, block in BLOCKS.items() if name.startswith("tests/")}
     assert len(quoted) == 2
     for name, block in quoted.items():
@@ -49,7 +44,7 @@ def test_an_instrument_that_they_do_not_offer_is_refused_before_anything_runs(se
     assert sessions.read("Toy") == [row(1)]
 
 
-def test_another_device_can_be_asked_for_beside_them(sessions: Sessions) -> None:
+def test_another_device_can_be_named_in_addition(sessions: Sessions) -> None:
     (sessions.folder / "conftest.py").write_text(BLOCKS["conftest.py"])
     sessions.write("Toy", [row(1)])
     assert sessions.run_in_process("--device=cpu").ledger() == {"measured": 1}

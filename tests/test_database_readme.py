@@ -41,7 +41,7 @@ OLDER = {schema.LEGACY_MICROBENCH, schema.LEGACY_PROFILING_MEDIAN, schema.LEGACY
 
 
 def section(title: str) -> str:
-    """What stands under a heading, sections beneath it included."""
+    """The text under a heading, sections beneath it included."""
     level = re.findall(rf"^(#+) {re.escape(title)}$", PAGE, re.MULTILINE)[0]
     rest = PAGE.partition(f"\n{level} {title}\n")[2]
     return re.split(rf"\n#{{1,{len(level)}}} ", rest)[0]
@@ -67,7 +67,7 @@ def test_the_page_has_every_column_once_and_no_other() -> None:
     assert set(named) == COLUMNS | COUNTERS
 
 
-def test_required_columns_are_said_to_be() -> None:
+def test_required_columns_are_marked() -> None:
     table = section("What the row is")
     required = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `") and "required" in line}
     # The outputs are "as for inputs".
@@ -80,7 +80,7 @@ def test_every_counter_is_named(counter: str) -> None:
     assert f"`{counter}`" in PAGE
 
 
-def test_statuses_and_what_the_next_session_does() -> None:
+def test_statuses_and_the_work_of_the_next_session() -> None:
     lines = [line for line in section("Status").splitlines() if line.startswith("| `")]
     after = {line.split("`")[1]: line for line in lines if line.split("`")[1] not in COLUMNS}
     assert list(after) == [status.value for status in Status]
@@ -89,7 +89,7 @@ def test_statuses_and_what_the_next_session_does() -> None:
     }
 
 
-def test_signature_names_what_changes_it() -> None:
+def test_signature_names_the_cells_that_change_it() -> None:
     table = section("Signature")
     runtime = {*schema.RUNTIME_IN_SIGNATURE, *schema.LENGTHS_IN_SIGNATURE} - {schema.LEGACY_AVG_SEQ_LEN}
     assert {name for name in words(table) if name.startswith("Runtime ")} == runtime
@@ -100,7 +100,7 @@ def test_update_modes() -> None:
     assert first_cells(section("Write-back"), "`--update-mode`") == [mode.value for mode in UpdateMode]
 
 
-def test_folders_beside_the_csvs() -> None:
+def test_folders_next_to_the_csvs() -> None:
     database = Database(ROOT)
     folders = (getattr(database, name) for name in dir(Database) if name.endswith("_dir"))
     own = {folder.name for folder in folders if isinstance(folder, Path)}
@@ -121,7 +121,7 @@ def test_older_columns() -> None:
 
 def test_journal_and_manifest_name_every_field() -> None:
     text = section("Journal")
-    told = words(text) - {"journal/{Run ID}.jsonl", "opatlas combine"}
-    assert told == {field.name for kind in (journal.JournalHeader, Record, Measurement) for field in fields(kind)}
+    named = words(text) - {"journal/{Run ID}.jsonl", "opatlas combine"}
+    assert named == {field.name for kind in (journal.JournalHeader, Record, Measurement) for field in fields(kind)}
     assert f"version {journal.VERSION}." in text
     assert words(section("Manifest")) - {"runs/{Run ID}.json"} == {field.name for field in fields(Manifest)}

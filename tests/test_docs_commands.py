@@ -1,7 +1,7 @@
-"""What the pages tell a reader to type: each command is run, or at least read by the program that it names.
+"""The commands of the pages: each is run, or at least parsed by the program that it names.
 
 The README's are run as they stand, block by block, each block in a small copy of the checkout where CAPTURE, DB,
-ONE and TWO are there. What this machine cannot run is in NOT_HERE, with the reason. All commands of all pages
+ONE and TWO are there. Commands that this machine cannot run are in NOT_HERE, with the reason. All commands of all pages
 go through the real parsers of their programs.
 """
 
@@ -24,7 +24,7 @@ from sessions import row
 WORKFLOWS = sorted((ROOT / "docs" / "ci").glob("*.yml"))
 PAGES = [*doc_commands.PAGES, *WORKFLOWS]
 
-#: Commands of the README that are read and not run, by what marks them, and why.
+#: Commands of the README that are read and not run, by their mark, and why.
 NOT_HERE: Mapping[str, str] = {
     r"^(python -m )?pip |^python\S* -m venv|^make ": "sets up an environment, from the network",
     r"--device[= ](npu|cuda|ATLAS_\w+)": "names a device that is not here",
@@ -42,23 +42,23 @@ FEW_ROWS = "--ops=RmsNorm --max-hbm-gb=0.51203"
 ONE_TASK = "--repeat-count=1 --ops=tasks.softmax"
 #: Groups of processes take as long as all the rest; tests/collectives starts them. Their messages are listed here.
 COLLECTIVES = "--collect-only"
-#: By what marks the command: statuses that say that it worked, where there are others than 0.
+#: By the mark of the command: statuses of success, where there are others than 0.
 STATUSES: Mapping[str, tuple[int, ...]] = {
-    r"opatlas doctor": (0, 1),  # what it needs may be missing on this machine
-    r"opatlas check": (1,),  # finds that the message in DB was measured by nobody
+    r"opatlas doctor": (0, 1),  # a requirement may be missing on this machine
+    r"opatlas check": (1,),  # finds that the message in DB was not measured
 }
-#: Commands that would fail, and what is to be said of them.
+#: Commands that would fail, and the expected finding.
 PLANTED: Mapping[str, str] = {
     "pytest bench/ --repeat-cuont 3": "unrecognized arguments: --repeat-cuont",
     "pytest shapes/ --rows many": "'many': give a whole number",
-    "pytest bench/test_nothing.py": "there is no bench/test_nothing.py",
+    "pytest bench/test_nothing.py": "missing file: bench/test_nothing.py",
     "opatlas ingest CAPTURE --output-dir DB": "--output-dir",
     "opatlas ingest --profiling-path P --devcie X": "--devcie",
     "opatlas benhc": "opatlas has no command ['benhc']",
     "python -m opatlas.nothing": "no such module",
     "python -m tests.benchmarks.bench_merge --rwos 3": "bench_merge.py has no --rwos",
     "pip install -e '.[gpus]'": "no extra gpus",
-    "pip install -c constraint.txt -e .": "there is no constraint.txt",
+    "pip install -c constraint.txt -e .": "missing file: constraint.txt",
     "make benhc": "No rule to make target 'benhc'",
     "frobnicate --all": "'frobnicate' is not known",
     "cd x && pytest bench/ --nonsense": "unrecognized arguments: --nonsense",
@@ -112,7 +112,7 @@ def test_programs_take_the_commands_of_a_page(page: Path, problems: Mapping[Comm
 
 
 class ReaderOfTheReadme(ScratchCheckout):
-    """What the README's commands find there: a capture, databases, tasks, records of a serving process."""
+    """The files that the README's commands find there: a capture, databases, tasks, records of a serving process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -139,7 +139,7 @@ def norm(rows: int) -> dict[str, str]:
 
 
 def options_for(text: str) -> str:
-    """What makes a session small that the README shows as a user's."""
+    """The options that make a session of the README small."""
     if "collectives" in text:
         return COLLECTIVES
     if "--tasks" in text:
@@ -160,7 +160,7 @@ def readme_blocks() -> list[Block]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", readme_blocks(), ids=str)
-def test_commands_of_the_readme_do_what_they_say(block: Block, tmp_path: Path) -> None:
+def test_commands_of_the_readme_do_their_work(block: Block, tmp_path: Path) -> None:
     scratch = ReaderOfTheReadme(tmp_path / "checkout")
     for text, reason in lines_of(block).items():
         if reason:
@@ -168,7 +168,7 @@ def test_commands_of_the_readme_do_what_they_say(block: Block, tmp_path: Path) -
         done = scratch.run(text, options=options_for(text))
         allowed = next((codes for mark, codes in STATUSES.items() if re.search(mark, text)), (0,))
         assert done.returncode in allowed, (
-            f"{block}: {text}\nexit status {done.returncode}: mend the command, give what it needs in "
+            f"{block}: {text}\nexit status {done.returncode}: mend the command, give its requirements in "
             f"ReaderOfTheReadme, or name it in NOT_HERE\n{done.stdout}"
         )
         for name in _LEAVES.findall(text):
@@ -195,7 +195,7 @@ def test_a_command_that_would_fail_is_noticed(text: str, problems: Mapping[Comma
     assert PLANTED[text] in problems[planted(text)]
 
 
-def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
+def test_blocks_are_distinguished_from_pictures_and_output(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```\npytest bench/ \\\n    -k Add   # some\nopatlas ingest > out.txt && opatlas bench\n```\n"

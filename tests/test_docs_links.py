@@ -1,4 +1,4 @@
-"""What the pages point at is there: other pages, their headings, files of the checkout, pictures."""
+"""The targets of links on the pages exist: other pages, their headings, files of the checkout, pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doc_commands import DOCS, PAGES, ROOT
 
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-#: Anchors of a heading besides its own: those of a Chinese page are the English ones.
+#: Anchors of a heading in addition to its own: those of a Chinese page are the English ones.
 IDENTIFIERS = re.compile(r'<a id="([\w-]+)"></a>')
 #: A file of the checkout, as sentences name it: `opatlas/engine/inputs/replay_row.py`, `tests/support/`.
 _FILE = re.compile(r"`((?:opatlas|bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
@@ -22,7 +22,7 @@ def text_of(page: Path) -> str:
 
 
 def anchors_in_order(page: Path) -> list[str]:
-    """What GitHub makes of a page's headings, the title first."""
+    """GitHub's anchors of a page's headings, the title first."""
     headings = re.findall(r"^#+ (.+)$", IDENTIFIERS.sub("", text_of(page)), flags=re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
 
@@ -67,7 +67,7 @@ def test_every_page_is_found_from_another(page: Path) -> None:
     assert page.resolve() in links
 
 
-def test_what_leads_nowhere_is_noticed(tmp_path: Path) -> None:
+def test_dead_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading, `coded`\n[a](#a-heading-coded) [b](#another) [c](gone.md) [d](page.md#a-heading-coded)\n"

@@ -1,6 +1,6 @@
 """The Python blocks of the pages for modellers, run from top to bottom as one program of each page.
 
-A ```text block right below a Python block is what the block prints.
+A ```text block right below a Python block is its output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DO
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_print_what_it_says(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_python_blocks_matches_the_page(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = list(_BLOCK.finditer(text))

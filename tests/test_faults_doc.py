@@ -32,8 +32,8 @@ def defined(path: Path) -> set[str]:
 
 def test_each_fault_and_each_promise_names_a_test() -> None:
     assert len(rows()) > 25
-    for what, *_, proof in rows():
-        assert _NODE.search(proof), what
+    for fault, *_, proof in rows():
+        assert _NODE.search(proof), fault
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_every_test_that_a_page_names_exists(page: str) -> None:
 
 
 def test_every_file_of_chaos_is_named() -> None:
-    """A fault that is tried and not on the page is one that nobody hears of."""
+    """Each tested fault is on the page."""
     named = {file for file, _ in _NODE.findall(PAGE)}
     assert {f"chaos/{path.name}" for path in (TESTS / "chaos").glob("test_*.py")} <= named

@@ -1,4 +1,4 @@
-"""The fuzzers of tests/fuzz: what they fuzz holds, and they find what does not."""
+"""The fuzzers of tests/fuzz: the rules of their targets hold, and they find planted bugs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_planted_bugs_are_found(name, kind, tmp_path, monkeypatch):
     finding = outcome.findings[0]
     assert kind in finding.kind
     assert planted_bugs.MARK in finding.path.read_bytes()
-    # The place in the code is told, whatever ended the process.
+    # The place in the code is reported, whatever ended the process.
     assert name in finding.text
     repeated = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", f"planted_bugs:{name}", "--repeat", str(finding.path)],

@@ -1,4 +1,4 @@
-"""What `--help` says of every entry point: each option has its default, and means the same wherever it stands."""
+"""The `--help` of every entry point: each option has its default, and means the same everywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_options_stay_few() -> None:
     assert max(map(len, command_options().values())) <= MOST_OF_A_COMMAND
 
 
-def test_every_option_of_pytest_says_what_it_is_without_being_given() -> None:
+def test_every_option_of_pytest_has_its_default() -> None:
     helps = {action.option_strings[-1]: action.help or "" for action in shown(pytest_parser()) if not action.required}
     assert [name for name, text in helps.items() if "default: " not in text] == []
 
@@ -46,7 +46,7 @@ def test_the_help_of_a_command_has_its_exit_statuses(name: str, capsys: pytest.C
     assert {"0", "1", "2"} <= set(re.findall(r"\b\d\b", statuses))
 
 
-def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None:
+def test_options_refused_without_effect_are_known_by_their_default() -> None:
     real = {name: (action.dest, action.default) for action in shown(pytest_parser()) for name in action.option_strings}
     assert {
         name: (option.dest, option.default) for option in (*options.OPTIONS, *theory.OPTIONS) for name in option.names

@@ -1,4 +1,4 @@
-"""docs/tutorials/op-mapping.md: its commands print what the page shows, and its line is the one that helps."""
+"""docs/tutorials/op-mapping.md: its commands print the output on the page, and its line is the one that helps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def database(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commands_print_what_the_page_shows(database: Path) -> None:
+def test_the_output_of_the_commands_matches_the_page(database: Path) -> None:
     look, check = (command.strip() for command in blocks(PAGE, "sh"))
     _, missing, misspelt = blocks(PAGE, "text")
     assert missing.strip() in run(look, database).stdout

@@ -1,4 +1,4 @@
-"""What the pages say of instruments, against those that there are."""
+"""The instruments on the pages are those of the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_table_of_instruments_has_each_the_best_one_first() -> None:
     assert offered([(kind, name) for name, kind in rows]) == OFFERED_BY_KIND
 
 
-def test_the_option_lists_what_can_be_chosen() -> None:
+def test_the_option_lists_its_choices() -> None:
     (row,) = re.findall(r"^\| `--instrument` \|.*$", page("bench.md"), re.MULTILINE)
     lists = re.findall(r"(\w+): ((?:`[\w-]+`(?:, )?)+)", row)
     assert offered([(kind, name) for kind, names in lists for name in re.findall(r"`([\w-]+)`", names)]) == (

@@ -1,4 +1,4 @@
-"""An option is read, reaches the measuring, and stands in the manifest: nobody keeps a list of them for it."""
+"""An option is read, reaches the measuring, and is in the manifest, without a list of options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opatlas.store.update_mode import UpdateMode
 RENAMED = {"mode": "update_mode", "workload": "communication"}
 #: Fields of Settings that are not among the options of a manifest, and why.
 NOT_IN_MANIFEST = {
-    "devices": "they have a place of their own in it, with what they said of themselves",
+    "devices": "they have a place of their own in it, with their facts",
     "measure": "its fields are in it",
     "group_options": "its items are in it",
     "wait_s": "bears on nothing that is measured",
@@ -57,16 +57,16 @@ def settings(**more: object) -> Settings:
 
 
 def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
-    told = options_of(settings())
-    assert {field.name for field in fields(MeasureSettings)} <= told.keys()
-    missing = {field.name for field in fields(Settings) if RENAMED.get(field.name, field.name) not in told}
+    stored = options_of(settings())
+    assert {field.name for field in fields(MeasureSettings)} <= stored.keys()
+    missing = {field.name for field in fields(Settings) if RENAMED.get(field.name, field.name) not in stored}
     assert missing == NOT_IN_MANIFEST.keys()
 
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
     workload = CollectiveWorkload(Namespace(), {}, ["grid 2"])
-    told = options_of(settings(workload=workload, group_options={"ep_size": 8}))
-    assert told == {
+    stored = options_of(settings(workload=workload, group_options={"ep_size": 8}))
+    assert stored == {
         "implementation": None,
         "rows_from": None,
         "update_mode": "missing-only",

@@ -23,7 +23,7 @@ def test_twenty_calls_are_compared() -> None:
 
 
 @pytest.mark.parametrize("compared", CALLS, ids=str)
-def test_torch_computes_what_the_row_tells(compared: ComparedCall) -> None:
+def test_torch_computes_the_call_of_the_row(compared: ComparedCall) -> None:
     if compared.kernel_type == "GroupedMatmul" and not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip("this torch has no grouped product on a CPU")
     compared = small(compared)

@@ -1,4 +1,4 @@
-"""docs/tutorials/write-a-replay.md does what it says: its blocks, put into a copy of the checkout, and its commands."""
+"""docs/tutorials/write-a-replay.md works: its blocks, put into a copy of the checkout, and its commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scratch_checkout import ScratchCheckout
 PAGE = ROOT / "docs" / "tutorials" / "write-a-replay.md"
 TRANSLATION = ROOT / "docs" / "zh" / PAGE.name
 _BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: The line that a block follows, by what its first line says behind the file; without it the block ends the file.
+#: The line that a block follows, by the text behind the file in its first line; without it the block ends the file.
 _AFTER = {"in MISTAKES": "MISTAKES: list", "under kernels": "kernels:\n"}
-#: What a kernel takes at most, beside its line in the catalog.
+#: The size of a new kernel at most, in addition to its line in the catalog.
 MOST_LINES, MOST_FILES = 8, 2
 INSTALLS_TORCH_NPU = "pytest tests/npu/test_npu_calls.py --write-npu-proofs"
 
@@ -73,7 +73,7 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "right", "wrong", "told"),
+    ("name", "right", "wrong", "expected"),
     [
         (
             "shapes/catalog.yaml",
@@ -90,8 +90,8 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     ],
     ids=["without rows", "a call that is not there"],
 )
-def test_what_is_left_out_or_misspelt_is_told(
-    checkout: ScratchCheckout, name: str, right: str, wrong: str, told: str
+def test_missing_and_misspelt_parts_are_reported(
+    checkout: ScratchCheckout, name: str, right: str, wrong: str, expected: str
 ) -> None:
     path = checkout.folder / name
     text = path.read_text("utf-8")
@@ -102,7 +102,7 @@ def test_what_is_left_out_or_misspelt_is_told(
     finally:
         path.write_text(text)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    assert told in done.stdout
+    assert expected in done.stdout
     assert "[Gelu]" in done.stdout
 
 

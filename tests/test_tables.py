@@ -13,7 +13,7 @@ from opatlas.cli.main import COMMANDS, main
 from tests.query.tables import product_rows, write_table
 
 _SIZES = [(m, n, 1024) for m in (1, 2, 4, 8, 16, 32, 64) for n in (256, 1024, 4096)]
-#: Statuses of commands that tell what they found.
+#: Statuses of commands that report findings.
 _FOUND = (0, 1)
 
 

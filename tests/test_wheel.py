@@ -70,7 +70,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(wheel: Path, folder: Path, *, blocked: tuple[str, ...] = ()) -> Installed:
-    """Unpacks the wheel beside the packages of this environment, but for the blocked ones."""
+    """Unpacks the wheel next to the packages of this environment, but for the blocked ones."""
     venv.create(folder / "env", symlinks=True)
     (site_packages,) = (folder / "env" / "lib").glob("python*/site-packages")
     with ZipFile(wheel) as archive:
@@ -105,7 +105,7 @@ def write_rows(path: Path, *shapes: str) -> None:
     path.write_text(f"{HEADER}\n{rows}")
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_with_a_generic_name(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_no_generic_names(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"opatlas"}
@@ -145,7 +145,7 @@ def project(installed: Installed) -> Path:
 
 
 def run_in(project: Path, installed: Installed, words: Sequence[str]) -> str:
-    """Runs a command of the page with few samples; returns what it prints."""
+    """Runs a command of the page with few samples; returns its output."""
     programs = {
         "pytest": "import pytest; sys.exit(pytest.main())",
         "opatlas": "from opatlas.cli.main import main; sys.exit(main())",

@@ -1,10 +1,10 @@
 """Rows of reports that list a kernel's input shapes only, completed by the kernels' own shape rules.
 
 The profiling reports of an ATLAS 800 A3 (`a3_eager_per_shape.csv`, `a3_aclgraph_per_shape.csv`) leave
-out outputs and formats, the second one dtypes too. Each rule here gives what a kernel makes of its
-inputs. Its source stands beside it: `call` is the documentation of the kernel's NPU call, `capture` a
-capture that has such rows whole, `report` other rows of the same report, `chosen` a legal choice where
-the inputs do not tell. A rule never repairs an input: slots that contradict themselves stay as they are.
+out outputs and formats, the second one dtypes too. Each rule here gives the results of a kernel for its
+inputs. Its comment names its source: `call` is the documentation of the kernel's NPU call, `capture` a
+capture that has these rows whole, `report` other rows of the same report, `chosen` a legal choice where
+the inputs leave it open. A rule never repairs an input: slots that contradict themselves stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 #: The shape and the dtype of an output.
 Output = tuple[Shape, str]
 
-#: What models of 16 heads of latent attention have there: 128 features without a position, 64 with one.
+#: The sizes of models with 16 heads of latent attention: 128 features without a position, 64 with one.
 HEADS, ROPE = 16, 64
 #: Experts that DeepSeek-V3 chooses for a token: the report's Cast of `1,8` casts their weights.
 CHOSEN = 8
@@ -32,7 +32,7 @@ class Slots:
 
     Attributes:
         dtypes: one for each shape; DT_UNDEFINED for an absent slot.
-        scenario: what the report was taken of.
+        scenario: the workload of the report.
     """
 
     shapes: tuple[Shape, ...]
@@ -295,7 +295,7 @@ _OUTPUTS: dict[str, Callable[[Slots], list[Output]]] = {
     "QuantBatchMatmulV3": _quantized_product,  # call; report: the DT_BF16 that AscendQuantV2 and SwiGlu take
     "BatchMatMulV2": _batch_product,  # call
     "TransposeBatchMatMul": _transposed_batch_product,  # call
-    "AscendQuantV2": _quantized,  # call; report: INT8 is what the products take
+    "AscendQuantV2": _quantized,  # call; report: the products take INT8
     "DynamicQuant": _quantized_with_scale,  # call
     "RmsNorm": _norm,  # capture
     "AddRmsNormBias": _norm_of_sum,  # call
@@ -318,6 +318,6 @@ _OUTPUTS: dict[str, Callable[[Slots], list[Output]]] = {
     "_triton_rope": _query_and_key,  # call: in place
     "split_qkv_rmsnorm_rope_kernel": _query_key_value,  # call; report: keys of one head
     "ReshapeAndCacheNdKernel": _caches,  # call: in place
-    "KvRmsNormRopeCache": _latent_caches,  # call: in place; in prefill attention uses what was written
+    "KvRmsNormRopeCache": _latent_caches,  # call: in place; in prefill attention uses the written values
     "FusedInferAttentionScore": _attention,  # call: BNSD_NBSD, TND
 }

@@ -1,9 +1,9 @@
-"""What becomes of the rows of real captures: each is replayed once, on the CPU, in this process.
+"""The outcomes of the rows of real captures: each is replayed once, on the CPU, in this process.
 
     python -m tests.bench.account [--max-bytes N] [--output FILE.jsonl] [--threads N] [--only WORD]
 
-Prints for each source and kernel type how many rows were measured, refused and why, and for each source what share of
-its device time that is. With --output
+Prints for each source and kernel type how many rows were measured, refused and why, and for each source the share of
+its device time. With --output
 each row's fate is written as soon as it is known, and a further run with the same file goes on there
 (and tries those that failed again).
 """
@@ -45,12 +45,12 @@ _CELL = re.compile(r"^column '[^']*' is ('.*?'|\".*?\"): ", re.DOTALL)
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a distinct row.
+    """The outcome of a distinct row.
 
     Attributes:
         fate: one of FATES.
         reason: why it was not measured.
-        bytes: of its tensors; 0 where its slots do not tell.
+        bytes: of its tensors; 0 where its slots leave it open.
         seconds: that the replay took, with its check.
     """
 
@@ -72,7 +72,7 @@ def reason_for_no_replay(kernel_type: str) -> str | None:
 
 
 def bytes_of(row: RealRow) -> int:
-    """Of all tensors of a row; 0 where its slots do not tell, and the replay has to say so."""
+    """Of all tensors of a row; 0 where its slots leave it open, and the replay has to say so."""
     try:
         return ReplayRow(row.kernel_type, row.cells, torch.device("cpu")).bytes()
     except ReplayError:
@@ -116,7 +116,7 @@ def unrecorded_fates() -> list[Fate]:
 
 
 def problem_of(reason: str) -> str:
-    """A reason without the cell and the numbers of its row: what reasons of a kind have in common."""
+    """A reason without the cell and the numbers of its row: the same for all reasons of a kind."""
     text = _CELL.sub("", reason)
     return re.sub(r"\((?:#(?:, ?)?)+\)", "(...)", re.sub(r"\d+", "#", text))
 
@@ -143,9 +143,9 @@ def table(fates: Iterable[Fate]) -> str:
 
 
 def coverage(fates: Iterable[Fate]) -> str:
-    """Markdown: what became of the device time of each capture, in milliseconds.
+    """Markdown: the device time of each capture by outcome, in milliseconds.
 
-    Of a collective's time no replay of `bench/` tells anything, and rows without shapes (MemSet, which other kernels
+    Replays of `bench/` do not cover the time of collectives, and rows without shapes (MemSet, which other kernels
     bring along) describe no call: `covered` is the share of the rest that was measured, or is too large for this run.
     Rows that were not asked for (`--only`) are left out, and count as not covered.
     """
@@ -180,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     rows = [row for source in sources() for row in source.rows if arguments.only in f"{row.source} {row.kernel_type}"]
     if not rows:
-        print("no real rows beside the checkout (shared/data), or none of that name", file=sys.stderr)
+        print("no real rows next to the checkout (shared/data), or none of that name", file=sys.stderr)
         return 1
     known = {} if arguments.output is None else _read(arguments.output)
     # Small ones first: most rows are known soon.
@@ -220,7 +220,7 @@ def _key(row: RealRow | Fate) -> tuple[str, str, str]:
 
 
 def _is_known(fate: Fate | None, max_bytes: float) -> bool:
-    """Whether there is no need to try again."""
+    """Whether another try is needless."""
     if fate is None or fate.fate in (FAILED, UNKNOWN):
         return False
     return fate.fate != TOO_LARGE or fate.bytes > max_bytes

@@ -1,6 +1,6 @@
-"""Rows of real captures, measurements and reports, where these lie beside the checkout.
+"""Rows of real captures, measurements and reports, where these lie next to the checkout.
 
-Nothing of them is part of the project; `shared/data/SOURCES.md` there says what they are.
+Nothing of them is part of the project; `shared/data/SOURCES.md` there describes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RealRow:
 
     Attributes:
         times: how many rows of the source have its signature.
-        time_us: their device time; 0 where the source is no capture.
+        time_us: their device time; 0 where the source is not a capture.
     """
 
     source: str
@@ -61,7 +61,7 @@ def sources() -> tuple[Source, ...]:
         if "kernel_details" in path.name or "op_summary" in path.name:
             found.append(_source(path, _captured(path)))
     for path in sorted(DATA.glob("910b/*.csv")):
-        # `GroupedMatmul_MoE_W8A8.csv` says in its name what it measured.
+        # `GroupedMatmul_MoE_W8A8.csv` has the measured kernel in its name.
         found.append(_source(path, ((path.stem.partition("_")[0], row) for row in _read(path))))
     for path in sorted(DATA.glob("a3/a3_*_per_shape.csv")):
         found.append(_source(path, rows_of_report(path)))
@@ -96,7 +96,7 @@ def _time_us(row: dict[str, str]) -> float:
 
 
 def _is_recorded(cells: dict[str, str]) -> bool:
-    # An empty cell beside a dtype is a 0-dim tensor; N/A is nothing.
+    # An empty cell with a dtype is a 0-dim tensor; N/A is nothing.
     shapes = cells[INPUT_SHAPES].strip()
     return not (shapes and shapes.upper() in EMPTY_WORDS) and bool(slot_words(*map(cells.__getitem__, INPUT_SLOTS)))
 

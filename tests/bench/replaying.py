@@ -111,7 +111,7 @@ def assert_mistake_is_caught(
 
 
 def assert_wrong(kernel_type: str, row: str) -> None:
-    """The check finds that a row's result is not what the formula says."""
+    """The check finds that a row's result differs from the formula."""
     errors: list[BaseException] = []
 
     def recorded(error: BaseException) -> RowOutcome:

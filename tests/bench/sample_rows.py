@@ -304,7 +304,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# The families that have a file of their own beside this one.
+# The families that have a file of their own next to this one.
 for path in sorted(Path(__file__).parent.glob("sample_rows_*.py")):
     family = import_module(path.stem).ROWS
     assert not ROWS.keys() & family.keys(), f"{path.name}: {ROWS.keys() & family.keys()} have rows elsewhere"

@@ -13,10 +13,10 @@ LAYER_BITS = "DT_BF16;INT8;INT8;INT32;INT64;INT64;FLOAT"
 #: With two experts, each of which has tensors of its own, and a mask of the tokens.
 LISTED = "64,96;64,96;48,64;48,64"
 LAYER_LISTS = "DT_BF16;INT8;INT8;INT8;INT8;INT32;INT64;INT64;INT64;INT64;FLOAT;BOOL"
-#: Of a dispatch: scales of tokens; what a combine is told; tokens of experts, and of experts and ranks.
+#: Of a dispatch: scales of tokens; the indices for a combine; tokens of experts, and of experts and ranks.
 TOLD = "FLOAT;INT32;INT64;INT32"
 WITH_WEIGHTS = f"{TOLD};INT32;FLOAT"
-#: Of a combine, after the tokens: experts; what a dispatch has told; their weights.
+#: Of a combine, after the tokens: experts; the indices of a dispatch; their weights.
 BACK = "INT32;INT32;INT32;FLOAT"
 
 ROWS: dict[str, tuple[str, ...]] = {

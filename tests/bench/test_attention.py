@@ -28,7 +28,7 @@ class TestLargest:
     def test_any_order(self, indices):
         self.select(indices)
 
-    def test_none_where_there_are_no_more(self):
+    def test_none_beyond_the_last(self):
         self.select([2, 0, 1, -1], 4)
 
     @pytest.mark.parametrize("indices", [[1, 0], [1, 1], [1, -1], [1, 3], [1, 4], [1, -2]])
@@ -36,11 +36,11 @@ class TestLargest:
         with pytest.raises(WrongResult):
             self.select(indices)
 
-    def test_index_where_there_is_no_number(self):
+    def test_index_without_a_number(self):
         with pytest.raises(WrongResult):
             self.select([2, 0, 1, 3], 4)
 
-    def test_what_rounding_swaps_passes(self):
+    def test_a_swap_by_rounding_passes(self):
         source = torch.tensor([[5.0, 7.0, 5.01]], dtype=torch.float64)
         values = torch.tensor([[7.0, 5.01]], dtype=torch.float64)
         check(FormulaOf(Largest(source, values)), [], {}, [torch.tensor([[1, 0]])], 1)

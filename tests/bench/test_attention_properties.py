@@ -1,4 +1,4 @@
-"""What must not change the results of attention kernels, on both sides of the check."""
+"""Invariants of attention kernels, on both sides of the check."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_batch_order_does_not_matter(how, case, data):
 @PROPERTY
 @given(case=sequences(), spare=st.integers(1, 5), tail=st.integers(1, 3))
 def test_longer_cache_tail_does_not_matter(case, spare, tail):
-    """More blocks than are used, wider tables, and whatever stands in the rest of a last block."""
+    """More blocks than are used, wider tables, and any values in the rest of a last block."""
     same(case.attention("paged"), replace(case, spare=case.spare + spare, tail=tail).attention("paged"))
 
 

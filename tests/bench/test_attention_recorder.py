@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +190,7 @@ def test_equal_calls_are_one_record(torch_npu, tmp_path):
     assert [record["actual_seq_lengths_kv"][0] for record in lines(tmp_path)] == [1, 2, 3, 4, 5, 1]
 
 
-def test_off_means_that_nothing_is_installed(torch_npu, recorder):
+def test_off_installs_nothing(torch_npu, recorder):
     packet = torch_npu.npu_fused_infer_attention_score
     forms = [packet, packet.default, packet.out]
     originals, hashes, table = [form._op for form in forms], [*map(hash, forms)], dict.fromkeys(forms, 1)
@@ -308,7 +309,7 @@ def test_a_compiled_call_is_recorded_when_it_runs(recorder, torch_npu, tmp_path)
     assert [record["actual_seq_lengths_kv"] for record in lines(tmp_path)] == [[3, 4], [5, 6]]
 
 
-#: A package that is imported after the recorder was started, and what a serving process does with it.
+#: A package that is imported after the recorder was started, and its use in a serving process.
 _TORCH_NPU = """
 import torch
 _library = torch.library.Library("late", "DEF")
@@ -359,6 +360,5 @@ def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
 
 
 def test_vllm_finds_it():
-    project = (REPOSITORY / "pyproject.toml").read_text()
-    assert '[project.entry-points."vllm.general_plugins"]' in project
-    assert 'opatlas_record_attention = "opatlas.capture.attention_recorder:start_from_environment"' in project
+    (plugin,) = entry_points(group="vllm.general_plugins", name="opatlas_record_attention")
+    assert plugin.load() is attention_recorder.start_from_environment

@@ -1,4 +1,4 @@
-"""What FusedInferAttentionScore rows and their Runtime columns become: a call, or a refusal in words."""
+"""FusedInferAttentionScore rows and their Runtime columns give a call, or a refusal with a reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_packed_row_of_a_capture():
 
 
 @pytest.mark.parametrize(("shape", "flag"), [("", False), ("0", False), ("1", False), ("3,4,1", True)])
-def test_second_output_tells_whether_sums_are_asked_for(shape, flag):
+def test_second_output_selects_the_sums(shape, flag):
     assert call_of(DECODE.replace("3,4,16; |", f"3,4,16;{shape} |")).with_lse is flag
 
 
@@ -104,7 +104,7 @@ class TestRuntimeColumns:
         call = call_of(row, block_table_shape="3,4", actual_seq_lengths_shape="3", actual_seq_lengths_kv_shape="3")
         assert (call.table, call.kv_lengths) == ((3, 4), [24] * 3)
 
-    def test_what_agrees_is_accepted(self):
+    def test_consistent_cells_are_accepted(self):
         recorded = {"num_heads": "4", "num_key_value_heads": "1.0", "block_size": "8", "input_layout": "TND"}
         assert call_of(DECODE, **recorded) == call_of(DECODE)
 

@@ -55,7 +55,7 @@ def test_caches_are_untouched_outside_the_slots(slots, seed):
 
 
 @given(slots=places, seed=seeds)
-def test_fused_kernel_writes_what_it_returns_and_nothing_else(slots, seed):
+def test_fused_kernel_writes_its_results_and_nothing_else(slots, seed):
     generator = torch.Generator().manual_seed(seed)
     kv, cos, sin = (torch.randn(len(slots), 1, 1, size, generator=generator) for size in (10, 4, 4))
     gamma, caches = torch.rand(6, generator=generator), [cache(seed, 1, 4), cache(seed + 1, 1, 6)]
@@ -72,7 +72,7 @@ def test_fused_kernel_writes_what_it_returns_and_nothing_else(slots, seed):
 
 
 @given(slots=places, seed=seeds)
-def test_what_was_written_is_loaded(slots, seed):
+def test_written_values_are_loaded(slots, seed):
     """Through a table that finds the blocks of the slots in the order of the tokens, one token a sequence."""
     cached, rows = cache(seed, 2, 3), cache(seed + 1, 2, 3).flatten(0, 1)[: len(slots)]
     impl.reshape_and_cache(rows, rows, cached, cached.clone(), torch.tensor(slots))
@@ -115,7 +115,7 @@ def test_reference_agrees_for_any_lengths(lengths, seed, later, cumsum):
 
 
 @pytest.mark.parametrize(("output", "total"), [("7,4,1,6;7,4,1,14;;", 560), ("7,4,1,6;7,4,1,14;5,1,3,6;5,1,3,14", 860)])
-def test_outputs_tell_whether_what_is_written_is_returned(output, total):
+def test_outputs_select_whether_written_values_are_returned(output, total):
     dtypes = ";".join(["FLOAT"] * 4)
     outcome = replay_row(FUSED, ROWS[FUSED][0].partition("->")[0] + f"-> {output} | {dtypes}")
     assert outcome.status is Status.MEASURED, outcome.reason
@@ -135,4 +135,4 @@ def test_quantized_cache_is_unsupported():
     assert "quantized" in outcome.reason
 
 
-#: Mistakes that are easy to make: kernel type, function, what takes its place.
+#: Mistakes that are easy to make: kernel type, function, its replacement.

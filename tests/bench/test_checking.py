@@ -1,4 +1,4 @@
-"""What the check sees: all elements of a small result, a seeded sample of a large one."""
+"""The elements that the check compares: all of a small result, a seeded sample of a large one."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_in_full_every_wrong_element_is_found(case):
 
 
 def test_sampled_wrong_elements_are_found_where_full_checking_compares_the_same(case, small_sample):
-    """A sampled element is compared with just what full checking compares it with."""
+    """A sampled element is compared with the same value as in a full check."""
     formula, x, result = case
     compared = formula.compare([x], {}, [torch.arange(result.numel()).reshape(result.shape)], SEED)
     inside = set(compared[0].actual.flatten().tolist())
@@ -120,7 +120,7 @@ def test_first_and_last_element_are_in_every_sample(case, small_sample):
     assert found(formula, x, wrong_at(result, result.numel() - 1))
 
 
-def test_what_is_wrong_in_a_stretch_is_found_wherever_it_lies(small_sample):
+def test_a_wrong_stretch_is_found_anywhere(small_sample):
     x = torch.rand(64, 16)
     for start in range(0, 64 * 16 - 32, 5):
         result = x.flip(0, 1)
@@ -355,7 +355,7 @@ class TestLittleOfALargeTensorIsWritten:
         with pytest.raises(WrongResult):
             self.check(result)
 
-    def test_what_must_not_be_written_is_sampled_too(self):
+    def test_elements_that_must_not_be_written_are_sampled_too(self):
         with pytest.raises(WrongResult):
             self.check(torch.ones_like(self.x))
 
@@ -383,7 +383,7 @@ class TestAFormulaForEachResult:
 
 
 class Elsewhere(torch.Tensor):
-    """Stands for a tensor of an NPU, which is not at hand: on a device that does not compute in float64."""
+    """A substitute for a tensor of an NPU: on a device that does not compute in float64."""
 
     @property
     def device(self):
@@ -393,7 +393,7 @@ class Elsewhere(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
-def test_what_is_on_a_device_without_float64_is_checked_on_the_host():
+def test_tensors_of_a_device_without_float64_are_checked_on_the_host():
     seen = []
 
     @pointwise

@@ -61,7 +61,7 @@ def test_steps_and_ends_of_a_size_are_found(step: int, high: int, low: int, size
     most = MoeShape(8, 1000, 32, 4, 3)
     trials = searched(takes, most)
     asked = replace(START, h=size)
-    # Where no larger one is taken, none tells the step: then nothing is taken that is not known to be.
+    # Where no larger one is taken, none gives the step: then only known sizes are accepted.
     if high >= START.h + step:
         assert Constraints(tuple(trials)).accepts(asked, ep_size=2, weights="DT_BF16") == takes(asked)
     elif Constraints(tuple(trials)).accepts(asked, ep_size=2, weights="DT_BF16"):
@@ -70,7 +70,7 @@ def test_steps_and_ends_of_a_size_are_found(step: int, high: int, low: int, size
     assert len({trial.shape for trial in trials}) == len(trials)
 
 
-def test_what_is_too_large_together_stays_so() -> None:
+def test_sizes_too_large_together_stay_so() -> None:
     trials = searched(lambda shape: shape.m * shape.h <= 4096, MoeShape(64, 512, 32, 4, 3))
     constraints = Constraints(tuple(trials))
     assert {str(limit) for limit in constraints.limits(KERNEL).values()} == {"any that was tried"}
@@ -78,7 +78,7 @@ def test_what_is_too_large_together_stays_so() -> None:
         assert constraints.accepts(replace(START, m=m, h=h), ep_size=2, weights="DT_BF16") == accepted
 
 
-def test_nothing_is_refused_of_what_was_not_tried() -> None:
+def test_untried_values_are_not_refused() -> None:
     constraints = Constraints(tuple(searched(lambda shape: shape.m <= 8, START)))
     assert constraints.accepts(replace(START, m=9), ep_size=16, weights="DT_BF16")
     assert constraints.accepts(replace(START, m=9), ep_size=2, weights="INT8")
@@ -86,7 +86,7 @@ def test_nothing_is_refused_of_what_was_not_tried() -> None:
     assert not Constraints(tuple(searched(lambda shape: False, START))).limits(KERNEL)
 
 
-def test_time_that_is_up_leaves_what_was_tried() -> None:
+def test_a_timeout_leaves_the_tried_values() -> None:
     trials = searched(lambda shape: shape.m <= 40, MoeShape(64, 512, 32, 4, 3), tries=5)
     assert len(trials) == 5
     assert Constraints(tuple(trials)).accepts(START, ep_size=2, weights="DT_BF16")
@@ -117,7 +117,7 @@ def test_a_damaged_table_is_an_error_that_names_the_table(tmp_path, damage) -> N
 
 
 def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
-    """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
+    """On a group of two ranks over gloo: the table has the answers and crashes of its ranks."""
     spec = GroupSpec(2)
     group = GroupProcess(spec, [DeviceSpec("cpu")] * 2, MeasureSettings(repeat_count=1, cache="warm", threads=1))
     probe = ShapeProbe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))

@@ -12,7 +12,7 @@ from opatlas.model.errors import Unsupported
 
 
 def arguments(dtype: str, device: str, shapes: str = "2,3") -> tuple[torch.Tensor, object]:
-    """What a row of Muls is called with."""
+    """The arguments of a row of Muls."""
     seen: list[tuple[torch.Tensor, object]] = []
     row = ReplayRow("Muls", cells(shapes, "2,3", dtype), torch.device(device))
     replay_muls(row, lambda impl, *values, expected: seen.append(values))
@@ -32,7 +32,7 @@ def test_a_scalar_in_the_row_changes_nothing() -> None:
     assert type(arguments("DT_BF16", "meta", "2,3;")[1]) is float
 
 
-def test_muls_of_dtypes_that_no_npu_launches_it_for_says_so() -> None:
+def test_muls_of_dtypes_without_a_launch_on_an_npu_has_a_note() -> None:
     with pytest.raises(Unsupported, match=r"\bMul\b.*\bMuls\b.* FLOAT"):
         arguments("FLOAT", "meta")
     assert arguments("FLOAT", "cpu")[0].dtype == torch.float32

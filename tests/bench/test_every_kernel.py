@@ -39,7 +39,7 @@ REQUIRED = """
 """
 
 
-def test_every_required_kernel_type_is_replayed_or_says_why_not():
+def test_every_required_kernel_type_is_replayed_or_has_a_reason():
     assert sorted(set(REQUIRED.split()) - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
 
@@ -66,16 +66,16 @@ def captured_types():
     return found - EMPTY_WORDS
 
 
-@pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures beside the checkout")
-def test_every_captured_type_is_replayed_or_told_why_not():
+@pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures next to the checkout")
+def test_every_captured_type_is_replayed_or_has_a_reason():
     assert len(captured_types()) > 60
     assert sorted(captured_types() - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
 
-#: Kernel types of msmodeling's databases of an A3, under both names, of which there is no capture here.
+#: Kernel types of msmodeling's databases of an A3, under both names, without a capture here.
 IN_DATABASES = {"mla_preprocess_0_mix_aic", "mla_preprocess"}
 
 
-@pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures beside the checkout")
-def test_nothing_is_told_of_types_that_no_capture_has():
+@pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures next to the checkout")
+def test_types_without_a_capture_have_no_reason():
     assert sorted(set(WITHOUT_REPLAY) - captured_types() - IN_DATABASES) == []

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_group_of_a_row(cell: str, arguments: tuple[str, ...], spec: GroupSpec) 
 
 
 @pytest.mark.parametrize("cell", ["two", "0", "-1", "2.5"])
-def test_a_cell_that_tells_no_size_is_refused(cell: str) -> None:
+def test_a_cell_without_a_size_is_refused(cell: str) -> None:
     with pytest.raises(InvalidRow, match=f"column 'EP Size': '{cell}'"):
         group_of_layer({"EP Size": cell}, options())
 
@@ -73,7 +75,7 @@ def test_a_cell_that_tells_no_size_is_refused(cell: str) -> None:
     ("arguments", "words"),
     [(("nnodes=2",), "port"), (("nnodes=2", "node-rank=2"), "2 nodes")],
 )
-def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words: str) -> None:
+def test_incomplete_options_name_the_missing_one(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(MissingPrecondition, match=words):
         group_of_layer({}, options(*arguments))
 
@@ -137,7 +139,7 @@ COMBINE, COMBINE_V2 = (
     for version in ("", "_V2")
 )
 
-#: Mistakes that are easy to make: of which function, which sample row, and what of the call is changed.
+#: Mistakes that are easy to make: the function, the sample row, and the change to the call.
 MISTAKES = {
     "weights of experts left out": (LAYER_OF, 0, lambda call: {"probs": torch.ones_like(call["probs"])}),
     "scales of another expert": (LAYER_OF, 3, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}),
@@ -149,7 +151,7 @@ MISTAKES = {
     "not scaled before it is quantized": (DISPATCH, 1, lambda call: {"scales": None}),
     "scaled for another expert": (DISPATCH, 1, lambda call: {"scales": call["scales"].roll(1, 0)}),
     "a token left out": (DISPATCH_V2, 0, lambda call: {"x_active_mask": torch.arange(7) > 0}),
-    "what another expert made": (COMBINE, 0, lambda call: {"expand_x": call["expand_x"].roll(1, 0)}),
+    "the result of another expert": (COMBINE, 0, lambda call: {"expand_x": call["expand_x"].roll(1, 0)}),
     "not weighted": (COMBINE, 0, lambda call: {"expert_scales": torch.ones_like(call["expert_scales"])}),
     "weights of another token": (COMBINE_V2, 0, lambda call: {"expert_scales": call["expert_scales"].roll(1, 0)}),
     "copies of another token": (
@@ -197,7 +199,7 @@ def exchange(tokens: int, width: int, top_k: int, ranks: int, experts: int, most
         ),
     ],
 )
-def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_bs: int) -> None:
+def test_shapes_of_a_dispatch_determine_its_group(row: str, found: Exchange, global_bs: int) -> None:
     cells = cells_of(row)
     spec = group_of_dispatch(cells, options("ep-size=2"))
     assert dispatched(*slots_of(cells), cells) == found
@@ -208,7 +210,7 @@ def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_b
 @pytest.mark.parametrize(
     ("row", "arguments", "ranks"),
     [
-        # Its shapes tell: 512 = 4 x 16 x 8, of 256 experts.
+        # By its shapes: 512 = 4 x 16 x 8, of 256 experts.
         (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", (), 16),
         (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("ep-size=32",), 16),
         # 1024 = 4 x 256: 32, 64, 128 or 256 ranks, each with no more experts than a token has.
@@ -218,13 +220,11 @@ def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_b
         (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 32", (), 32),
     ],
 )
-def test_shapes_of_a_combine_and_what_the_user_says_tell_its_group(
-    row: str, arguments: tuple[str, ...], ranks: int
-) -> None:
+def test_shapes_of_a_combine_and_options_determine_its_group(row: str, arguments: tuple[str, ...], ranks: int) -> None:
     assert group_of_combine(cells_of(row), options(*arguments)).ranks == ranks
 
 
-def test_an_exchange_that_the_shapes_do_not_allow_is_told() -> None:
+def test_an_exchange_that_the_shapes_do_not_allow_is_refused() -> None:
     open_row = f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16"
     with pytest.raises(MissingPrecondition, match=r"32, 64, 128, 256 .* 16: .*--ep-size"):
         group_of_combine(cells_of(open_row), options())
@@ -239,41 +239,38 @@ def test_an_exchange_that_the_shapes_do_not_allow_is_told() -> None:
         group_of_combine(cells_of("512,7168;4,8;32 | DT_BF16;INT32;INT32 -> 4,7168 | DT_BF16"), options())
 
 
-def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
-    row = f"256,7168;256,8 | DT_BF16;INT32 -> 32768,7168;32768;2048;16;256 | DT_BF16;{TOLD}"
-    # What A3 asks for: 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
-    assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
-
-
-def test_the_buffer_of_hccl_holds_what_newer_kernels_of_an_a3_ask_for() -> None:
-    row = f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}"
-    # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB; the older ones ask for 1013.
+@pytest.mark.parametrize(
+    "row",
+    [
+        # A3 requires 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
+        f"256,7168;256,8 | DT_BF16;INT32 -> 32768,7168;32768;2048;16;256 | DT_BF16;{TOLD}",
+        # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB for newer kernels of an A3; older ones require 1013.
+        f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}",
+    ],
+)
+def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange(row: str) -> None:
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
 
 
 @pytest.mark.parametrize("version", ["", "_v2"])
-def test_choices_of_tokens_that_are_not_active_are_not_sent(version: str) -> None:
-    x, weights = torch.rand(3, 4), torch.rand(3, 2)
+@pytest.mark.parametrize(
+    ("active", "sent_tokens", "sent_counts"),
+    [
+        pytest.param([True, True, False], [0, 1, 0, 1], [1, 1, 2], id="tokens"),
+        pytest.param([[True, True], [False, True], [False, False]], [0, 1, 0], [1, 1, 1], id="choices"),
+    ],
+)
+def test_inactive_tokens_and_choices_are_not_sent(
+    version: str, active: list[Any], sent_tokens: list[int], sent_counts: list[int]
+) -> None:
+    x, weights, mask = torch.rand(3, 4), torch.rand(3, 2), torch.tensor(active)
     experts = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32)
-    active = torch.tensor([[True, True], [False, True], [False, False]])
-    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
-    sent, _, told, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
-    assert torch.equal(sent, torch.stack([x[0], x[1], x[0], *torch.zeros(3, 4)]))
-    assert (counts.tolist(), ends.tolist()) == ([1, 1, 1], [1, 2, 3])
-    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, told, ends, weights, **where)
-    torch.testing.assert_close(back, x * (weights * active).sum(1, keepdim=True))
-
-
-@pytest.mark.parametrize("version", ["", "_v2"])
-def test_tokens_that_are_not_active_are_not_sent(version: str) -> None:
-    x, weights = torch.rand(3, 4), torch.rand(3, 2)
-    experts, active = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32), torch.tensor([True, True, False])
-    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
-    sent, _, told, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
-    assert torch.equal(sent, torch.stack([x[0], x[1], x[0], x[1], *torch.zeros(2, 4)]))
-    assert (counts.tolist(), ends.tolist()) == ([1, 1, 2], [1, 2, 4])
-    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, told, ends, weights, **where)
-    torch.testing.assert_close(back, x * weights.sum(1, keepdim=True) * active.unsqueeze(1))
+    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": mask}
+    sent, _, indices, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
+    assert torch.equal(sent, torch.cat([x[sent_tokens], torch.zeros(6 - len(sent_tokens), 4)]))
+    assert (counts.tolist(), ends.tolist()) == (sent_counts, list(accumulate(sent_counts)))
+    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, indices, ends, weights, **where)
+    torch.testing.assert_close(back, x * (weights * mask.view(3, -1)).sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +288,7 @@ def test_a_group_serves_rows_that_need_no_larger_buffer() -> None:
     assert not GroupSpec(2, hccl_buffer_mib=512).serves(GroupSpec(4))
 
 
-def test_a_buffer_that_the_user_made_too_small_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_the_user_made_too_small_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "200")
     expect_hccl_buffer(200 << 20)
     with pytest.raises(MissingPrecondition, match="HCCL_BUFFSIZE=256"):

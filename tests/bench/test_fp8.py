@@ -171,15 +171,7 @@ def test_a_mistake_of_a_kernel_is_caught(monkeypatch, mistake):
         ("QuantBatchMatmulV3", f"9,96;96,64;64;64;;9 | {E4M3};FLOAT;FLOAT;;FLOAT -> 9,64 | DT_BF16", INPUT_SHAPES),
         ("QuantBatchMatmulV3", f"9,96;96,64;64 | {E4M3};FLOAT -> 9,64 | INT8", OUTPUT_DTYPES),
         ("GroupedMatmul", f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | INT32", OUTPUT_DTYPES),
-    ],
-)
-def test_integers_have_no_place_in_a_product_in_fp8(kernel_type, row, column):
-    assert_refused(kernel_type, row, column)
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row", "column"),
-    [
+        # Scales of blocks have the order of the weight.
         ("QuantBatchMatmulV3", f"9,256;256,384;3,2;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
         ("QuantBatchMatmulV3", f"9,256;384,256;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
         ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
@@ -191,7 +183,7 @@ def test_integers_have_no_place_in_a_product_in_fp8(kernel_type, row, column):
         ("DynamicBlockQuant", "6,256 | DT_BF16 -> 6,256;6,2 | FLOAT16;FLOAT", OUTPUT_DTYPES),
     ],
 )
-def test_scales_of_blocks_have_the_order_of_the_weight(kernel_type, row, column):
+def test_integers_and_scales_in_another_order_are_refused(kernel_type, row, column):
     assert_refused(kernel_type, row, column)
 
 

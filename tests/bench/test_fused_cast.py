@@ -72,7 +72,7 @@ def test_a_call_that_returns_another_dtype_than_all_tensors_have_is_wrong(monkey
         ("Conv2D", "1,2,5,5;3,2,3,3 | FLOAT;FLOAT | NCHW;NCHW -> 1,3,3,3 | FLOAT16 | NCHW"),
     ],
 )
-def test_a_cast_that_is_not_replayed_is_no_wrong_cell(kernel_type: str, row: str) -> None:
+def test_a_cast_that_is_not_replayed_is_not_a_wrong_cell(kernel_type: str, row: str) -> None:
     outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.UNSUPPORTED
     assert "Cast" in outcome.reason

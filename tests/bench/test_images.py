@@ -17,7 +17,7 @@ from opatlas.engine.inputs.images import (
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.model.schema import INPUT_SHAPES
 
-#: Layers of well-known networks: source, result, places of the kernel, what the layer has.
+#: Layers of well-known networks: source, result, places of the kernel, parts of the layer.
 LAYERS = {
     "AlexNet 1": ((224, 224), (55, 55), 121, Windows((11, 11), (4, 4), (2, 2))),
     "AlexNet 2": ((27, 27), (27, 27), 25, Windows((5, 5), (1, 1), (2, 2))),
@@ -65,7 +65,7 @@ def test_no_window_holds_a_number_twice():
     assert not torch.equal(plane[0, 0], plane[0, 1])
 
 
-def test_the_record_tells_the_arguments():
+def test_the_record_has_the_arguments():
     outcome = replay_row("Conv2D", ROWS["Conv2D"][0])
     (windows,) = outcome.measurement.assumptions
     assert all(argument in windows for argument in ("kernel 3x3", "stride 1x1", "padding 1x1"))

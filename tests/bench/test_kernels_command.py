@@ -57,7 +57,7 @@ def test_it_does_not_wait_for_torch():
 
 
 def test_every_call_is_proven():
-    """What tests/npu found, with the torch_npu that is not at hand everywhere."""
+    """The findings of tests/npu, with the torch_npu that is not at hand everywhere."""
     calls = {replay_spec(function).npu for function in replays_of_bench().values()}
     assert [call for call in calls if not proof_of(call)] == [], "run `pytest tests/npu --write-npu-proofs`"
     stored = read_proofs()

@@ -68,7 +68,7 @@ def grouped_by(change):
     return lambda x, weight, **keywords: right(x, [change(weight[0])], **keywords)
 
 
-#: The function of opatlas.bench.implementations.torch, what takes its place, and a row.
+#: The function of opatlas.bench.implementations.torch, its replacement, and a row.
 MISTAKES = {
     "one sequence's pages": (
         "fused_infer_attention_score",

@@ -1,4 +1,4 @@
-"""Arguments found from shapes: whatever the call was, what is found gives the recorded output."""
+"""Arguments found from shapes: whatever the call was, they give the recorded output."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def nz_stored(matrices, block):
     block=st.tuples(sizes, sizes) | st.sampled_from([(16, 16), (16, 32)]),
     dtype=st.sampled_from([torch.int8, torch.float32, torch.bfloat16]),
 )
-def test_nz_matrix_is_what_was_stored(blocks, batch, block, dtype):
+def test_nz_matrix_equals_the_stored_one(blocks, batch, block, dtype):
     shape = (*batch, blocks[0] * block[0], blocks[1] * block[1])
     matrices = torch.arange(math.prod(shape)).remainder(127).reshape(shape).to(dtype)
     assert torch.equal(shape_rules.nz_matrix(nz_stored(matrices, block)), matrices)
@@ -272,5 +272,5 @@ class TestRowValues:
         if below > 30:
             assert not torch.equal(indices[0], indices[1])
 
-    def test_nz_slot_is_the_matrix_it_stands_for(self):
+    def test_nz_slot_is_its_matrix(self):
         assert self.row().matrices(2, rank=2).shape == (80, 32)

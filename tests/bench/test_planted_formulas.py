@@ -91,7 +91,7 @@ def test_wrong_results_and_wrong_formulas_are_caught(monkeypatch, kernel_type):
 
 
 @pytest.mark.parametrize(
-    ("kernel_type", "wrong"), [pytest.param(name, wrong, id=f"{name}-{what}") for name, what, wrong in MISTAKES]
+    ("kernel_type", "wrong"), [pytest.param(name, wrong, id=f"{name}-{mistake}") for name, mistake, wrong in MISTAKES]
 )
 def test_mistake_is_caught(monkeypatch, kernel_type, wrong):
     time_instead(monkeypatch, wrong)

@@ -61,7 +61,7 @@ def test_four_bit_numbers_are_packed_in_order(numbers, rows):
     check(formulas.quantize, arguments, {}, [packed], 0)
 
 
-def test_a_packed_scale_is_what_trans_quant_param_makes():
+def test_a_packed_scale_is_that_of_trans_quant_param():
     """The upper 19 bits of the float32, and bit 46."""
     cells = {INPUT_SHAPES: "64", INPUT_DTYPES: "UINT64"}
     packed = ReplayRow("Any", cells, torch.device("cpu")).scale(0, 0.5, 2.0)

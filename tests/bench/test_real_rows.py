@@ -1,4 +1,4 @@
-"""Small rows of real captures, measurements and reports, where these lie beside the checkout."""
+"""Small rows of real captures, measurements and reports, where these lie next to the checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.bench.account import MEASURED, NO_REPLAY, REFUSED, bytes_of, fate_of,
 from tests.bench.real_rows import RealRow, sources
 
 LARGEST_BYTES = 16 << 20
-#: For the rows of a measured grid of sizes, whose larger sizes tell nothing new.
+#: For the rows of a measured grid of sizes, whose larger sizes add nothing.
 LARGEST_OF_GRID_BYTES = 2 << 20
 #: Shapes lose their numbers, so that commas count the axes.
 FORM_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
@@ -24,7 +24,7 @@ ROWS_OF_A_FORM = 2
 #: Kernel types whose rows are refused before any tensor is made, however large.
 REFUSED_AT_ONCE = ("GroupedMatmul", "_triton_rope")
 
-#: Kernel type, what the refusal says, and why it is right.
+#: Kernel type, words of the refusal, and why it is right.
 EXPECTED_REFUSALS = (
     (
         "GroupedMatmul",
@@ -58,11 +58,11 @@ def is_small(row: RealRow) -> bool:
 
 
 def form_of(row: RealRow) -> tuple[str, ...]:
-    """Returns what rows of a form have in common: kernel type, numbers of axes, dtypes and formats."""
+    """Returns the form of a row: kernel type, numbers of axes, dtypes and formats."""
     return row.kernel_type, *(re.sub(r"\d+(?=[,;]|$)", "", row.cells.get(column, "")) for column in FORM_COLUMNS)
 
 
-pytestmark = pytest.mark.skipif(not ROWS, reason="no real rows beside the checkout")
+pytestmark = pytest.mark.skipif(not ROWS, reason="no real rows next to the checkout")
 
 
 def parameters() -> list[Any]:

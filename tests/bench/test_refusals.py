@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from replaying import assert_refused, cells_of, job_of, replay_row, runner, types_of_replays
+from replaying import cells_of, job_of, replay_row, runner, types_of_replays
 from sample_rows import ROWS
 
 from opatlas.engine.device_errors import outcome_from_error
 from opatlas.engine.registry import replays
-from opatlas.model.schema import OUTPUT_DTYPES, Status
+from opatlas.model.schema import Status
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Rows that replays refuse, by their status. A block of a file has `kernel type: row`, and in the next line the reason.
@@ -70,13 +70,6 @@ def test_a_slot_too_many_is_not_overlooked(kernel_type):
     assert outcome.status in (Status.INVALID, Status.UNSUPPORTED), f"{outcome.reason}\n{outcome.detail}"
 
 
-def test_results_of_an_npu_call_name_that(monkeypatch):
-    """On a device that makes it in the place of opatlas.bench.implementations.torch's function."""
-    monkeypatch.setattr(runner()._device, "kernel", lambda impl, npu: lambda *inputs, **keywords: inputs[0])
-    row = "4,8;8 | FLOAT;FLOAT -> 4,8;4,1 | DT_BF16;FLOAT"
-    assert "torch_npu.npu_rms_norm" in assert_refused("RmsNorm", row, OUTPUT_DTYPES)
-
-
 @pytest.mark.parametrize(
     ("kernel_type", "row"),
     [
@@ -108,17 +101,20 @@ def test_results_of_an_npu_call_name_that(monkeypatch):
         ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 4,3,8 | FLOAT"),
     ],
 )
-def test_what_torch_lacks_is_unsupported(kernel_type, row):
+def test_operators_that_torch_lacks_are_unsupported(kernel_type, row):
     assert replay_row(kernel_type, row).status is Status.UNSUPPORTED
 
 
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError])
-def test_missing_dtype_is_unsupported_whatever_torch_raises(error):
-    assert outcome_from_error(error("\"add_stub\" not implemented for 'UInt16'")).status is Status.UNSUPPORTED
-
-
-def test_other_errors_of_torch_are_failures():
-    assert outcome_from_error(RuntimeError("shape mismatch")).status is Status.FAILED
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("\"add_stub\" not implemented for 'UInt16'"), Status.UNSUPPORTED),
+        (NotImplementedError("\"add_stub\" not implemented for 'UInt16'"), Status.UNSUPPORTED),
+        (RuntimeError("shape mismatch"), Status.FAILED),
+    ],
+)
+def test_a_missing_dtype_is_unsupported_and_other_errors_are_failures(error, status):
+    assert outcome_from_error(error).status is status
 
 
 @replays("Silent", npu=None)

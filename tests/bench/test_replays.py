@@ -61,7 +61,7 @@ def test_no_kernel_type_is_claimed_twice():
         ("split_qkv_rmsnorm_rope_kernel", "5,48;7,8;5 | FLOAT;FLOAT;INT64 -> 5,32;5,8 | FLOAT;FLOAT", None),
     ],
 )
-def test_record_tells_what_the_row_was_taken_to_mean(kernel_type, row, assumption):
+def test_record_names_the_assumption_about_the_row(kernel_type, row, assumption):
     outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.MEASURED, outcome.reason
     assert outcome.measurement.assumptions == (() if assumption is None else (assumption,))

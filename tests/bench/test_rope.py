@@ -86,7 +86,7 @@ def test_references_know_both_modes(size, seed, mode):
 
 
 @given(size=sizes, seed=seeds, neox=st.booleans(), more=st.integers(0, 3))
-def test_table_of_angles_stands_for_the_angles_of_each_token(size, seed, neox, more):
+def test_table_of_angles_equals_the_angles_of_each_token(size, seed, neox, more):
     """Tokens out of order, and features past the table's, which stay."""
     x, cos, sin = tensors(size, seed)
     tokens, heads, pairs = size

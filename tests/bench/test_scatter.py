@@ -24,7 +24,7 @@ def drawn(shape, seed):
 
 
 @given(shape=shapes, seed=seeds, data=st.data())
-def test_scattering_is_what_loops_do_and_touches_nothing_else(shape, seed, data):
+def test_scattering_equals_loops_and_changes_nothing_else(shape, seed, data):
     """numpy's put_along_axis, and ScatterNd written as a loop."""
     x, axis = drawn(shape, seed), data.draw(st.integers(0, len(shape) - 1))
     count = data.draw(st.integers(1, shape[axis]))
@@ -40,7 +40,7 @@ def test_scattering_is_what_loops_do_and_touches_nothing_else(shape, seed, data)
 
 
 @given(shape=shapes, seed=seeds, data=st.data())
-def test_scatter_nd_is_what_a_loop_does_and_touches_nothing_else(shape, seed, data):
+def test_scatter_nd_equals_a_loop_and_changes_nothing_else(shape, seed, data):
     x, axes = drawn(shape, seed), data.draw(st.integers(1, len(shape)))
     every = list(numpy.ndindex(*shape[:axes]))
     named = data.draw(st.lists(st.sampled_from(every), unique=True, min_size=1))
@@ -71,7 +71,7 @@ def test_putting_at_indices_is_numpys(shape, seed, data):
     check(formulas.index_put, [x, indices, values], {}, [torch.from_numpy(wanted)], seed)
 
 
-def test_what_a_row_does_not_tell_is_noted():
+def test_an_assumption_about_a_row_is_noted():
     def assumptions(kernel_type, row):
         return replay_row(kernel_type, row).measurement.assumptions
 
@@ -81,7 +81,7 @@ def test_what_a_row_does_not_tell_is_noted():
     assert len(assumptions("IndexPutV2", ROWS["IndexPutV2"][0])) == 1
 
 
-#: Mistakes that are easy to make: kernel type, function, what takes its place.
+#: Mistakes that are easy to make: kernel type, function, its replacement.
 
 
 def test_a_row_of_a_large_table_that_is_not_written_is_found(monkeypatch):

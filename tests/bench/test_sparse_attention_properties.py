@@ -1,4 +1,4 @@
-"""What must not change the results of sparse attention: the order of sequences and of pages, and unused places."""
+"""Invariants of sparse attention: the order of sequences and of pages, and unused places."""
 
 from __future__ import annotations
 

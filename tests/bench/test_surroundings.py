@@ -1,4 +1,4 @@
-"""What the doctor and a session say of the machine: limits, the cost of a flush, what disturbs."""
+"""Notes of the doctor and of a session on the machine: limits, the cost of a flush, disturbances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUIET = MachineState(window_s=1.0, machine_cores=2, cores=2, load_1min=0.1)
 _CPU = Target(device="cpu")
 
 
-def test_the_doctor_tells_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
     monkeypatch.setattr(doctor, "memory_limit", lambda: 4 << 30)
     monkeypatch.setattr(doctor, "available_memory", lambda: 1 << 30)
@@ -41,7 +41,7 @@ def test_the_doctor_times_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.facts["flush_ms"] > 0
 
 
-def test_what_disturbs_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbance_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "machine_state", lambda: _QUIET)
     assert doctor.disturbances(_CPU).state is State.PASS
     monkeypatch.setattr(doctor, "machine_state", lambda: replace(_QUIET, load_1min=4.2))
@@ -52,7 +52,7 @@ def test_what_disturbs_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("cache", "kind", "read", "by_line", "told"),
+    ("cache", "kind", "read", "by_line", "notes_expected"),
     [
         ("cold", "cpu", 960, False, True),
         ("cold", "cpu", 128, True, False),
@@ -61,18 +61,18 @@ def test_what_disturbs_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatc
         ("cold", "cuda", 960, False, False),
     ],
 )
-def test_a_dear_flush_is_told_with_the_way_to_leave_it_out(
-    monkeypatch: pytest.MonkeyPatch, cache: str, kind: str, read: int, by_line: bool, told: bool
+def test_an_expensive_flush_is_reported_with_the_option_to_leave_it_out(
+    monkeypatch: pytest.MonkeyPatch, cache: str, kind: str, read: int, by_line: bool, notes_expected: bool
 ) -> None:
     plan = FlushPlan(480 * MIB, 1, whole_bytes=960 * MIB, read_bytes=read * MIB, by_line=by_line)
     monkeypatch.setattr(run_manifest, "plan_flush", lambda cores, threads: plan)
     settings: Any = SimpleNamespace(measure=MeasureSettings(cache=cache), devices=(DeviceSpec(kind),))
     notes = run_manifest.flush_notes(settings)
-    assert len(notes) == told
+    assert len(notes) == notes_expected
     assert all("960 MiB" in note and "--cache warm" in note for note in notes)
 
 
-def test_a_manifest_keeps_readings_and_what_they_mean() -> None:
+def test_a_manifest_keeps_readings_and_their_meaning() -> None:
     facts = run_manifest.facts_of([DeviceSpec("cpu")], replace(_QUIET, load_1min=4.2), [])
     assert facts["load_1min"] == 4.2
     assert facts["gpus"] == []

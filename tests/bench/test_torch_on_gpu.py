@@ -30,7 +30,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flash_attention_of_packed(query, key, value, q_steps, kv_steps, max_q, max_k, dropout, causal, debug, *, scale):
-    """Computes what FlashAttention-2 computes, a sequence at a time."""
+    """Computes the same as FlashAttention-2, a sequence at a time."""
     results = []
     for i in range(len(q_steps) - 1):
         q = query[q_steps[i] : q_steps[i + 1]]

@@ -64,7 +64,7 @@ def _resized(line: str, size: int) -> str:
     return f"{note},{re.sub(r'[123]', str(size), rest)}"
 
 
-#: What a person does to a table, and the sizes of the rows in it then.
+#: Edits of a table by a person, and the sizes of the rows in it then.
 EDITS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
     "OtherCells": (_lines(lambda lines: [line.replace("note", "changed") for line in lines]), (1, 2, 3)),
     "RowAdded": (_lines(lambda lines: [*lines, _resized(lines[1], 9)]), (1, 2, 3, 9)),
@@ -81,7 +81,7 @@ EDITS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
     ),
     "Replaced": (_replaced, (7, 8)),
 }
-#: What makes a table unreadable.
+#: Damages that make a table unreadable.
 SPOILED: dict[str, Callable[[Path], object]] = {
     "Truncated": lambda path: os.truncate(path, path.stat().st_size - 20),
     "Emptied": lambda path: os.truncate(path, 0),
@@ -95,13 +95,13 @@ def noted(sizes: Iterable[int] = SIZES) -> list[dict[str, str]]:
 
 
 def waiting(sessions: Sessions, kernel_types: Iterable[str], *options: str, devices: str) -> tuple[Running, Durations]:
-    """A session that has measured three rows of each kernel type, and waits in a last one; with what is in journals."""
+    """A session that has measured three rows of each kernel type, and waits in a last one; with its journals."""
     names = sorted(kernel_types)
     (sessions.folder / "test_edited.py").write_text(REPLAYS.format(kernel_types=", ".join(map(repr, names))))
     for kernel_type in names:
         sessions.write(kernel_type, noted())
     sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
-    # One device process has no part in what happens to the files; several workers write a journal each.
+    # One device process does not matter for the files; several workers write a journal each.
     start = sessions.start_in_process if devices == "1" else sessions.start
     running = start(*options, SIMULATED_DEVICES=devices)
     running.wait_for_body(Mood.WAIT_FOR_GO)
@@ -152,7 +152,7 @@ class Edited:
 
     Attributes:
         before: the tables as they were edited.
-        measured: what the session had measured by then.
+        measured: the measurements of the session by then.
     """
 
     sessions: Sessions
@@ -180,7 +180,7 @@ def edited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 class TestEdited:
     @pytest.mark.parametrize("kernel_type", EDITS)
-    def test_rows_are_found_by_what_they_are_and_the_rest_stays(self, edited: Edited, kernel_type: str) -> None:
+    def test_rows_are_found_by_signature_and_the_rest_stays(self, edited: Edited, kernel_type: str) -> None:
         sizes = EDITS[kernel_type][1]
         assert tuple(map(size_of, edited.before[kernel_type])) == sizes
         after = table(edited.sessions.database / f"{kernel_type}.csv")
@@ -206,11 +206,11 @@ class TestEdited:
             return
         assert {kernel_type for kernel_type, _ in missing} == {"RowRemoved", "ShapeChanged", "Replaced"}
         assert "5 measured rows" in edited.done
-        run_as_told(edited.done)
+        run_the_named_commands(edited.done)
         assert in_tables(edited.sessions).items() >= edited.measured.items()
 
 
-def run_as_told(done: Finished) -> None:
+def run_the_named_commands(done: Finished) -> None:
     """Runs the command that a summary gives."""
     (command,) = re.findall(r"`(opatlas combine .*?)`", done.output)
     merged = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
@@ -228,7 +228,7 @@ def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 3 * len(SPOILED) + 1})
     for path in paths.values():
-        assert done.tells("NOT WRITTEN BACK", path)
+        assert done.has_line("NOT WRITTEN BACK", path)
     assert {path: path.read_bytes() for path in paths.values()} == before
     assert in_journals(named(done)).items() >= measured.items()
     assert sessions.statuses("Moody") == {Mood.WAIT_FOR_GO: "measured"}
@@ -246,7 +246,7 @@ def test_a_table_that_was_removed(sessions: Sessions, mode: str) -> None:
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 7})
     if mode == "all":
-        assert done.tells("written back, but", path)
+        assert done.has_line("written back, but", path)
         assert sorted(map(size_of, table(path))) == list(SIZES)
     else:
         assert not path.exists()
@@ -267,7 +267,7 @@ def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
     assert (done.code, done.ledger()) == (1, {"measured": 4})
     if mode == "all":
         for name in ("Gone", "Moody"):
-            assert done.tells("written back, but", sessions.database / f"{name}.csv")
+            assert done.has_line("written back, but", sessions.database / f"{name}.csv")
         assert in_tables(sessions).items() >= measured.items()
     else:
         assert not list(sessions.database.glob("*.csv"))
@@ -277,13 +277,13 @@ def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "devices"),
+    ("lost", "devices"),
     [("database", "1"), ("journal", "1"), ("journal", "2"), pytest.param("database", "2", marks=pytest.mark.slow)],
 )
-def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, what: str, devices: str) -> None:
-    """As that of a network share: a file in its place also keeps root from it. What was measured is kept elsewhere."""
+def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, lost: str, devices: str) -> None:
+    """As that of a network share: a file in its place also keeps root from it. Measurements are kept elsewhere."""
     running, measured = waiting(sessions, ["Gone"], devices=devices)
-    gone = sessions.database if what == "database" else sessions.database / "journal"
+    gone = sessions.database if lost == "database" else sessions.database / "journal"
     gone.rename(sessions.folder / "elsewhere")
     gone.write_text("a file")
     done = go(sessions, running)
@@ -339,8 +339,8 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     sessions.go()
     done = sessions.run_in_process("--update-mode=missing-only", SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 2})
-    assert done.tells("merged 2 records", first.stem)
-    assert done.tells("merged 1 record", later.stem)
+    assert done.has_line("merged 2 records", first.stem)
+    assert done.has_line("merged 1 record", later.stem)
     assert f"opatlas: {later}: " in done
     assert f"opatlas: {strange}:1: " in done
     assert [r["Run ID"] for r in sessions.read("Moody")][:2] == [first.stem, later.stem]

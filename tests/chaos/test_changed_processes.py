@@ -1,11 +1,11 @@
-"""What a kernel changes in its process is told, and no other row is measured under it."""
+"""A change of a kernel to its process is reported, and no other row is measured under it."""
 
 from __future__ import annotations
 
 from sessions import Sessions, row
 
 
-def test_a_row_that_changes_its_process_says_so_and_the_next_gets_a_new_one(sessions: Sessions) -> None:
+def test_a_row_that_changes_its_process_is_reported_and_the_next_gets_a_new_one(sessions: Sessions) -> None:
     moods = (1, 50, 2, 51, 3, 4)
     sessions.write("Moody", [row(mood) for mood in moods])
     done = sessions.run()

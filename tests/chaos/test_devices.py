@@ -29,7 +29,7 @@ def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessi
 
 
 @pytest.mark.parametrize("options", [("-n", "0"), ("--in-process",), ("-p", "no:xdist")])
-def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions, options: tuple[str, ...]) -> None:
+def test_one_device_is_enough_with_the_option(sessions: Sessions, options: tuple[str, ...]) -> None:
     sessions.write("Moody", [row(1), row(2)])
     done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="1,0")
     assert (done.code, done.ledger()) == (0, {"measured": 2})
@@ -59,7 +59,7 @@ def test_when_all_devices_are_gone_the_rest_is_reported(sessions: Sessions) -> N
     # The row that broke both, and the one that the other device found it out with.
     assert ledger["device-error"] in (1, 2)
     assert ledger["not run"] >= 1
-    assert done.tells("no device is left", "simulated 0")
+    assert done.has_line("no device is left", "simulated 0")
     assert "INTERNALERROR" not in done
 
 

@@ -1,4 +1,4 @@
-"""The disk fills: no CSV is harmed, nothing measured is lost, and the session says what to do."""
+"""The disk fills: no CSV is harmed, nothing measured is lost, and the session names the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL = os.strerror(errno.ENOSPC)
 TOO_LARGE = os.strerror(errno.EFBIG)
 #: Samples enough for a record of some 20 kB.
 LONG_RECORDS = ("--repeat-count=2000", "--cache=warm")
-#: More than a session prints, since what it prints goes to a file here.
+#: More than a session prints, since its output goes to a file here.
 LIMIT = 48 << 10
 
 
@@ -87,7 +87,7 @@ def waiting_in_row_40(
     sessions: Sessions, devices: str, temporary: Path, *options: str, measure: Sequence[str] = QUICKLY
 ) -> Running:
     """A session whose rows 1 to 4 are in journals, and whose row 40 runs."""
-    # One device process has no part in what becomes of the files.
+    # The device process does not matter for the files.
     start = sessions.start_in_process if devices == "1" else sessions.start
     running = start(*options, measure=measure, SIMULATED_DEVICES=devices, TMPDIR=str(temporary))
     running.wait_for_body(Mood.WAIT_FOR_GO)
@@ -112,14 +112,14 @@ def only_run(sessions: Sessions) -> str:
 
 
 def half_made(sessions: Sessions) -> list[str]:
-    """Files that are neither what was there nor what a session means to leave."""
+    """Files that neither were there before nor are results of a session."""
     known = {"session.lock", "database.lock", "ballast"}
     kept = (".csv", ".jsonl", ".json", ".gz", ".md")
     files = [path for path in sessions.database.rglob("*") if path.is_file() and path.name not in known]
     return [path.name for path in files if path.suffix not in kept or path.name.startswith((".", "session"))]
 
 
-def merge_as_told(done: Finished) -> None:
+def merge_by_the_named_command(done: Finished) -> None:
     """Runs the command that the summary gives."""
     (line,) = (line for line in done.output.splitlines() if "add them with" in line)
     command = shlex.split(line.split("`")[1])
@@ -135,7 +135,7 @@ def test_full_from_the_start(sessions: Sessions, disk: Disk) -> None:
     for devices in ("1", "2"):
         done = sessions.run(SIMULATED_DEVICES=devices)
         assert done.code == pytest.ExitCode.USAGE_ERROR
-        assert done.tells(sessions.database, FULL)
+        assert done.has_line(sessions.database, FULL)
         assert "Traceback" not in done
         assert not (sessions.folder / "body-1").exists()
         assert (path.read_bytes(), half_made(sessions)) == (before, [])
@@ -152,13 +152,13 @@ def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path,
     done = go(sessions, running)
     run = only_run(sessions)
     assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
-    assert done.tells("stopped: ", sessions.database, FULL)
-    assert done.tells("NOT WRITTEN BACK", path, FULL)
-    assert done.tells("4 records", sessions.database)
+    assert done.has_line("stopped: ", sessions.database, FULL)
+    assert done.has_line("NOT WRITTEN BACK", path, FULL)
+    assert done.has_line("4 records", sessions.database)
     assert f"{temporary / run}-rescued.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
-    merge_as_told(done)
+    merge_by_the_named_command(done)
     assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4, 40), run)
     again = sessions.run_in_process("--update-mode=missing-only", SIMULATED_DEVICES="1")
     assert (again.code, again.ledger()) == (0, {"measured": 1})
@@ -175,7 +175,7 @@ def test_full_while_merging(sessions: Sessions, disk: Disk, temporary: Path) -> 
     run = only_run(sessions)
     assert (done.code, done.ledger()) == (1, {"measured": 6})
     assert re.search(r"^written +0 updated", done.output, re.MULTILINE)
-    assert done.tells("NOT WRITTEN BACK", path, FULL)
+    assert done.has_line("NOT WRITTEN BACK", path, FULL)
     assert "next session" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
@@ -195,8 +195,8 @@ def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, tempora
         done = go(sessions, running)
         run = only_run(sessions)
         assert (done.code, done.ledger()) == (1, {"measured": 6})
-        assert done.tells("written back, but", runs / f"{run}.json", FULL)
-        assert done.tells(reports, FULL)
+        assert done.has_line("written back, but", runs / f"{run}.json", FULL)
+        assert done.has_line(reports, FULL)
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
         assert half_made(sessions) == []
         assert json.loads((runs / f"{run}.json").read_text())["finished_at"] is None
@@ -220,14 +220,14 @@ def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_
         done = go(sessions, running)
         run = only_run(sessions)
         assert (done.code, done.ledger()) == (1, {"measured": 6})
-        assert done.tells("6 records", f"{sessions.database}/journal/{run}.jsonl")
+        assert done.has_line("6 records", f"{sessions.database}/journal/{run}.jsonl")
         assert run_ids(sessions) == dict.fromkeys((1, 3, 4, 40, 5), run)
         path.write_text(whole)
         assert "merged 6 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
 
 
-def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: Disk) -> None:
+def test_no_room_anywhere_prints_the_measurements(sessions: Sessions, disk: Disk) -> None:
     """As where the database and the temporary folder are on the only disk there is."""
     temporary = disk.path / "temporary"
     temporary.mkdir()
@@ -236,7 +236,7 @@ def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: D
     disk.fill()
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
-    assert done.tells("stopped: ", sessions.database)
+    assert done.has_line("stopped: ", sessions.database)
     (line,) = (line for line in done.output.splitlines() if line.startswith('{"kernel_type"'))
     printed = Record.from_json(json.loads(line))
     assert printed.cells["Input Shapes"] == "40;40"
@@ -245,7 +245,7 @@ def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: D
     assert half_made(sessions) == []
 
 
-def test_a_journal_left_behind_stays_where_there_is_no_room_to_merge_it(sessions: Sessions, disk: Disk) -> None:
+def test_a_remaining_journal_stays_where_there_is_no_room_to_merge_it(sessions: Sessions, disk: Disk) -> None:
     path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS["1"]])
     running = sessions.start_in_process(SIMULATED_DEVICES="1")
     running.wait_for_records(4)
@@ -255,7 +255,7 @@ def test_a_journal_left_behind_stays_where_there_is_no_room_to_merge_it(sessions
     disk.fill(leaving=16384)
     done = sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
     assert done.code == 1
-    assert done.tells(path, FULL)
+    assert done.has_line(path, FULL)
     assert f"{sessions.database}/journal/{only_run(sessions)}.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
@@ -266,20 +266,20 @@ def test_a_journal_left_behind_stays_where_there_is_no_room_to_merge_it(sessions
 def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
     path = sessions.write("Moody", [row(1)])
     before = path.read_bytes()
-    # The name of the command stands in the file that tells who has the database, and makes it too large.
+    # The name of the command is in the file that names the holder of the database, and makes it too large.
     done = sessions.run("-p", f"no:{'n' * LIMIT}", file_limit=LIMIT)
     assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert done.tells(sessions.database, TOO_LARGE)
+    assert done.has_line(sessions.database, TOO_LARGE)
     assert not (sessions.folder / "body-1").exists()
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
 
 
 @DEVICES
-def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions, devices: str) -> None:
+def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sessions, devices: str) -> None:
     sessions.write("Moody", [row(size) for size in range(1, 17)])
     done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES=devices)
     assert done.code == 1
-    assert done.tells("stopped: ", sessions.database, TOO_LARGE)
+    assert done.has_line("stopped: ", sessions.database, TOO_LARGE)
     measured = done.ledger()["measured"]
     assert 2 <= measured < 16
     assert re.search(rf"^written +{measured} updated", done.output, re.MULTILINE)
@@ -291,13 +291,13 @@ def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions,
     assert len(history.read(Database(sessions.database), only_run(sessions)).records) == measured
 
 
-def test_what_neither_journal_nor_table_may_hold_is_kept_beside_the_journal(sessions: Sessions) -> None:
+def test_records_too_large_for_journal_and_table_are_kept_next_to_the_journal(sessions: Sessions) -> None:
     path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in range(1, 9)])
     before = path.read_bytes()
     done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES="1")
     run, measured = only_run(sessions), done.ledger()["measured"]
     assert done.code == 1
-    assert done.tells("NOT WRITTEN BACK", path, TOO_LARGE)
+    assert done.has_line("NOT WRITTEN BACK", path, TOO_LARGE)
     assert f"{sessions.database}/journal/{run}-rescued.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
@@ -310,6 +310,6 @@ def test_a_report_that_may_not_grow_fails_the_session(sessions: Sessions) -> Non
         sessions.write(f"{'NoReplay' * 22}{number}", [row(1)])
     done = sessions.run(file_limit=LIMIT)
     assert (done.code, done.ledger()) == (1, {"measured": 1, "without a replay": 300})
-    assert done.tells(f"{sessions.database}/reports/", TOO_LARGE)
+    assert done.has_line(f"{sessions.database}/reports/", TOO_LARGE)
     assert sessions.statuses("Moody") == {1: "measured"}
     assert half_made(sessions) == []

@@ -25,7 +25,7 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
     ledger = done.ledger()
     assert set(ledger) == {"measured", "not run"}
     assert ledger["measured"] >= 2
-    assert done.tells("not run", ledger["not run"], "--update-mode=unreplayed")
+    assert done.has_line("not run", ledger["not run"], "--update-mode=unreplayed")
     assert "stopped: Ctrl-C" not in done, "pytest says so"
     statuses = sessions.statuses("Moody")
     assert statuses[40] == "measured"
@@ -49,7 +49,7 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     assert done.code == pytest.ExitCode.INTERRUPTED
     # The other device may have measured its row by then.
     kept = "1 record stays" if sessions.records() == 1 else "2 records stay"
-    assert done.tells("stopped at once", kept, f"{sessions.database}/journal")
+    assert done.has_line("stopped at once", kept, f"{sessions.database}/journal")
     assert "3 rows collected = " in done
     assert "--full-trace" not in done
     (banner,) = [line for line in done.output.splitlines() if line.startswith("!!!")]
@@ -63,7 +63,7 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
 @pytest.mark.parametrize(
     ("number", "devices"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "1"), (signal.SIGQUIT, "1"), (signal.SIGTERM, "2")]
 )
-def test_a_signal_that_ends_pytest_tells_which_journal_has_the_records(
+def test_a_signal_that_ends_pytest_names_the_journal_with_the_records(
     sessions: Sessions, number: signal.Signals, devices: str
 ) -> None:
     sessions.write("Moody", [row(1), row(Mood.SLEEP)])
@@ -78,7 +78,7 @@ def test_a_signal_that_ends_pytest_tells_which_journal_has_the_records(
     running.send(number)
     done = running.wait()
     assert done.code == -number
-    assert done.tells(number.name, "1 record stays", f"{sessions.database}/journal")
+    assert done.has_line(number.name, "1 record stays", f"{sessions.database}/journal")
     assert sessions.left_behind() == []
     sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES=devices)
     assert sessions.statuses("Moody") == {1: "measured", Mood.SLEEP: ""}

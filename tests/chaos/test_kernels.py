@@ -1,4 +1,4 @@
-"""What a kernel does to its process costs its row, which says so, and nothing else."""
+"""Damage by a kernel to its process costs its row, which says so, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moods import Mood
 from sessions import HANG_S, Sessions, row
 
 HEALTHY = (1, 2, 3, 4, 5, 6, 7)
-#: The status of rows in bad moods, and what their reason names.
+#: The status of rows in bad moods, and words of their reason.
 BAD = {
     Mood.SEGFAULT: ("crashed", "SIGSEGV (signal 11)"),
     Mood.ABORT: ("crashed", "SIGABRT (signal 6)"),
@@ -56,7 +56,7 @@ def test_an_error_that_a_launch_left_costs_no_other_row(sessions: Sessions) -> N
     assert done.ledger() == {"measured": 2, "failed": 1}
 
 
-def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path) -> None:
+def test_a_row_killed_for_memory_has_the_reason(sessions: Sessions, memory_group: Path) -> None:
     sessions.write("Moody", [row(1), row(Mood.HOARD), row(2)])
     done = sessions.run(MEMORY_GROUP=str(memory_group))
     assert done.ledger() == {"measured": 2, "crashed": 1}

@@ -75,7 +75,7 @@ def test_a_worker_that_is_killed_in_a_row_costs_that_row(sessions: Sessions) -> 
     expect_measured_again(sessions, 1)
 
 
-#: What pytest-rerunfailures does where a worker died: it asks the scheduler for the options, and runs the row again.
+#: As pytest-rerunfailures does where a worker died: it asks the scheduler for the options, and runs the row again.
 RERUN = """
 import json
 from pathlib import Path

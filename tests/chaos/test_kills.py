@@ -1,4 +1,4 @@
-"""SIGKILL to each kind of process at random moments: what was measured is kept, and nothing else is changed.
+"""SIGKILL to each kind of process at random moments: measurements are kept, and nothing else is changed.
 
 Every run is drawn from a seed (drawn_kills.py): a session is started, one of its processes is killed, the
 session is run again, and the database is compared with one that nobody disturbed.
@@ -31,7 +31,7 @@ RUNS, MORE_RUNS = runs()
 
 
 def carry_out(run: Run, folder: Path, life: Life) -> str:
-    """One run; tells what was killed. Where the session ended too soon for that, it is begun anew."""
+    """One run; returns the name of the killed process. Where the session ended too soon for that, it is begun anew."""
     story = ""
     for attempt in range(TRIES):
         sessions = toys(folder / str(attempt), run.rows())
@@ -48,7 +48,7 @@ def carry_out(run: Run, folder: Path, life: Life) -> str:
 
 
 def killed_and_run_again(run: Run, sessions: Sessions, life: Life, sooner: float) -> str:
-    """Tells what was killed; "" where the first session was not."""
+    """Returns the name of the killed process; "" where the first session was not killed."""
     rows = run.rows()
     story = []
     for number, order in enumerate(run.kills):
@@ -87,7 +87,7 @@ def check_in_vain(sessions: Sessions, known: Mapping[Key, Found], at_most: int) 
 
 
 def check_survived(order: Kill, killed: Killed, sessions: Sessions, done: Finished) -> None:
-    """A session that went on is right about what became of its rows, and at most the one in flight is lost."""
+    """A session that went on reports its rows rightly, and at most the one in flight is lost."""
     assert leftovers(sessions) == []
     table = read_table(sessions)
     if order.role is Role.WORKER and "gateway_bootstrap" in done:
@@ -113,7 +113,7 @@ def check_survived(order: Kill, killed: Killed, sessions: Sessions, done: Finish
 
 
 def check_kept(journaled: Mapping[Key, Found], known: Mapping[Key, Found]) -> None:
-    """What was measured is there, to the digit, or something newer."""
+    """The measurements are there, to the digit, or newer ones."""
     for key, found in journaled.items():
         if found.duration and known[key].run_id == found.run_id:
             assert known[key] == found
@@ -123,7 +123,7 @@ def check_kept(journaled: Mapping[Key, Found], known: Mapping[Key, Found]) -> No
 
 
 def check_run_again(run: Run, before: Mapping[Key, Found], sessions: Sessions, done: Finished, life: Life) -> None:
-    """The session after the killed ones runs what is missing, and leaves what an undisturbed one would have left."""
+    """The session after the killed ones runs the missing rows, and leaves the same as an undisturbed one."""
     collected = [key for key in run.rows() if run.mode == "all" or not before[key].duration]
     expected = Counter(
         "measured" if not fails(key) else "xfailed" if before[key].status else FAILING[key[1]] for key in collected
@@ -173,7 +173,7 @@ def leftovers(sessions: Sessions) -> list[str]:
 
 
 def temporary(sessions: Sessions) -> list[Path]:
-    """What sessions have left in their folder for temporary files."""
+    """The files of sessions in their folder for temporary files."""
     return list(sessions.temporary.glob("opatlas-tmp-session-*"))
 
 
@@ -191,7 +191,7 @@ class Ahead:
         self._begun: dict[Run, Future[str]] = {}
 
     def result(self, run: Run) -> str:
-        """What was killed in a run. Raises what went wrong."""
+        """Returns the name of the killed process of a run. Raises its failure."""
         position = self._order.index(run)
         for each in self._order[position : position + AT_ONCE]:
             if each not in self._begun:

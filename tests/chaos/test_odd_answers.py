@@ -1,4 +1,4 @@
-"""A device process that answers what it was not asked, or not in time: no row gets the duration of another."""
+"""A device process with wrong or late answers: no row gets the duration of another."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def odd(devices: list[DeviceProcess], way: str) -> tuple[DeviceProcess, Odd]:
     [
         # The second answer comes before the next job is sent, or after: that gets a fresh process either way.
         ("answers_twice", Status.MEASURED, 2),
-        # An earlier row may have left behind what sent these: the row is tried once more.
+        # A thread of an earlier row may have sent these: the row is tried once more.
         ("answers_for_another", Status.CRASHED, 3),
         ("replays_its_answer_to_the_row_before", Status.CRASHED, 3),
         ("answers_without_a_job", Status.CRASHED, 2),
@@ -115,7 +115,7 @@ def test_an_interrupted_wait_is_not_answered_to_the_next_row(devices: list[Devic
     assert launcher.starts == 2
 
 
-def test_a_process_that_cannot_be_started_is_told_as_a_device_that_is_gone(
+def test_a_process_that_cannot_be_started_is_reported_as_a_lost_device(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With no more processes, or a Python that must not be executed: one reason, not the traceback of every row."""
@@ -127,7 +127,7 @@ def test_a_process_that_cannot_be_started_is_told_as_a_device_that_is_gone(
         device.run(job(1))
 
 
-def test_a_process_that_closed_its_connection_and_goes_on_is_not_waited_for_long(
+def test_a_running_process_that_closed_its_connection_is_not_waited_for_long(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):

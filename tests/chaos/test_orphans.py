@@ -10,7 +10,7 @@ from moods import Mood
 from processes import Role, in_role
 from sessions import HANG_S, Running, Sessions, row
 
-#: Each starts a child in each way, and then does what its kernel type says.
+#: Each starts a child in each way, and then does as its kernel type says.
 PARENT_REPLAYS = """
 import ctypes
 import os
@@ -31,7 +31,7 @@ def by_subprocess():
 
 
 def by_shell():
-    # It belongs to nobody as soon as the shell has ended, and has all files that it could inherit.
+    # It is an orphan as soon as the shell has ended, and has all files that it could inherit.
     os.system(f"sleep 1000 & echo $! > {FOLDER}/pid")
     return int((FOLDER / "pid").read_text())
 
@@ -49,7 +49,7 @@ def by_session():
 
 
 def by_daemon():
-    # In a session of its own, and a child of nobody that is left.
+    # In a session of its own, and an orphan.
     os.system(f"setsid sh -c 'sleep 1000 & echo $! > {FOLDER}/pid'")
     return int((FOLDER / "pid").read_text())
 
@@ -121,7 +121,7 @@ def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, kernel_type: 
     assert sessions.left_behind() == []
 
 
-def test_a_stopped_keeper_goes_on_when_pytest_is_killed(sessions: Sessions) -> None:
+def test_a_stopped_keeper_continues_when_pytest_is_killed(sessions: Sessions) -> None:
     running = started(sessions, "Hanging")
     children(sessions, running, "Hanging")
     (keeper,) = in_role(running.process.pid, Role.KEEPER)

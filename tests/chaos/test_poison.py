@@ -34,7 +34,7 @@ def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(
     ledger = {"measured": 4 - not_run, "device-error": 1, "not run": not_run}
     assert done.ledger() == {name: count for name, count in ledger.items() if count}
     if not_run:
-        assert done.tells("simulated 0", "3 times")
+        assert done.has_line("simulated 0", "3 times")
         (report,) = (sessions.database / "reports").glob("*.md")
         assert report.read_text().count("\n| Moody-") == not_run
     assert list(sessions.statuses("Moody").values()).count("") == not_run
@@ -46,11 +46,11 @@ def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions)
     done = sessions.run(SIMULATED_DEVICES="1")
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"not run": 2}
-    assert done.tells("simulated 0", "3 times")
+    assert done.has_line("simulated 0", "3 times")
     assert set(sessions.statuses("Moody").values()) == {""}
 
 
-def test_in_process_there_is_no_fresh_process_and_the_session_stops(sessions: Sessions) -> None:
+def test_in_process_the_session_stops_without_a_fresh_process(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(Mood.POISON), row(2)])
     done = sessions.run_in_process(SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 1, "device-error": 1, "not run": 1})

@@ -1,4 +1,4 @@
-"""Sessions on clusters of Ray, whose nodes are raylets of this machine: what is lost costs no healthy row."""
+"""Sessions on clusters of Ray, whose nodes are raylets of this machine: a loss costs no healthy row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_two_nodes_give_each_row_the_status_that_it_has_without_ray(sessions: Se
     statuses = sessions.statuses("Moody")
     assert statuses[Mood.SEGFAULT] == "crashed"
     assert statuses[Mood.POISON] == "device-error"
-    assert finished.tells("Segmentation fault"), "what a row prints comes back from its host"
+    assert finished.has_line("Segmentation fault"), "the output of a row comes back from its host"
     assert hosts_in_report(sessions.folder / "out.xml") == {os.uname().nodename}
     assert left(sessions) == []
 
@@ -103,7 +103,7 @@ def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Any) ->
     assert left(sessions) == []
 
 
-def test_four_nodes_stop_at_a_failure_and_tell_what_is_left(sessions: Sessions, cluster: Any) -> None:
+def test_four_nodes_stop_at_a_failure_and_report_the_rest(sessions: Sessions, cluster: Any) -> None:
     for _ in range(3):
         cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 400))])
@@ -125,8 +125,8 @@ def test_an_actor_that_is_killed_costs_no_row(sessions: Sessions, cluster: Any) 
     sessions.go()
     finished = running.wait()
     assert finished.ledger() == {"measured": 61}
-    assert finished.tells("is lost")
-    assert not finished.tells("left out")
+    assert finished.has_line("is lost")
+    assert not finished.has_line("left out")
     assert left(sessions) == []
 
 
@@ -160,7 +160,7 @@ def test_a_node_that_is_lost_costs_no_row(sessions: Sessions, cluster: Any, numb
     assert left(sessions) == []
 
 
-def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Any) -> None:
+def test_a_killed_head_continues(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     sessions.write("Moody", [row(size) for size in (*range(200, 260), Mood.WAIT_FOR_GO)])
     running = start(sessions, cluster)
@@ -175,11 +175,11 @@ def test_a_killed_head_goes_on_where_it_was(sessions: Sessions, cluster: Any) ->
     assert left(sessions) == []
 
 
-def test_a_device_that_fails_for_good_is_left_out_and_told(sessions: Sessions, cluster: Any) -> None:
+def test_a_device_that_fails_for_good_is_left_out_and_reported(sessions: Sessions, cluster: Any) -> None:
     sessions.write("Moody", [row(size) for size in (Mood.BREAK_OWN_DEVICE, *range(200, 230))])
     finished = start(sessions, cluster, devices=2).wait()
     assert finished.ledger() == {"measured": 30, "device-error": 1}
-    assert finished.tells("left out", "simulated", os.uname().nodename)
+    assert finished.has_line("left out", "simulated", os.uname().nodename)
     assert left(sessions) == []
 
 

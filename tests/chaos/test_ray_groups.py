@@ -1,4 +1,4 @@
-"""Groups over the nodes of a cluster of Ray: what they measure, and what the loss of a rank or of a node costs."""
+"""Groups over the nodes of a cluster of Ray: their measurements, and the cost of losing a rank or a node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_message_between_two_nodes_is_the_row_that_nnodes_gives(sessions: Sess
         assert by_ray[column] == by_hand[column], column
     assert by_ray["num_devices"] == "4"
     assert float(by_ray["Duration(us)"]) > 0
-    # One record has what all ranks have checked; a node of --nnodes knows its own.
+    # One record counts the checked elements of all ranks; a node of --nnodes knows its own.
     checked, by_node = (int(each["Checked Elements"].partition("/")[0]) for each in (by_ray, by_hand))
     assert checked == 2 * by_node
 

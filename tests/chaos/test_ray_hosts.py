@@ -72,7 +72,7 @@ def test_a_slow_host_gets_fewer_rows_and_costs_nothing_else(sessions: Sessions, 
     sessions.go()
     finished = running.wait()
     assert finished.ledger() == {"measured": 102}
-    assert not finished.tells("is lost")
+    assert not finished.has_line("is lost")
     ran = rows_by_host(sessions)
     assert ran.total() == 102
     assert 1 <= ran["slow"] < ran[_HEAD]
@@ -100,19 +100,19 @@ def test_all_implementations_of_a_row_are_measured_on_one_host(sessions: Session
     assert left(sessions) == []
 
 
-def test_a_host_whose_device_fails_its_probe_takes_no_row_and_is_told(sessions: Sessions, network: Hosts) -> None:
+def test_a_host_whose_device_fails_its_probe_takes_no_row_and_is_reported(sessions: Sessions, network: Hosts) -> None:
     network.add("sick", SIMULATED_SICK="1")
     running = start(sessions, network)
     running.wait_until(lambda: "left out" in running.output.read_text())
     sessions.go()
     finished = running.wait()
     assert finished.ledger() == {"measured": 32}
-    assert finished.tells("left out", "of sick")
+    assert finished.has_line("left out", "of sick")
     assert set(rows_by_host(sessions)) == {_HEAD}
     assert left(sessions) == []
 
 
-def test_a_host_with_another_kernel_takes_no_row_and_is_told(sessions: Sessions, network: Hosts) -> None:
+def test_a_host_with_another_kernel_takes_no_row_and_is_reported(sessions: Sessions, network: Hosts) -> None:
     for name in ("mine", "other"):
         (sessions.folder / name).mkdir()
         (sessions.folder / name / "Moody.py").write_text(f"def kernel(x, y):\n    return x + y  # {name}\n")
@@ -123,7 +123,7 @@ def test_a_host_with_another_kernel_takes_no_row_and_is_told(sessions: Sessions,
     sessions.go()
     finished = running.wait()
     assert finished.ledger() == {"measured": 32}
-    assert finished.tells("left out", "of elsewhere")
+    assert finished.has_line("left out", "of elsewhere")
     assert set(rows_by_host(sessions)) == {_HEAD}
     assert left(sessions) == []
 
@@ -138,9 +138,9 @@ def test_a_host_that_is_cut_off_costs_no_row(sessions: Sessions, network: Hosts)
     sessions.go()
     finished = running.wait()
     assert finished.ledger() == {"measured": 32}
-    assert finished.tells("left out", "of far")
+    assert finished.has_line("left out", "of far")
     assert set(sessions.statuses("Moody").values()) == {"measured"}
-    # Nobody can tell a host that is cut off to end its processes.
-    # Nobody can tell the processes on the host to end. Its raylet may wait for the head for many minutes.
+    # Nobody can ask a host that is cut off to end its processes.
+    # Nobody can ask the processes on the host to end. Its raylet may wait for the head for many minutes.
     assert wait_for(lambda: not of_devices(network), seconds=120)
     assert left(sessions) == []

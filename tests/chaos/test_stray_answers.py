@@ -5,7 +5,7 @@ from __future__ import annotations
 from moods import Mood
 from sessions import Sessions, row
 
-#: Each row takes as many microseconds as its size says, by a clock of its own, so that its duration tells whose it is.
+#: Each row takes as many microseconds as its size says, by a clock of its own, so that its duration identifies the row.
 #: A row whose size is a key of DEEDS does that first.
 ROGUE_REPLAY = """
 import ctypes
@@ -110,7 +110,7 @@ def test_rogue(row, replay):
 """
 NEIGHBOURS = (200, 400, 300, 500)
 LEAVES, CLOSES = 109, 110
-#: What becomes of the rows that do something else than to close all files.
+#: The outcomes of rows that do something else than to close all files.
 STATUSES = {
     **dict.fromkeys((101, 102, 103), "crashed"),
     **dict.fromkeys((104, 105, 106, 107, 108), "measured"),
@@ -134,7 +134,7 @@ def statuses_and_own_durations(sessions: Sessions) -> dict[int, str]:
     return sessions.statuses("Rogue")
 
 
-def test_what_a_kernel_does_to_the_connection_costs_its_row_at_most(sessions: Sessions) -> None:
+def test_a_kernel_that_misuses_the_connection_costs_its_row_at_most(sessions: Sessions) -> None:
     (sessions.folder / "test_rogue.py").write_text(ROGUE_REPLAY)
     (sessions.folder / "victim").write_text("precious")
     # Each is between two neighbours.

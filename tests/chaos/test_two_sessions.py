@@ -21,7 +21,7 @@ from sessions import ROOT, Running, Sessions, row
 pytestmark = pytest.mark.usefixtures("forks")
 #: While row 40 waits, row 1 is in the journal; row 2 comes after it.
 SIZES = (1, 40, 2)
-#: What a session leaves in the folder of the journals.
+#: The files of a session in the folder of the journals.
 LOCKS = {"session.lock", "database.lock"}
 
 
@@ -35,7 +35,7 @@ def waiting(sessions: Sessions) -> Running:
 
 
 def expect_all_measured(sessions: Sessions, running: Running) -> None:
-    """Lets a session end, as if there had been nobody else."""
+    """Lets a session end, as if it had been alone."""
     sessions.go()
     done = running.wait()
     assert (done.code, done.ledger()) == (0, {"measured": 3})
@@ -91,7 +91,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 class TestADatabaseThatASessionHas:
     @pytest.mark.parametrize("devices", ["1", "2"])
-    def test_the_second_is_refused_and_told_whose_the_database_is(self, held: Held, devices: str) -> None:
+    def test_the_second_is_refused_with_the_holder_of_the_database(self, held: Held, devices: str) -> None:
         second = held.sessions.run(SIMULATED_DEVICES=devices)
         assert second.code == pytest.ExitCode.USAGE_ERROR
         assert f"{held.sessions.database} is in use" in second
@@ -208,7 +208,7 @@ def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-#: Waits for a device are told at once, and end soon.
+#: Waits for a device are reported at once, and end soon.
 IMPATIENT = """
 from opatlas.devices import device_lock
 
@@ -217,7 +217,7 @@ device_lock.LONGEST_WAIT_S = 3.0
 """
 
 
-def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
+def test_a_wait_for_a_device_is_reported_and_ends(sessions: Sessions) -> None:
     (sessions.folder / "impatient.py").write_text(IMPATIENT)
     sessions.write("Moody", [row(1), row(2)])
     lock = sessions.folder / "lock-0"
@@ -226,12 +226,12 @@ def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
         done = sessions.run("-p", "impatient", SIMULATED_DEVICES="1")
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"not run": 2}
-    assert done.tells("waiting for the device", lock)
+    assert done.has_line("waiting for the device", lock)
     assert "stopped: " in done
     assert sessions.run_in_process(SIMULATED_DEVICES="1").ledger() == {"measured": 2}
 
 
-def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Sessions) -> None:
+def test_a_wait_for_another_session_is_reported_and_in_no_time_of_a_row(sessions: Sessions) -> None:
     """Row 1 of the second session waits for row 40 of the first one, on the same device."""
     (sessions.folder / "impatient.py").write_text(IMPATIENT.replace("3.0", "600.0"))
     sessions.write("Moody", [row(Mood.WAIT_FOR_GO)])
@@ -243,7 +243,7 @@ def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Se
     report = sessions.folder / "junit.xml"
     second = sessions.start("-p", "impatient", f"--junitxml={report}", SIMULATED_DEVICES="1")
     second.wait_until(lambda: "waiting for the device" in second.output.read_text())
-    # Long beside what the row takes by itself. On a slow machine the test shows less, and fails no sooner.
+    # Long compared to the row by itself. On a slow machine the test shows less, and fails no sooner.
     time.sleep(2)
     began = time.monotonic()
     sessions.go()
@@ -289,13 +289,13 @@ def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: S
     assert "1 device" in done
 
 
-def test_a_wait_in_process_is_told_and_timed(sessions: Sessions) -> None:
+def test_a_wait_in_process_is_reported_and_timed(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1)])
     with open(sessions.folder / "lock-0", "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         running = sessions.start_in_process(SIMULATED_DEVICES="1")
         running.wait_until(lambda: "waiting for the device" in running.output.read_text())
-        # Longer than what is too short to tell of.
+        # Longer than a wait that is not reported.
         time.sleep(1)
     done = running.wait()
     assert done.ledger() == {"measured": 1}

@@ -61,7 +61,7 @@ def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_i
     wanted = (str(MODULE), "--num-devices", "2", TOO_MANY, "--bytes-grid", "1000", "1001")
     junit = "--junitxml=report.xml"
     first = sessions.run(*wanted, "--ops=all_reduce,all_to_all", "--comm-dtype=float32", junit, measure=QUICKLY)
-    # 1000 and 1001 bytes for 2 devices are 1000 and 1008, and 1004 where there are no parts.
+    # 1000 and 1001 bytes for 2 devices are 1000 and 1008, and 1004 without parts.
     # For many both are one where there are parts.
     assert (first.code, first.ledger()) == (0, {"measured": 4, "skipped": 3}), first.output
     assert "1001 -> 1008" in first
@@ -80,14 +80,14 @@ def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_i
             )
             assert float(row["MicroBench Rank Spread(us)"]) >= 0
             assert row["MicroBench Samples"] == "3"
-    # In the order of the file: what JUnit calls the duration is what is stored.
-    told = [
+    # In the order of the file: the duration of JUnit is the stored one.
+    durations = [
         float(p.get("value", "nan"))
         for p in ElementTree.parse(sessions.folder / "report.xml").iter("property")
         if p.get("name") == "duration_us"
     ]
     stored = [row["Duration(us)"] for name in ("hcom_allReduce_", "hcom_alltoallv_") for row in sessions.read(name)]
-    assert told == [float(cell) for cell in stored]
+    assert durations == [float(cell) for cell in stored]
     (run,) = {row["Run ID"] for row in rows}
     manifest = json.loads((sessions.database / "runs" / f"{run}.json").read_text())
     assert manifest["options"]["communication"][0].startswith("grid 1 x ")
@@ -125,7 +125,7 @@ def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Se
 
 
 def test_two_nodes_measure_one_group(sessions: Sessions) -> None:
-    """Two sessions on one machine, which meet at a port; what both know is the same."""
+    """Two sessions on one machine, which meet at a port and have the same results."""
     shutil.copy(MODULE, sessions.folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

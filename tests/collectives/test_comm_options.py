@@ -1,4 +1,4 @@
-"""What the options ask for: groups, messages, where they are written, and what is refused."""
+"""The options of collectives: groups, messages, the place of the tables, and refusals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def messages(option: Namespace, devices: list[DeviceSpec], kernel_type: str = "h
 def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str) -> GroupSpec:
     before = vars(option).copy()
     wanted = options.collective_plan(option, GroupNodes(devices))
-    # What pytest parsed stays as it is.
+    # The options that pytest parsed stay unchanged.
     assert vars(option) == before
     return message_group({"num_devices": size, "topology_tier": tier}, wanted.options)
 
@@ -110,7 +110,7 @@ def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
     assert group_islands(count, joined).size == size
 
 
-def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
+def test_sizes_are_rounded_up_reported_and_not_repeated() -> None:
     option = parsed("--num-devices", "3", "--bytes-grid", "1", "5", "7", "--comm-dtype", "float32", "int8")
     wanted = options.collective_plan(option, GroupNodes(CPU))
     found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
@@ -131,7 +131,7 @@ def test_several_values_have_commas_or_blanks_between_them() -> None:
 def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
-    # The grid that is told is that of the machine, and not one that would hold the group.
+    # The reported grid is that of the machine, and not one that would hold the group.
     (about,) = options.collective_plan(parsed("--num-devices", "2", "16"), GroupNodes(CPU)).about
     assert about.startswith("grid 1 x 8:")
     spec = of_group(option, CPU, "16", "1")
@@ -156,15 +156,15 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nnodes", "2"], "--nnodes 2: name a port of node 0 with --master-port"),
-        (["--node-rank", "1"], "--node-rank 1: there are 1 nodes"),
-        (["--grid-shape", "2", "2", "--num-devices", "8"], "--num-devices 8: the grid 2 x 2 has 4 devices"),
-        (["--grid-shape", "1", "4", "--topology-tier", "0"], "tier 0 of the grid 1 x 4 links nothing"),
-        (["--topology-tier", "2"], "has no tier 2: it has 2 dimensions"),
-        (["--grid-shape", "1", "2", "3", "4"], "--grid-shape 1 x 2 x 3 x 4: .* 3 dimensions"),
+        (["--nnodes", "2"], "--nnodes 2: .*--master-port"),
+        (["--node-rank", "1"], "--node-rank 1: "),
+        (["--grid-shape", "2", "2", "--num-devices", "8"], "--num-devices 8: .* 2 x 2 "),
+        (["--grid-shape", "1", "4", "--topology-tier", "0"], "tier 0 .* 1 x 4 "),
+        (["--topology-tier", "2"], "tier 2"),
+        (["--grid-shape", "1", "2", "3", "4"], "--grid-shape 1 x 2 x 3 x 4: "),
     ],
 )
-def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) -> None:
+def test_contradictions_are_refused(arguments: list[str], words: str) -> None:
     with pytest.raises(pytest.UsageError, match=words):
         options.collective_plan(parsed(*arguments), GroupNodes(CPU))
 
@@ -180,33 +180,32 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "value"),
     [
-        (["--comm-dtype", "float8"], "'float8' (did you mean float"),
-        (["--num-devices", ","], "',': give a whole number from 2 on"),
-        (
-            ["--num-devices", "2", "4", "bench/test_collectives.py"],
-            "'bench/test_collectives.py': name files and folders before this option",
-        ),
-        (["--comm-dtype", "int8", "test_collectives.py::test_all_reduce"], "name files and folders before this"),
-        (["--num-devices", "1"], "'1': give a whole number from 2 on"),
-        (["--bytes-grid", "0"], "'0': give a whole number from 1 on"),
-        (["--bytes-grid", "1k"], "'1k': give a whole number from 1 on"),
-        (["--topology-tier", "3"], "--topology-tier: '3'"),
+        (["--comm-dtype", "float8"], "'float8'"),
+        (["--num-devices", ","], "','"),
+        (["--num-devices", "2", "4", "bench/test_collectives.py"], "'bench/test_collectives.py'"),
+        (["--comm-dtype", "int8", "test_collectives.py::test_all_reduce"], "'test_collectives.py::test_all_reduce'"),
+        (["--num-devices", "1"], "'1'"),
+        (["--bytes-grid", "0"], "'0'"),
+        (["--bytes-grid", "1k"], "'1k'"),
+        (["--topology-tier", "3"], "'3'"),
     ],
 )
-def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys) -> None:
+def test_meaningless_values_are_refused(arguments: list[str], value: str, capsys) -> None:
     with pytest.raises((pytest.UsageError, SystemExit)) as refused:
         parsed(*arguments)
-    assert words in f"{refused.value}{capsys.readouterr().err}"
+    message = f"{refused.value}{capsys.readouterr().err}"
+    assert arguments[0] in message
+    assert value in message
 
 
-def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
-    _, told = options.collective_plan(parsed(), GroupNodes(CPU)).about
-    assert told.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
+    _, about = options.collective_plan(parsed(), GroupNodes(CPU)).about
+    assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 
 def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:

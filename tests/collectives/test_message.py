@@ -1,4 +1,4 @@
-"""What every rank must hold: right collectives pass, and each way of being wrong shows. Computed without a group."""
+"""The results of every rank: right collectives pass, and each kind of mistake is found. Computed without a group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ranks_of(collective: Collective, elements: int, size: int, dtype: str = "DT_
 
 
 def done(collective: Collective, ranks: list[Message]) -> list[tuple[torch.Tensor, Callable]]:
-    """What each rank holds when the collective has done what it should, in its own dtype, and what is expected."""
+    """The right result of the collective on each rank, in its own dtype, and the expected one."""
     size = len(ranks)
     if collective is ALL_REDUCE:
         total = sum((rank.input_tensor() for rank in ranks[1:]), ranks[0].input_tensor())
@@ -52,7 +52,7 @@ def done(collective: Collective, ranks: list[Message]) -> list[tuple[torch.Tenso
 
 @settings(max_examples=60)
 @given(st.sampled_from(COLLECTIVES), st.integers(1, 300), st.integers(2, 9), st.sampled_from(DTYPES))
-def test_what_is_right_passes_on_every_rank(collective: Collective, elements: int, size: int, dtype: str) -> None:
+def test_a_right_result_passes_on_every_rank(collective: Collective, elements: int, size: int, dtype: str) -> None:
     ranks = ranks_of(collective, elements, size, dtype)
     for rank, (result, expected) in zip(ranks, done(collective, ranks), strict=True):
         assert rank.check(result, expected) == result.numel()
@@ -131,7 +131,7 @@ def test_large_messages_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         ("hcom_allReduce_", {"message_bytes": "0"}, "'message_bytes' = '0'"),
     ],
 )
-def test_cells_that_are_no_message(kernel_type: str, cells: dict[str, str], words: str) -> None:
+def test_cells_without_a_message(kernel_type: str, cells: dict[str, str], words: str) -> None:
     row = {"message_bytes": "8", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"} | cells
     with pytest.raises(InvalidRow, match=words):
         Message(kernel_type, row, torch.device("cpu"), 0, 2)

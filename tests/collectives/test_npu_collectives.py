@@ -57,7 +57,7 @@ def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[
 
 @pytest.fixture(autouse=True)
 def module(sessions: Sessions) -> Path:
-    """The module beside a conftest.py that knows the stand-ins."""
+    """The module, next to a conftest.py that knows the stand-ins."""
     return Path(shutil.copy(ROOT / "bench" / NAME, sessions.folder))
 
 
@@ -76,7 +76,7 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
 
 
 @pytest.mark.slow
-def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, sessions: Sessions) -> None:
+def test_a_collective_with_only_its_carrier_has_a_note(npus: StandInNpus, sessions: Sessions) -> None:
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
     (cells,) = sessions.read("hcom_allReduce_")
@@ -90,7 +90,7 @@ def test_a_rank_that_dies_costs_its_message_and_one_that_crashes_at_its_end_no_p
     ends = "        distributed.destroy_process_group = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
     first, second = BROKEN.split("    replay(call")
     module.write_text(f"{first}    if row.rank == 0:\n{ends}    replay(call{second}")
-    # When the first rank of the second group crashes, msprof of the other one still has to write what it recorded.
+    # When the first rank of the second group crashes, msprof of the other one still has to write its records.
     options = ("--ops=all_reduce", "--bytes-grid=1024,2048,4096", "-s")
     done = run(npus, *options, faults={"2/rank1": "slow"})
     assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
@@ -117,7 +117,7 @@ def test_a_profile_that_has_to_be_exported_and_cannot_be(npus: StandInNpus, sess
     assert durations(sessions) == {4096: SLOWEST_US}
 
 
-def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
+def test_profiles_of_a_killed_session_are_read_by_the_next_one(
     npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
     module.write_text(BROKEN)
@@ -127,7 +127,7 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     assert running.process.wait(300) == -signal.SIGKILL
     assert wait_for(lambda: not sessions.left_behind())
     assert len(list(sessions.database.glob("profiles/*/*/launched.jsonl"))) == 1
-    # What is read from the profile has an origin, though no record was made yet.
+    # Measurements from the profile have an origin, though no record was made yet.
     (manifest,) = sessions.database.glob("runs/*.json")
     assert json.loads(manifest.read_text())["device"]["facts"]["ranks"] == 2
     # It measures nothing itself.
@@ -136,8 +136,8 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
 
 
-def test_a_group_without_msprof_takes_events_and_says_so(npus: StandInNpus, sessions: Sessions) -> None:
-    # The stand-in NPU has no events: its refusal tells which instrument it was to measure with.
+def test_a_group_without_msprof_takes_events(npus: StandInNpus, sessions: Sessions) -> None:
+    # The stand-in NPU has no events: its refusal names the instrument that it was to measure with.
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output
 

@@ -28,7 +28,7 @@ Kernel = tuple[str, str, float]
 
 
 def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> OwnKernel | AnotherCase | NoSamples:
-    """What a profile that holds these samples says of a row."""
+    """The outcome of a row by a profile that holds these samples."""
     mark = ("Neg", "aclnnNeg_Neg_Neg", 2.0)
     launches = [(mark, dimensions(row_mark(0)))]
     for kernels in samples:
@@ -71,7 +71,7 @@ def test_the_kernel_that_carries_a_collective_counts_no_second_time(
     assert seen.assumptions == ()
 
 
-def test_a_collective_that_only_its_carrier_tells_of_has_the_carriers_duration(tmp_path: Path) -> None:
+def test_a_collective_with_only_its_carrier_has_the_carriers_duration(tmp_path: Path) -> None:
     carrier = ("allreduceAicpuKernel", "allreduceAicpuKernel", 20.0)
     seen = found(tmp_path, ALL_REDUCE.kernel_type, [carrier], [carrier])
     assert isinstance(seen, OwnKernel)
@@ -81,7 +81,7 @@ def test_a_collective_that_only_its_carrier_tells_of_has_the_carriers_duration(t
     assert "allreduceAicpuKernel" in assumption
 
 
-def test_a_sample_that_has_only_the_carrier_beside_samples_that_have_both_is_no_measurement(tmp_path: Path) -> None:
+def test_a_sample_with_only_the_carrier_among_samples_with_both_is_refused(tmp_path: Path) -> None:
     own, carrier = (
         ("hcom_allReduce_", "hcom_allReduce__1", 20.0),
         ("allreduceAicpuKernel", "allreduceAicpuKernel", 19.0),

@@ -22,7 +22,7 @@ CELLS = {"message_bytes": "64", "num_devices": "3", "dtype": "DT_FLOAT", "topolo
 
 
 class Three(Group):
-    """This rank of three, which hears of the others what the test says they measured."""
+    """This rank of three, which gets the samples of the others from the test."""
 
     def __init__(self, others: Sequence[Sequence[float]] = ((1.0, 2.0, 3.0), (7.0, 8.0, 9.0))) -> None:
         super().__init__(0, 3)
@@ -117,7 +117,7 @@ def test_ranks_with_different_numbers_of_samples_are_not_compared() -> None:
         measure(replay)
 
 
-def test_a_rank_without_a_profile_says_so_and_keeps_no_rank_waiting() -> None:
+def test_a_rank_without_a_profile_is_reported_and_keeps_no_rank_waiting() -> None:
     replay = timed(Three(), Fixed(Samples((), profiled=NoSamples("no file was written"))))
     measure(replay)
     assert replay.outcome is not None

@@ -17,7 +17,7 @@ GRIDS = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple).map(Grid)
 
 
 @given(GRIDS, st.data())
-def test_a_group_has_exactly_the_tier_asked_for_or_there_is_none(grid: Grid, data: st.DataObject) -> None:
+def test_a_group_has_exactly_the_requested_tier(grid: Grid, data: st.DataObject) -> None:
     count = data.draw(st.integers(2, grid.size))
     tier = data.draw(st.integers(0, len(grid.shape) - 1))
     try:

@@ -15,12 +15,12 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-gpu-calls",
         action="store_true",
-        help="write bench/facts/gpu_calls.json anew, from what ran here (default: compare)",
+        help="write bench/facts/gpu_calls.json anew, from the operators that ran here (default: compare)",
     )
     parser.addoption(
         "--write-implementation-proofs",
         action="store_true",
-        help="write what was measured here into bench/facts/implementation_proofs.json (default: compare)",
+        help="write the measurements of this machine into bench/facts/implementation_proofs.json (default: compare)",
     )
 
 

@@ -14,8 +14,8 @@ from opatlas import Prepared
 _LAUNCHES_NOTHING = re.compile(r"::(new_)?empty|::_unsafe_view$")
 
 
-def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:
-    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out."""
+def operators_of(function: Callable[..., Any], report: Callable[[list[str]], object]) -> Callable[..., Any]:
+    """`function`, which reports the operators of torch of its first call. Operators without a launch are left out."""
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -24,11 +24,11 @@ def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], objec
             return operator(*args, **(kwargs or {}))
 
     seen: dict[str, None] = {}
-    told = False
+    reported = False
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal told
-        if told:
+        nonlocal reported
+        if reported:
             return function(*arguments, **keywords)
         try:
             with Watch():
@@ -36,14 +36,14 @@ def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], objec
         except RuntimeError as error:
             if "Creating a new Tensor subclass" not in str(error):
                 raise
-            # torch's causal bias, which cannot be made while anybody watches: another row of the kernel type tells.
-            told = True
+            # torch's causal bias, which cannot be made while anybody watches: another row of the kernel type reports.
+            reported = True
             return function(*arguments, **keywords)
-        told = True
+        reported = True
         if isinstance(result, Prepared):
-            # The set-up is not what is timed.
-            return replace(result, call=operators_of(result.call, tell))
-        tell(list(seen))
+            # The set-up is not timed.
+            return replace(result, call=operators_of(result.call, report))
+        report(list(seen))
         return result
 
     return call

@@ -1,6 +1,6 @@
 """Rows in FP8 on a GPU, by every implementation that takes them: right, and in as many kernels as docs/devices.md says.
 
-`pytest tests/cuda/test_fp8_on_gpu.py -rP` prints what ran.
+`pytest tests/cuda/test_fp8_on_gpu.py -rP` prints the kernels that ran.
 """
 
 from __future__ import annotations
@@ -183,10 +183,10 @@ KINDS = {
     "DynamicBlockQuant": QUANTIZED_BLOCKS,
 }
 CASES = [
-    pytest.param(name, kernel_type, row, kernels, id=f"{name}-{kernel_type}-{what}")
+    pytest.param(name, kernel_type, row, kernels, id=f"{name}-{kernel_type}-{case}")
     for name in (TORCH, COMPILED, FLASHINFER, FLAG_GEMS)
     for kernel_type, rows in KINDS.items()
-    for what, (row, by_name) in rows.items()
+    for case, (row, by_name) in rows.items()
     for kernels in [by_name.get(name)]
     if kernels is not None
 ]

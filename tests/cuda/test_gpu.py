@@ -1,5 +1,5 @@
-"""What a GPU is to do beyond right results: a cache in the state that was asked for, records of the call alone, poison
-that costs one row."""
+"""Requirements on a GPU beyond right results: the requested state of the cache, records of the call alone, poison that
+costs one row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_cache_is_in_the_state_that_the_record_names(gpu):
 
 
 def test_records_are_of_the_call_alone(gpu):
-    """Beside each call run its mark's kernel, the flush's kernel and fill, and copies that restore what it changes."""
+    """With each call run its mark's kernel, the flush's kernel and fill, and copies that restore its changed inputs."""
     assert measured(gpu, *MEMORY_BOUND).device_kernels == 1
     assert measured(gpu, "MaskedFill", "64,64;64,64; | FLOAT;BOOL;FLOAT -> 64,64 | FLOAT").device_kernels == 2
 
@@ -51,7 +51,7 @@ def test_kineto_and_cupti_see_the_same_kernels(gpu):
     assert median(events.samples_us) > median(by["cupti"].samples_us)
 
 
-def test_the_device_tells_what_it_is(gpu, runner):
+def test_the_device_describes_itself(gpu, runner):
     description = runner.describe()
     assert description.kind == "cuda"
     assert description.name == gpu.name

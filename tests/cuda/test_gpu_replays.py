@@ -1,4 +1,4 @@
-"""Every kernel type on a GPU: measured by its records, and right. What is called is kept for docs/kernels.md."""
+"""Every kernel type on a GPU: measured by its records, and right. The calls are kept for docs/kernels.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every implementation that is installed, on a GPU: each kernel type is measured and right, or says why it is not run.
 
-Rows run in device processes, so that a row that ends its process ends nothing else. What was measured is written after
-each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps what it found. Compiling
+Rows run in device processes, so that a row that ends its process ends nothing else. Measurements are written after
+each kernel type (`--write-implementation-proofs`), so that a session that is ended keeps its results. Compiling
 takes most of the time: `-n 14` compiles on as many cores, and its workers share the GPU, since no duration is kept.
 """
 
@@ -101,6 +101,6 @@ def test_kernel_type_is_measured_or_unsupported(name, kernel_type, processes, re
         keep_implementation_proof(name, kernel_type, proof)
     assert not wrong, "\n".join(wrong)
     if not measured:
-        assert unsupported, "there is no row to run"
+        assert unsupported, "no row to run"
         assert kernel_type not in read_implementation_proofs().get(name, {})
         pytest.skip(f"every row is unsupported: {unsupported[0]}")

@@ -1,4 +1,4 @@
-"""GPUs are found without torch, by what nvidia-smi shows (a stand-in here), and a process is shown one alone."""
+"""GPUs are found without torch, by the output of nvidia-smi (a stand-in here), and a process sees only its own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pins(specs):
     return [spec.pinned[1] for spec in specs]
 
 
-def test_what_nvidia_smi_prints():
+def test_output_of_nvidia_smi():
     assert parse_gpus(MIXED)[1:] == (
         Gpu(1, H200, "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"),
         Gpu(2, H100, "GPU-11111111-8a20-1476-0a48-dc80e3dc8688"),

@@ -1,4 +1,4 @@
-"""NPUs are found without torch: by their device files and by what npu-smi shows (a stand-in here)."""
+"""NPUs are found without torch: by their device files and by the output of npu-smi (a stand-in here)."""
 
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ def test_a_table_of_an_older_driver_and_one_of_a_newer():
 
 
 @pytest.mark.parametrize("text", ["", "dcmi module initialize failed. ret is -8005\n", "NPU ID  Chip ID\n"])
-def test_no_table_is_no_chip(text):
+def test_without_a_table_no_chip_is_found(text):
     assert npu_smi.parse_chips(text) == ()
 
 
-def test_what_a_microcontroller_says_is_not_the_chips(machine):
+def test_lines_of_a_microcontroller_are_not_the_chips(machine):
     machine(a2("910B3"))
     (chip,) = npu_smi.list_chips()
     assert npu_smi.query_common(chip)["Temperature(C)"] == "46"
@@ -163,7 +163,7 @@ def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
     assert (said.board["Serial Number"], said.board["NPU Name"]) == ("033ABC10P8000011", 9392)
 
 
-def test_a_chip_that_npu_smi_does_not_show_says_nothing():
+def test_a_chip_that_npu_smi_does_not_show_has_no_facts():
     assert npu_smi.query_chip(None) == npu_smi.NpuSmiInfo({}, {})
 
 

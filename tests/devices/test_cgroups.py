@@ -88,7 +88,7 @@ def test_groups_without_a_limit_limit_nothing(tmp_path: Path) -> None:
     assert (cpu_quota(root), cpu_periods(root), memory_limit(root), available_memory(root)) == (None,) * 4
 
 
-def test_a_mount_whose_name_is_no_utf8_hides_no_limit(tmp_path: Path) -> None:
+def test_a_mount_whose_name_is_not_utf8_hides_no_limit(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
     root = write_files(tmp_path, files)
     (root / "proc/self/mountinfo").write_bytes(b"40 31 8:1 / /media/M\xfcller rw - vfat /dev/sdb1 rw\n" + _V2.encode())
@@ -96,7 +96,7 @@ def test_a_mount_whose_name_is_no_utf8_hides_no_limit(tmp_path: Path) -> None:
 
 
 def test_groups_that_cannot_be_looked_at_limit_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for a system that lets the process see no group, which root would not notice."""
+    """A system that lets the process see no group, which root would not notice."""
     files = {"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": _V2, "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}
     root = write_files(tmp_path, files)
     stat, open_file = os.stat, io.open
@@ -127,7 +127,7 @@ def test_a_quota_rounded_up_is_how_many_threads_run(
     assert available_cores(write_files(tmp_path, files)) == cores
 
 
-def test_a_row_may_take_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_may_take_the_rest_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=1))
     monkeypatch.setattr(cpu, "available_memory", lambda: 4096)
     assert device.available_bytes() == 4096

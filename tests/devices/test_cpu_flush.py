@@ -97,7 +97,7 @@ def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
     assert (plan.read_bytes, plan.by_line) == (960 * MIB, False)
 
 
-def test_what_the_system_does_not_tell_is_assumed(tmp_path: Path) -> None:
+def test_unknown_sizes_of_caches_are_assumed(tmp_path: Path) -> None:
     plan = plan_flush(range(2), 2, tmp_path)
     assert plan.cache_bytes is None
     assert plan.whole_bytes == plan.read_bytes > 64 * MIB
@@ -107,7 +107,7 @@ def test_what_the_system_does_not_tell_is_assumed(tmp_path: Path) -> None:
     assert plan_flush(range(1), 1, write_files(tmp_path, first_level)).cache_bytes is None
 
 
-def test_evicting_keeps_what_memory_holds() -> None:
+def test_evicting_keeps_the_content_of_memory() -> None:
     evict = evictor()
     if evict is None:
         pytest.skip("this machine has no instruction that evicts a line, or lets no process write code")

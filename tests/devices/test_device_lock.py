@@ -1,4 +1,4 @@
-"""The lock of a device: who holds it is told, forks do not, and no wait is for ever."""
+"""The lock of a device: its holder is named, forks do not hold it, and a wait ends."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def nothing(*_: object) -> None:
 @contextmanager
 def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
     """Another session holds the lock, or has held it and left a fork behind; gives the pid of its process."""
-    ready, tell = os.pipe()
+    ready, report = os.pipe()
     pid = os.fork()
     if pid == 0:
         announce_session("another", "pytest another")
         with DeviceLock(path).held(nothing, nothing):
             if not in_fork or os.fork() == 0:
                 os.setsid()
-                os.write(tell, str(os.getpid()).encode())
+                os.write(report, str(os.getpid()).encode())
                 signal.pause()
             else:
                 os._exit(0)
@@ -52,43 +52,43 @@ def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
 
 
 def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
-    told: list[LockHolder] = []
+    holders: list[LockHolder] = []
     lock = DeviceLock(tmp_path / "lock")
     for _ in range(2):
-        with lock.held(told.append, nothing, 0.0):
+        with lock.held(holders.append, nothing, 0.0):
             pass
-    assert told == []
+    assert holders == []
 
 
-def test_whoever_waits_is_told_for_what_and_whom_and_not_for_ever(tmp_path: Path) -> None:
-    told: list[LockHolder] = []
+def test_a_waiter_learns_the_device_and_its_holder_and_gives_up(tmp_path: Path) -> None:
+    holders: list[LockHolder] = []
     path = tmp_path / "lock"
     with held_elsewhere(path) as pid:
-        with pytest.raises(DeviceGone) as error, DeviceLock(path).held(told.append, nothing, 0.0):
+        with pytest.raises(DeviceGone) as error, DeviceLock(path).held(holders.append, nothing, 0.0):
             pass
-        for text in (told[0].name, str(error.value)):
+        for text in (holders[0].name, str(error.value)):
             assert str(pid) in text
             assert "pytest another" in text
-        assert not told[0].own_session
-    with DeviceLock(path).held(told.append, nothing, 0.0):
-        assert len(told) == 1
+        assert not holders[0].own_session
+    with DeviceLock(path).held(holders.append, nothing, 0.0):
+        assert len(holders) == 1
 
 
-def test_what_a_holder_has_forked_does_not_hold_it(tmp_path: Path) -> None:
+def test_forks_of_a_holder_do_not_hold_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held_elsewhere(path, in_fork=True), DeviceLock(path).held(nothing, nothing, 0.0):
         pass
 
 
-def test_what_somebody_else_wrote_into_the_file_is_printable(tmp_path: Path) -> None:
+def test_text_of_others_in_the_file_is_made_printable(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    told: list[LockHolder] = []
+    holders: list[LockHolder] = []
     with held_elsewhere(path):
         path.write_bytes(b"\x1b[2J\xff" * 1000)
-        with pytest.raises(DeviceGone), DeviceLock(path).held(told.append, nothing, 0.0):
+        with pytest.raises(DeviceGone), DeviceLock(path).held(holders.append, nothing, 0.0):
             pass
-    assert str(told[0]).isprintable()
-    assert len(str(told[0])) < 5000
+    assert str(holders[0]).isprintable()
+    assert len(str(holders[0])) < 5000
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
@@ -120,27 +120,27 @@ OWN = LockHolder("session B", own_session=True)
 
 
 def test_another_worker_of_the_same_session_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, told = tmp_path / "lock", []
+    path, holders = tmp_path / "lock", []
     monkeypatch.setenv(device_lock.SESSION_VARIABLE, "")
     announce_session("another", "pytest another")
     with (
         held_elsewhere(path),
         pytest.raises(DeviceGone),
-        DeviceLock(path).held(told.append, nothing, 0.0),
+        DeviceLock(path).held(holders.append, nothing, 0.0),
     ):
         pass
-    assert told[0].own_session
+    assert holders[0].own_session
 
 
-def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    waits = DeviceWaits(told.append)
+def test_a_wait_is_reported_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    waits = DeviceWaits(messages.append)
     wait = waits.begin(OTHER)
     assert 0 < wait.left_s() <= device_lock.ANNOUNCED_AFTER_S
     wait.check_limit()
     wait.check_limit()
-    assert len(told) == 1
-    assert OTHER.name in told[0]
+    assert len(messages) == 1
+    assert OTHER.name in messages[0]
     assert wait.left_s() > device_lock.ANNOUNCED_AFTER_S
     monkeypatch.setattr(device_lock, "LONGEST_WAIT_S", 0.0)
     assert wait.left_s() == 0
@@ -148,7 +148,7 @@ def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         wait.check_limit()
 
 
-def test_many_short_waits_are_told_as_a_long_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_waits_are_reported_like_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
     waits = DeviceWaits(nothing)
@@ -159,10 +159,10 @@ def test_many_short_waits_are_told_as_a_long_one_is(monkeypatch: pytest.MonkeyPa
     assert waits.begin(OTHER).left_s() == 0
 
 
-def test_waits_are_added_up_by_whom_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, told = 0.0, []
+def test_waits_are_added_up_by_kind_of_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, messages = 0.0, []
     monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
-    waits = DeviceWaits(told.append)
+    waits = DeviceWaits(messages.append)
     with waits:
         wait = waits.begin(OTHER)
         assert waits.current is wait
@@ -172,4 +172,4 @@ def test_waits_are_added_up_by_whom_they_are_for(monkeypatch: pytest.MonkeyPatch
         waits.begin(OWN).check_limit()
         now += 3
     assert waits.current is None
-    assert (waits.others_s, waits.own_s, told) == (5, 3, [])
+    assert (waits.others_s, waits.own_s, messages) == (5, 3, [])

@@ -1,4 +1,4 @@
-"""The driver's version is told without opening a device."""
+"""The driver's version is read without opening a device."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_the_kernel_module_tells_the_driver_of_gpus(nvidia_smi: Path) -> None:
+def test_the_kernel_module_has_the_driver_of_gpus(nvidia_smi: Path) -> None:
     nvidia_smi.with_name("version").write_text("550.54.15\n")
     assert driver.driver_version("cuda") == "550.54.15"
 
 
-def test_nvidia_smi_tells_it_where_the_module_does_not(nvidia_smi: Path) -> None:
+def test_nvidia_smi_has_it_where_the_module_does_not(nvidia_smi: Path) -> None:
     nvidia_smi.write_text('#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && printf "535.104.05\\n535.104.05\\n"\n')
     nvidia_smi.chmod(0o755)
     assert driver.driver_version("cuda") == "535.104.05"
 
 
-def test_nobody_tells(nvidia_smi: Path) -> None:
+def test_an_unknown_driver_version(nvidia_smi: Path) -> None:
     assert driver.driver_version("cuda") == ""
     assert driver.driver_version("npu") == ""
     assert driver.driver_version("cpu") is None

@@ -1,4 +1,4 @@
-"""What disturbs a measurement, as /proc, /sys and cgroups tell it."""
+"""Disturbances of a measurement, read from /proc, /sys and cgroups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 
 
-def test_a_quiet_machine_has_nothing_to_tell() -> None:
+def test_a_quiet_machine_reports_no_disturbance() -> None:
     assert _QUIET.disturbances() == []
     assert replace(_QUIET, governors=("performance",), quota_cores=2.0).disturbances() == []
 
@@ -44,9 +44,9 @@ def test_a_quiet_machine_has_nothing_to_tell() -> None:
         ({"quota_cores": 2.0, "quota_periods": Periods(300, 12)}, "12 of 300"),
     ],
 )
-def test_each_disturbance_is_told_once_with_its_number(changed: dict[str, object], number: str) -> None:
-    (told,) = replace(_QUIET, **changed).disturbances()  # type: ignore[arg-type]
-    assert number in told
+def test_each_disturbance_is_reported_once_with_its_number(changed: dict[str, object], number: str) -> None:
+    (disturbance,) = replace(_QUIET, **changed).disturbances()  # type: ignore[arg-type]
+    assert number in disturbance
 
 
 def test_the_load_of_the_session_itself_disturbs_nobody() -> None:
@@ -69,7 +69,7 @@ def test_cores_that_a_session_on_gpus_does_not_need_may_be_busy() -> None:
     assert len(busy.disturbances(needed_cores([DeviceSpec("cuda", index) for index in range(8)]))) == 3
 
 
-def test_a_watch_tells_what_happened_between_two_readings(tmp_path: Path) -> None:
+def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> None:
     own = f"proc/{os.getpid()}/stat"
     child = f"proc/{os.getpid() + 1}/stat"
     stat = "1 (a (b) c) R {parent} 0 0 0 0 0 0 0 0 0 {user} {system} 0 0 20 0\n"
@@ -114,7 +114,7 @@ def test_a_watch_tells_what_happened_between_two_readings(tmp_path: Path) -> Non
     assert later.quota_periods == Periods(0, 0)
 
 
-def test_a_system_that_tells_nothing_disturbs_nobody(tmp_path: Path) -> None:
+def test_a_system_without_readings_reports_no_disturbance(tmp_path: Path) -> None:
     state = MachineWatch(tmp_path).state()
     assert (state.load, state.load_1min, state.other_cores, state.steal_percent) == ("", None, None, None)
     assert state.disturbances() == []

@@ -1,4 +1,4 @@
-"""What NVML says of a GPU, from a library in its place; and a GPU that torch cannot use."""
+"""Readings of a GPU by NVML, from a substitute library; and a GPU that torch cannot use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def library(monkeypatch):
     return made
 
 
-def test_facts_are_what_stays_and_what_is_not_answered_is_left_out(library):
+def test_facts_leave_out_changing_and_unanswered_values(library):
     assert open_nvml(UUID).facts() == {
         "driver": "580.159.04",
         "nvml": "13.580.159.04",
@@ -74,7 +74,7 @@ def test_facts_are_what_stays_and_what_is_not_answered_is_left_out(library):
     }
 
 
-def test_its_state_is_what_changes(library):
+def test_its_state_has_the_changing_values(library):
     assert open_nvml(UUID).state() == {
         "temperature_c": 37,
         "power_w": 85.173,
@@ -100,12 +100,12 @@ def test_why_it_is_throttled(library, bits, reasons):
     assert open_nvml(UUID).throttles() == reasons
 
 
-def test_a_gpu_that_does_not_say_is_not_throttled(library):
+def test_a_gpu_without_throttle_reasons_is_not_throttled(library):
     library.nvmlDeviceGetCurrentClocksThrottleReasons = refuse
     assert open_nvml(UUID).throttles() == ()
 
 
-def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch):
+def test_a_missing_package_or_driver_is_in_the_facts(library, monkeypatch):
     library.nvmlInit = refuse
     without = open_nvml(UUID)
     assert (without.facts(), without.state(), without.throttles()) == ({"nvml": "Not Supported"}, {}, ())
@@ -114,7 +114,7 @@ def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["1", UUID[:12], UUID])
-def test_a_gpu_is_found_by_what_makes_it_visible(library, name):
+def test_a_gpu_is_found_by_its_visible_name(library, name):
     assert open_nvml(name).state()["temperature_c"] == 37
     assert len(open_nvml(name).processes()) == 3
 
@@ -132,19 +132,19 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
     assert "3.0 GiB" in others
     assert "software power cap" in throttled
     assert quiet.others == ()
-    # A session that has opened the GPU cannot tell its own process from one that it does not see.
+    # A session that has opened the GPU cannot distinguish its own process from one that it does not see.
     (later,) = gpu_states([gpu], {os.getpid()}, opened=True)
     assert [other.pid for other in later.others] == [os.getppid()]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
-def test_a_torch_without_cuda_says_what_to_do():
+def test_a_torch_without_cuda_is_an_error_with_a_remedy():
     with pytest.raises(OpAtlasError, match=r"--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())
 
 
 @pytest.mark.parametrize("names", [("0", "1"), ("GPU-0", UUID[:8]), ("GPU-0", UUID)])
-def test_nvlink_is_found_whatever_makes_the_gpus_visible(library, names):
+def test_nvlink_is_found_for_any_visible_names(library, names):
     library.nvmlShutdown = lambda: None
     library.NVML_P2P_CAPS_INDEX_NVLINK, library.NVML_P2P_STATUS_OK = 2, 0
     library.nvmlDeviceGetP2PStatus = lambda one, other, caps: 0 if {one, other} == {"another", "handle"} else 1

@@ -23,7 +23,7 @@ from opatlas.devices.discovery import VISIBLE, pin_devices, visible_ids
         ("GPU-5f1c,MIG-77", ["GPU-5f1c", "MIG-77"]),
     ],
 )
-def test_the_list_ends_before_what_names_no_device(variable: str, value: str | None, ids: list[str]) -> None:
+def test_the_list_ends_at_the_first_invalid_device(variable: str, value: str | None, ids: list[str]) -> None:
     environment = {} if value is None else {variable: value}
     assert visible_ids(variable, 4, environment) == ids
 

@@ -1,4 +1,4 @@
-"""`opatlas diagnose`: what it prints, the prompt, answers of an endpoint with faults, and two captures side by side."""
+"""`opatlas diagnose`: its output, the prompt, answers of an endpoint with faults, and two captures side by side."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_ranking_and_a_kernel_of_it(path: Path, capsys: pytest.CaptureFixtur
         ("MyKernel", "16,32;64,32", "1", "not enough work"),
         ("Cast", "16,32;64,32", "1", "latency bound"),
     ]
-    # The work of the second is not known, so neither are its roofline and what it lost.
+    # The work of the second is not known, so neither are its roofline and its loss.
     assert [[bool(cell) for cell in row[6:8]] for row in ranking[1:]] == [[True] * 2, [False] * 2, [True] * 2]
     assert main(["diagnose", str(path), "--peaks", _DEVICE, "--row", "2"]) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -93,7 +93,7 @@ def _posting(path: Path, url: str, folder: Path, model: str = "m") -> list[str]:
     return ["diagnose", str(path), "--row", "2", "--models", str(models), "--output", str(folder)]
 
 
-def test_an_answer_becomes_a_candidate_beside_earlier_ones(path: Path, tmp_path: Path) -> None:
+def test_an_answer_becomes_a_candidate_next_to_earlier_ones(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     with chat_server(ChatServer(lambda body: _ANSWER, faults=[Fault.TOO_MANY], retry_after="0")) as server:
         command = _posting(path, server.url, folder, "Qwen/Q-3")
@@ -285,7 +285,7 @@ def test_a_database_of_a_capture_is_ranked_as_the_capture(
     assert {each["device"] for each in of_database["ranking"]} == {device}
 
 
-def test_durations_of_another_device_are_told_apart_and_not_added(
+def test_durations_of_another_device_are_reported_separately_and_not_added(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "rows"
@@ -305,7 +305,7 @@ def test_durations_of_another_device_are_told_apart_and_not_added(
     assert "AMD_EPYC" in content["left_out"]
 
 
-def test_lines_without_a_duration_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_duration_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = capture(tmp_path, [*_KERNELS, {**kernel(), "Duration(us)": "long"}])
     content = _json(capsys, path, status=1)
     assert content["launches"] == 4

@@ -48,7 +48,7 @@ def test_the_roofline_of_a_step_of_training() -> None:
     products = share[frame["Type"].isin(PRODUCTS).to_numpy()]
     assert len(products) == 336
     assert 0.4 < products.min() < products.max() < 0.8
-    # Their inputs were in the L2 cache, which no capture tells.
+    # Their inputs were in the L2 cache, which no capture shows.
     above = Counter(frame["Type"][found.verdicts.holds[KernelVerdict.ABOVE_ROOF]])
     assert above == {"Add": 53, "TensorMove": 37}
 

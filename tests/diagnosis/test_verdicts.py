@@ -1,4 +1,4 @@
-"""Each rule on a launch that is planted for it, and on one beside its limit."""
+"""Each rule on a launch that is planted for it, and on one just outside its limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL = [kernel(), kernel(core="AI_CORE", blocks="20", aic_mac_ratio="0.5")]
 
 
 def first_of(folder: Path, launch: Mapping[str, str], peaks: str = "") -> KernelVerdict | str:
-    """Returns the verdict to act on of a launch beside two of which no rule holds."""
+    """Returns the verdict to act on of a launch next to two of which no rule holds."""
     found = diagnose(capture(folder, [*_FULL, launch], (*PIPES, *OTHER_COUNTERS)), known_peaks(peaks))
     return found.verdicts.first[2]  # type: ignore[no-any-return]
 
@@ -76,7 +76,7 @@ def test_a_slow_clock_is_that_of_the_whole_capture(tmp_path: Path) -> None:
     assert first_of(tmp_path, kernel(**clocks, **{"Current Freq": "1720"})) == ""
 
 
-def test_l2_hits_are_told_and_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_l2_hits_are_reported_and_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hits = [
         {"aiv_write_cache_hit": str(each), "aiv_write_cache_miss_allocate": str(100 - each)} for each in (49, 84, 86)
     ]
@@ -148,7 +148,7 @@ _OF_GPU = [(8, 512, 512), (8, 512, 1024), (65536, 4096, 8192), (4096, 4096, 4096
     [
         ([1.2, 2.4, 12_600.0, 150.0], ["latency bound", "latency bound", "below the roof", "at the roof"]),
         ([1.2, 2.5, 12_600.0, 150.0], ["latency bound", "below the roof", "below the roof", "at the roof"]),
-        # No row is short enough to tell what a launch costs.
+        # No row is short enough to show the cost of a launch.
         ([11.0, 12.0, 12_600.0, 150.0], ["below the roof"] * 3 + ["at the roof"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A kernel that changes an input which its replay does not name is no measurement."""
+"""A kernel that changes an input which its replay does not name gives no measurement."""
 
 from __future__ import annotations
 
@@ -159,14 +159,15 @@ def place_of_change(run):
     return raised.value.place
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_undeclared_change_fails_the_row(run, change):
-    assert place_of_change(run("changes_its_input", change=change)) == 0
-
-
-@pytest.mark.parametrize("call", [2, 5])
-def test_a_change_in_a_later_call_fails_the_row(run, call):
-    assert place_of_change(run("changes_later", call=call)) == 0
+@pytest.mark.parametrize(
+    ("function", "cells"),
+    [
+        *(("changes_its_input", {"change": change}) for change in CHANGES),
+        *(("changes_later", {"call": call}) for call in (2, 5)),
+    ],
+)
+def test_an_undeclared_change_in_any_call_fails_the_row(run, function, cells):
+    assert place_of_change(run(function, **cells)) == 0
 
 
 def test_a_tensor_inside_a_list_is_watched(run):
@@ -175,26 +176,22 @@ def test_a_tensor_inside_a_list_is_watched(run):
     assert "argument 0[1]" in runner.run(job).reason
 
 
-def test_a_keyword_is_watched_and_may_be_declared(run):
-    assert place_of_change(run("changes_a_keyword", mutates=[])) == "y"
-    runner, job = run("changes_a_keyword", mutates=["y"])
-    assert runner.run(job).status is Status.MEASURED
-
-
-def test_a_view_of_a_declared_argument_must_be_declared_too(run):
-    assert place_of_change(run("changes_an_alias", mutates=[0])) == 1
-    runner, job = run("changes_an_alias", mutates=[0, 1])
-    assert runner.run(job).status is Status.MEASURED
-
-
-def test_what_a_kernel_only_writes_is_declared_as_such(run):
-    assert place_of_change(run("overwrites", overwrites=[])) == 1
-    runner, job = run("overwrites", overwrites=[1])
+@pytest.mark.parametrize(
+    ("function", "keyword", "declared", "missing"),
+    [
+        pytest.param("changes_a_keyword", "mutates", [], "y", id="a keyword"),
+        pytest.param("changes_an_alias", "mutates", [0], 1, id="a view of a declared argument"),
+        pytest.param("overwrites", "overwrites", [], 1, id="a write-only argument"),
+    ],
+)
+def test_a_change_must_be_declared(run, function, keyword, declared, missing):
+    assert place_of_change(run(function, **{keyword: declared})) == missing
+    runner, job = run(function, **{keyword: [*declared, missing]})
     assert runner.run(job).status is Status.MEASURED
 
 
 @pytest.mark.parametrize(("factor", "status"), [(2, Status.MEASURED), (3, Status.FAILED)])
-def test_what_a_kernel_overwrites_is_checked_where_it_returns_nothing(run, factor, status):
+def test_overwritten_arguments_are_checked_where_a_kernel_returns_nothing(run, factor, status):
     runner, job = run("returns_no_tensor", returned=None, factor=factor)
     outcome = runner.run(job)
     assert outcome.status is status, outcome
@@ -224,7 +221,7 @@ def test_any_dtype_and_size_is_compared(dtype, size):
 
 
 def test_of_a_large_tensor_long_changes_and_the_ends_are_found():
-    """What bypasses torch and changes fewer bytes than lie between two blocks may be missed."""
+    """A change that bypasses torch and is smaller than the gap between two blocks may be missed."""
     tensor = torch.zeros(16 * COMPARED_BYTES + 5, dtype=torch.uint8)
     stretches = [(start, COMPARED_BYTES) for start in range(999, 15 * COMPARED_BYTES, COMPARED_BYTES)]
     for first, count in [(0, 1), (len(tensor) - 1, 1), *stretches]:

@@ -149,7 +149,7 @@ NEITHER = [
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     "Triton Error [CUDA]: invalid argument",
     "out of resource: shared memory, Required: 507015, Hardware limit: 232448",
-    # The hint that every CUDA error carries is no assertion that failed.
+    # The hint that every CUDA error carries is not an assertion that failed.
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
     """addmm:build/CMakeFiles/torch_npu.dir/compiler_depend.ts:112 NPU function error: call aclnnAddmm failed, error \
 code is 161002
@@ -198,14 +198,12 @@ def test_libraries_echo_a_poisoned_context(message):
     assert "EXECUTION_FAILED" in fatal_device_error(message)
 
 
-@pytest.mark.parametrize(("message", "code"), CUDA_REPORTED)
-def test_reported_cuda_error(message, code):
-    assert fatal_device_error(message).startswith(f"CUDA error {code} (")
-
-
-@pytest.mark.parametrize(("message", "code"), ASCEND_REPORTED)
-def test_reported_ascend_error(message, code):
-    assert fatal_device_error(message).startswith(f"Ascend error {code} (")
+@pytest.mark.parametrize(
+    ("platform", "message", "code"),
+    [("CUDA", *case) for case in CUDA_REPORTED] + [("Ascend", *case) for case in ASCEND_REPORTED],
+)
+def test_reported_error(platform, message, code):
+    assert fatal_device_error(message).startswith(f"{platform} error {code} (")
 
 
 @pytest.mark.parametrize(
@@ -270,10 +268,10 @@ def test_memory_that_ran_out_first_is_the_cause_though_the_context_is_lost_too()
 
 @pytest.mark.parametrize("before", ["", "torch.OutOfMemoryError: "])
 @pytest.mark.parametrize("after", ["", QUEUE_MEMORY])
-def test_ended_task_queue_poisons_whatever_ended_it(before, after):
+def test_an_ended_task_queue_poisons_the_process_in_any_case(before, after):
     """Later operators return at once without having run: a process in this state would measure nothing."""
     message = f"{before}{QUEUE_ENDED}{after}"
-    assert fatal_device_error(message) == "torch_npu's task queue ended (current working operator name is aclnnRmsNorm)"
+    assert "aclnnRmsNorm" in fatal_device_error(message)
     assert not is_out_of_memory(message)
 
 
@@ -302,14 +300,14 @@ _NUMBERS = st.one_of(_CODES, _CODES.map(hex), _CODES.map(lambda code: f"0x7f{cod
 
 
 @given(st.lists(st.one_of(_WORDS, _NUMBERS.map(str))), st.sampled_from([" ", "", "\n", ", "]))
-def test_numbers_that_nothing_calls_an_error_code_mean_nothing(parts, separator):
+def test_numbers_without_an_error_code_before_them_are_ignored(parts, separator):
     text = separator.join(parts)
     assert fatal_device_error(text) is None
     assert not is_out_of_memory(text)
 
 
 @given(st.lists(st.integers(min_value=0)), st.lists(st.integers(min_value=0)))
-def test_shapes_of_torch_mean_nothing(left, right):
+def test_shapes_of_torch_are_ignored(left, right):
     text = f"The size of tensor a ({left}) must match the size of tensor b ({right}) at CUDA:0"
     assert fatal_device_error(text) is None
     assert not is_out_of_memory(text)
@@ -328,12 +326,12 @@ def raised_after_poison(error, *, dealt_with=False):
     return error
 
 
-def test_text_of_tells_what_led_to_an_exception_oldest_first():
+def test_text_of_lists_the_causes_of_an_exception_oldest_first():
     text = error_text(raised_after_poison(MemoryError()))
     assert text.index("RuntimeError: CUDA error") < text.index("MemoryError")
 
 
-def test_text_of_leaves_out_what_was_dealt_with():
+def test_text_of_leaves_out_handled_exceptions():
     assert error_text(raised_after_poison(ValueError("not a number"), dealt_with=True)) == "ValueError: not a number\n"
 
 

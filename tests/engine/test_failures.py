@@ -1,4 +1,4 @@
-"""What exceptions make of their rows: clean reasons, pytest's own verdicts, groups of exceptions."""
+"""Outcomes of rows that raise: clean reasons, pytest's own verdicts, groups of exceptions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Ex
     assert (outcome.reason + outcome.detail).encode()
 
 
-def test_what_is_escaped_can_still_be_read() -> None:
+def test_escaped_text_stays_readable() -> None:
     assert outcome_from_error(RuntimeError("a\udcffb\x1bc")).reason == r"RuntimeError: a\udcffb\x1bc"
     assert outcome_from_error(InvalidRow("Größe in µs 行")).reason == "Größe in µs 行"
 
@@ -96,7 +96,7 @@ def failing(row, replay):
         (failing, Status.FAILED, "too bad"),
     ],
 )
-def test_what_pytest_offers_to_a_test_means_the_same_to_a_row(function, status, said) -> None:
+def test_outcomes_of_pytest_mean_the_same_in_a_row(function, status, said) -> None:
     outcome = runner().run(job_of("Any", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.{function.__name__}"))
     assert outcome.status is status
     assert said in outcome.reason
@@ -123,7 +123,7 @@ class TestGroupsOfExceptions:
         assert outcome.status is Status.OOM
         assert is_out_of_memory(error_text(self.group(MemoryError(), depth=2)))
 
-    def test_members_that_are_no_device_errors_fail_the_row(self) -> None:
+    def test_members_other_than_device_errors_fail_the_row(self) -> None:
         assert outcome_from_error(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
 
 
@@ -144,7 +144,7 @@ def with_a_misspelt_formula(row, replay):
     replay(torch.neg, row.tensor(0), expected=formulas.negg)
 
 
-def test_a_misspelt_function_is_told_what_was_meant_on_the_line_of_the_replay():
+def test_a_misspelt_function_gets_a_suggestion_with_the_line_of_the_replay():
     outcome = runner().run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.with_a_misspelt_formula"))
     assert outcome.status is Status.FAILED
     assert "negate" in outcome.reason

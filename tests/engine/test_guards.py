@@ -115,7 +115,7 @@ def test_weights_change_with_the_set() -> None:
     assert torch.equal(weight, original)
 
 
-def test_a_store_beside_an_input_is_found() -> None:
+def test_a_store_outside_an_input_is_found() -> None:
     inputs = InputSets(lambda seed: [torch.randn(16)], (1, 2))
     (x,) = inputs.arguments
     memory = torch.empty(0).set_(x.untyped_storage())
@@ -216,24 +216,24 @@ def test_other_code_in_the_same_function_is_named() -> None:
         check.__code__ = code
 
 
-def test_settings_are_restored_and_told() -> None:
+def test_settings_are_restored_and_reported() -> None:
     settings, threads = TorchSettings("cpu"), torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     torch.use_deterministic_algorithms(True)
-    told = settings.restore()
+    restored = settings.restore()
     assert torch.get_num_threads() == threads
     assert torch.get_default_dtype() is torch.float32
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()
-    assert len(told) >= 5
+    assert len(restored) >= 5
     assert settings.restore() == []
 
 
-def test_a_thread_that_goes_on_is_found() -> None:
+def test_a_thread_that_continues_is_found() -> None:
     watch, done = ThreadWatch(), threading.Event()
     watch.expect_same()
     thread = threading.Thread(target=done.wait, name="behind")
@@ -263,7 +263,7 @@ def test_a_changed_file_is_found(tmp_path: Path) -> None:
 
 
 class _Runtime:
-    """Stands in for CUDA's runtime."""
+    """A substitute for CUDA's runtime."""
 
     def __init__(self) -> None:
         self.limit, self.resets = 0, 0
@@ -361,7 +361,7 @@ def test_a_result_of_earlier_inputs_is_stale_in_few_timed_calls_too() -> None:
 
 
 @pytest.mark.parametrize("model_changes", [True, False])
-def test_a_candidate_may_change_what_the_model_changes(model_changes: bool) -> None:
+def test_a_candidate_may_change_the_inputs_that_the_model_changes(model_changes: bool) -> None:
     inputs = InputSets(lambda seed: [3, torch.randn(50), torch.randn(50)], (1, 2, 3))
     trial = CandidateTrial(lambda number, x, y: y.add_(x), inputs, CPU)
     trial.first_call()
@@ -416,7 +416,7 @@ def test_calls_with_dropout_are_repeatable() -> None:
     trial.verify(lambda arguments, weights: (torch.nn.functional.dropout(arguments[0]),), _compare)
 
 
-def test_a_task_with_one_result_for_all_inputs_is_told() -> None:
+def test_a_task_with_one_result_for_all_inputs_is_reported() -> None:
     inputs = InputSets(lambda seed: [torch.randn(50)], (1, 2, 3))
     trial = CandidateTrial(lambda x: x * 0, inputs, CPU)
     trial.first_call()

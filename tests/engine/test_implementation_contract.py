@@ -1,4 +1,4 @@
-"""The contract of an implementation: what a function marked with `@implements` may do, and what its row tells of it."""
+"""The contract of an implementation: the rights of a function marked with `@implements`, and the cells of its row."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_imported_costs_the_row_and_is_named(tmp_path):
     assert f"AddRmsNorm.py:{len(HEAD.splitlines()) + 1}" in outcome.reason
 
 
-def test_a_kernel_with_other_parameters_is_told_what_the_replay_passes(tmp_path):
+def test_a_kernel_with_other_parameters_fails_with_the_arguments_of_the_replay(tmp_path):
     outcome = run(tmp_path, "def kernel(a, b: torch.Tensor): ...\n")
     assert (outcome.status, outcome.detail) == (Status.FAILED, "")
     assert "(a, b)" in outcome.reason
@@ -122,7 +122,7 @@ def test_a_refused_row_is_unsupported_with_the_reason(tmp_path):
     assert (outcome.status, outcome.reason) == (Status.UNSUPPORTED, "width 32: 64 and 128 only")
 
 
-def test_a_users_kernel_that_changes_the_process_is_told(tmp_path, monkeypatch):
+def test_a_users_kernel_that_changes_the_process_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("SEEN_BY_KERNEL", "before")
     body = """
 import os
@@ -220,7 +220,7 @@ def test_a_helper_that_changes_after_the_folder_was_read_costs_the_row(tmp_path)
     assert outcome.status is Status.FAILED
 
 
-def test_a_changed_input_is_named_with_the_file_and_what_prepared_takes(tmp_path):
+def test_a_changed_input_is_named_with_the_file_and_the_remedy(tmp_path):
     outcome = run(
         tmp_path, "def kernel(x1, x2, gamma, epsilon):\n    x1.zero_()\n    return formula(x1, x2, gamma, epsilon)\n"
     )

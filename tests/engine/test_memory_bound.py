@@ -26,7 +26,7 @@ from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds the memory of a process so")
 
-#: The kernel takes far more than its tensors: what a row says does not tell.
+#: The kernel takes far more than its tensors, which the cells of a row do not show.
 REPLAY = """
 from opatlas.bench import formulas
 from opatlas.engine.registry import replays
@@ -75,7 +75,7 @@ def test_a_row_that_is_checked_on_the_host_must_fit_there_too(monkeypatch, kind,
 
 
 @pytest.mark.parametrize(("available", "status"), [(1 << 28, Status.OOM), (1 << 32, Status.MEASURED)])
-def test_a_kernel_that_takes_more_than_there_is_costs_its_row(tmp_path, monkeypatch, available, status) -> None:
+def test_a_kernel_that_needs_too_much_memory_costs_its_row(tmp_path, monkeypatch, available, status) -> None:
     (tmp_path / "greedy_replay.py").write_text(REPLAY)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(CpuDevice, "available_bytes", lambda self: available)
@@ -98,7 +98,7 @@ with bounded_memory(device):
 """
 
 
-def test_stacks_of_threads_are_no_memory_of_a_row() -> None:
+def test_stacks_of_threads_do_not_count_as_memory_of_a_row() -> None:
     """OpenMP ends the process where it cannot start a thread."""
     variables = {**os.environ, "OMP_STACKSIZE": "64M"}
     done = subprocess.run([sys.executable, "-c", STACKS], env=variables, cwd=ROOT, capture_output=True, text=True)

@@ -36,7 +36,7 @@ def negates(row, replay):
 
 
 class Scripted:
-    """Stands in for an instrument on a machine that is noisy at times."""
+    """An instrument on a machine that is noisy at times."""
 
     name = "scripted"
 
@@ -69,14 +69,14 @@ def test_a_quiet_row_is_measured_once(run):
     assert left == [NOISY]
 
 
-def test_a_noisy_row_is_measured_again_and_says_so(run):
+def test_a_noisy_row_is_measured_again_and_reported(run):
     outcome, _ = run([NOISY, QUIET])
     assert outcome.status is Status.MEASURED
     assert outcome.measurement.samples_us == QUIET
     assert "33.3 %" in outcome.reason
 
 
-def test_a_row_that_stays_noisy_fails_and_tells_what_was_measured(run):
+def test_a_row_that_stays_noisy_fails_and_reports_its_measurement(run):
     outcome, left = run([NOISY] * (ATTEMPTS + 1))
     assert outcome.status is Status.NOISY
     assert outcome.measurement is None
@@ -90,7 +90,7 @@ def test_without_a_limit_any_noise_is_measured(run):
     assert outcome.measurement.samples_us == NOISY
 
 
-def test_noise_that_nobody_can_tell_is_not_within_the_limit(run):
+def test_unknown_noise_is_not_within_the_limit(run):
     outcome, left = run([(10.0, 10.0), QUIET])
     assert outcome.status is Status.NOISY
     assert "unknown noise" in outcome.reason
@@ -103,7 +103,7 @@ def test_a_wrong_result_is_failed_however_noisy(run):
 
 
 class BesideANoisyRank(Group):
-    """Rank 0's view of two; stands in for the other."""
+    """Rank 0's view of two, with a substitute for the other."""
 
     def gather(self, values):
         return [list(values), [0.5]]
@@ -126,12 +126,12 @@ def test_the_limit_itself_is_within():
     assert not make_attempt(NOISY).is_within(noise * 0.999)
 
 
-def test_other_outcomes_stay_what_they_are(run):
+def test_other_outcomes_stay_unchanged(run):
     failed, _ = run([QUIET], wrong="yes")
     assert apply_noise_limit(failed, 0.05, [make_attempt(NOISY)]) is failed
 
 
-def test_a_noisy_row_is_no_known_failure():
+def test_a_noisy_row_is_not_a_known_failure():
     assert not Status.NOISY.expected_to_fail
 
 
@@ -143,6 +143,6 @@ def test_a_share_is_percent_or_a_number(text, number):
 
 
 @pytest.mark.parametrize("text", ["5", "0", "0%", "-5%", "nan", "inf%", "%", "", "five"])
-def test_what_is_no_share_is_refused(text):
+def test_a_value_that_is_not_a_share_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match=r"5% or 0\.05"):
         share(text)

@@ -1,4 +1,4 @@
-"""The state of a process is read, and what a row changes in it is named."""
+"""The state of a process is read, and the changes of a row to it are named."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_kernel_may_change_is_seen(name: str) -> None:
+def test_a_change_by_a_kernel_is_seen(name: str) -> None:
     if name == "affinity" and len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("one core: there is no other affinity")
+        pytest.skip("one core: no other affinity")
     state = ProcessState("cpu")
     before = state.read()
     with CHANGES[name]():
-        told = changes(before, state.read())
-    # A matmul precision changes what backends say, too.
-    assert [change for change in told if change.startswith(name)]
+        found = changes(before, state.read())
+    # A matmul precision changes the settings of backends, too.
+    assert [change for change in found if change.startswith(name)]
     assert not [change for change in changes(before, state.read()) if change.startswith(name)]
 
 
@@ -126,10 +126,10 @@ def test_a_child_process_that_a_kernel_leaves_is_seen() -> None:
         child = os.fork()
         if child == 0:
             signal.pause()
-        told = changes(before, state.read())
+        found = changes(before, state.read())
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os._exit(0 if len(told) == 1 and "child" in told[0] and changes(before, state.read()) == [] else 1)
+        os._exit(0 if len(found) == 1 and "child" in found[0] and changes(before, state.read()) == [] else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 
@@ -138,19 +138,19 @@ def test_functions_that_are_replaced_are_named(owner: object, name: str) -> None
     state = ProcessState("cpu")
     before = state.read()
     with patched(owner, name):
-        (told,) = changes(before, state.read())
-    assert f".{name}" in told
+        (change,) = changes(before, state.read())
+    assert f".{name}" in change
 
 
-def test_random_numbers_are_no_state_that_matters_and_values_of_variables_stay_secret() -> None:
+def test_random_state_is_ignored_and_values_of_variables_stay_secret() -> None:
     state = ProcessState("cpu")
     before = state.read()
     torch.manual_seed(3)
     random.seed(3)
     with variable("TOKEN"):
-        (told,) = changes(before, state.read())
-    assert "TOKEN" in told
-    assert "secret" not in told
+        (change,) = changes(before, state.read())
+    assert "TOKEN" in change
+    assert "secret" not in change
 
 
 @replays("Careless", npu=None)
@@ -159,7 +159,7 @@ def careless(row, replay):
     replay(torch.neg, *row.inputs(), expected=None)
 
 
-def test_a_row_says_what_it_has_changed_and_later_rows_of_the_process_do_too() -> None:
+def test_a_row_and_later_rows_of_the_process_report_its_change() -> None:
     threads = torch.get_num_threads()
     try:
         one = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2, cache="warm"))
@@ -169,8 +169,8 @@ def test_a_row_says_what_it_has_changed_and_later_rows_of_the_process_do_too() -
         first, second = one.run(careless_job), one.run(careful)
     finally:
         torch.set_num_threads(threads)
-    (told,) = first.changed
-    assert "torch threads" in told
-    assert told in first.explanation
+    (change,) = first.changed
+    assert "torch threads" in change
+    assert change in first.explanation
     assert second.status is Status.MEASURED
     assert "torch threads" in second.explanation

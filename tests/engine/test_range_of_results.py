@@ -1,4 +1,4 @@
-"""Expected values that the dtype of a result cannot hold: too large or too small ones are no mistakes of a kernel."""
+"""Expected values that the dtype of a result cannot hold: too large or too small ones are not mistakes of a kernel."""
 
 from __future__ import annotations
 

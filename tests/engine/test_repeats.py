@@ -51,7 +51,7 @@ def counting(row, replay):
 
 @replays("ComparedWithItself", npu=None)
 def compared_with_itself(row, replay):
-    """Wrong, and right only where the formula is given what the kernel left behind."""
+    """Wrong, and right only where the formula is given the results of the kernel."""
     replay(lambda x: x.mul_(3), row.tensor(0), mutates=[0], expected=unchanged)
 
 
@@ -118,7 +118,7 @@ def test_in_place_kernel_is_not_compared_with_itself(run):
     assert "unchanged" in outcome.reason
 
 
-def test_results_of_a_kernel_that_returns_nothing_are_what_it_changed(run):
+def test_results_of_a_kernel_that_returns_nothing_are_its_changed_arguments(run):
     assert run("returns_nothing").status is Status.MEASURED
 
 
@@ -137,7 +137,7 @@ def test_every_call_sees_the_same_values():
     assert all(torch.equal(seen[0], other) for other in seen)
 
 
-def test_masked_fill_starts_from_what_it_had():
+def test_masked_fill_starts_from_its_initial_values():
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="cold"))
     row = "2,129;2,129; | FLOAT;BOOL;FLOAT -> 2,129 | FLOAT"
     assert runner.run(job_of("MaskedFill", row)).status is Status.MEASURED

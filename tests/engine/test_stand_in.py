@@ -59,7 +59,7 @@ def stand_in_of(outcome):
 
 
 @pytest.mark.parametrize(("kernel", "stands_in"), [("one", False), ("views", False), ("numpy", False), ("two", True)])
-def test_several_operators_stand_in_and_views_are_none(kernel, stands_in, monkeypatch):
+def test_several_operators_are_stand_ins_and_views_are_not(kernel, stands_in, monkeypatch):
     # Other tests compile; a kernel that may be compiled is not counted.
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     job = job_of("OneMore", ONE, f"{__name__}.of_a_kernel")
@@ -68,7 +68,7 @@ def test_several_operators_stand_in_and_views_are_none(kernel, stands_in, monkey
     assert bool(stand_in_of(outcome)) is stands_in
 
 
-def test_a_kernel_without_a_call_on_an_npu_replaces_none(monkeypatch):
+def test_a_kernel_without_an_npu_call_is_not_a_stand_in(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     job = job_of("OwnKernel", ONE, f"{__name__}.of_an_own_kernel")
     outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
@@ -77,23 +77,23 @@ def test_a_kernel_without_a_call_on_an_npu_replaces_none(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel_type", ["AddRmsNorm", "GroupedMatmul", "FusedInferAttentionScore", "MoeGatingTopK"])
-def test_a_composition_in_place_of_a_fused_kernel_says_so(kernel_type):
+def test_a_composition_in_place_of_a_fused_kernel_is_reported(kernel_type):
     assert "composition of" in stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0]))
 
 
 @pytest.mark.parametrize("kernel_type", ["Add", "SoftmaxV2", "Transpose", "Sort", "IndexPutV2", "Conv2DBackpropFilter"])
-def test_an_operator_of_torch_stands_in_for_nothing(kernel_type):
+def test_an_operator_of_torch_is_not_a_stand_in(kernel_type):
     assert stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0])) == ""
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
-def test_a_product_through_float32_says_so(monkeypatch, has_instructions):
+def test_a_product_through_float32_is_reported(monkeypatch, has_instructions):
     monkeypatch.setattr(matmuls, "_cpu_multiplies", lambda dtype: has_instructions)
     outcome = replay_row("MatMulV2", ROWS["MatMulV2"][0])
     assert ("_to_copy" in stand_in_of(outcome)) is not has_instructions
 
 
-def test_one_device_kernel_is_no_composition():
+def test_one_device_kernel_is_not_a_composition():
     assert describe_stand_in(["mul", "add"], 1) == ""
     assert describe_stand_in(["sort"], 21) == ""
     assert describe_stand_in([], 2) == ""
@@ -116,7 +116,7 @@ def test_a_call_that_cannot_be_counted_is_made_all_the_same():
     assert "at least 2 " in describe_stand_in(operators, None)
 
 
-def test_what_a_kernel_raises_comes_through():
+def test_an_exception_of_a_kernel_propagates():
     def call():
         raise RuntimeError("out of luck")
 
@@ -132,7 +132,7 @@ def test_operators_of_an_earlier_call_are_not_counted_again():
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_questions_to_the_cpu_are_no_work():
+def test_queries_of_the_cpu_are_not_work():
     with OperatorCount() as count:
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
         torch.ones(2)
@@ -140,7 +140,7 @@ def test_questions_to_the_cpu_are_no_work():
 
 
 class NpuLike:
-    """Stands in for a device that has a call of its own for the kernel."""
+    """A device with a call of its own for the kernel."""
 
     def __init__(self, device):
         self._device = device
@@ -172,7 +172,7 @@ def test_a_devices_own_call_is_the_kernel_itself():
     assert stand_in_of(runner.run(job)) == ""
 
 
-def test_what_was_assumed_and_what_stood_in_are_cells_of_the_row():
+def test_assumptions_and_stand_ins_are_cells_of_the_row():
     job = job_of("FusedInferAttentionScore", PAGED[0])
     outcome = replay_row(job.kernel_type, PAGED[0])
     record = Record(
@@ -190,7 +190,7 @@ def test_what_was_assumed_and_what_stood_in_are_cells_of_the_row():
     assert cells[STAND_IN] == outcome.measurement.stand_in != ""
 
 
-def test_compiled_code_runs_compiled_and_stands_in_for_nothing():
+def test_compiled_code_runs_compiled_and_is_not_a_stand_in():
     """In a process of its own, for the compiler stays once it is there."""
     code = """
 import sys; sys.path[:0] = ["tests/bench"]

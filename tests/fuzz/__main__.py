@@ -1,4 +1,4 @@
-"""Fuzzes what OpAtlas reads: mutated inputs for each target, or with atheris installed inputs that reach new code.
+"""Fuzzes the parsers of OpAtlas: mutated inputs for each target, or with atheris installed inputs that reach new code.
 
 An input that finds something is saved below .fuzz/, with the command that runs it again.
 """
@@ -22,10 +22,10 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to fuzz (default: all that --list names)")
-    parser.add_argument("--list", action="store_true", help="print the targets, with what holds for each")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="targets to fuzz (default: all that --list names)")
+    parser.add_argument("--list", action="store_true", help="print the targets, with the rules for each")
     parser.add_argument("--seconds", type=float, default=60, metavar="S", help="for each target (default: %(default)g)")
-    parser.add_argument("--seed", type=int, metavar="N", help="what inputs follow from (default: another each time)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the inputs (default: another each time)")
     parser.add_argument("--repeat", type=Path, metavar="FILE", help="run this one input of the target again")
     parser.add_argument(
         "--engine",

@@ -64,7 +64,7 @@ _WORDS = (
 )
 RECORDS = Target(
     "attention-records",
-    "--attention-records: lines that are no records are told, other columns untouched, a second time changes nothing",
+    "--attention-records: invalid lines are reported, other columns untouched, a second run changes nothing",
     _seeds,
     partial(_check, "calls.jsonl"),
     _WORDS,

@@ -16,10 +16,10 @@ from pathlib import Path
 from opatlas.progress import progress
 
 ROOT = Path(__file__).parents[2]
-#: Where inputs that find something are saved, unless told otherwise.
+#: The default folder for inputs that find something.
 FINDINGS = ROOT / ".fuzz"
 _MOST_CRASHES = 3
-#: Beyond its time: a worker imports what its target needs, runs the good inputs, and ends itself where one hangs.
+#: Beyond its time: a worker imports the modules of its target, runs the good inputs, and ends itself where one hangs.
 _START_S = 300.0
 
 
@@ -28,7 +28,7 @@ class Finding:
     """An input for which something does not hold.
 
     Attributes:
-        kind: what happened, in a few words.
+        kind: of the failure, in a few words.
         text: the traceback.
         path: the input.
     """
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass
 class Outcome:
-    """What came of a target: how many inputs were run, and what was found."""
+    """The result of a target: the number of inputs that were run, and the findings."""
 
     target: str
     inputs: int
@@ -68,7 +68,7 @@ def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", finding
     """Runs inputs of a target for so many seconds.
 
     Args:
-        seed: what the inputs follow from.
+        seed: of the inputs.
         engine: where inputs come from, "mutation" or "atheris".
         findings: the folder for inputs that find something.
     """
@@ -117,14 +117,14 @@ def _followed(
             if not line.startswith("{"):
                 # libFuzzer has things to say, too.
                 continue
-            told = json.loads(line)
-            if "inputs" in told:
-                new, before = told["inputs"] - before, told["inputs"]
+            report = json.loads(line)
+            if "inputs" in report:
+                new, before = report["inputs"] - before, report["inputs"]
                 outcome.inputs += new
                 advance(new)
             else:
-                path = save(outcome.target, bytes.fromhex(told["input"]), findings)
-                outcome.findings.append(Finding(outcome.target, told["kind"], told["text"], path))
+                path = save(outcome.target, bytes.fromhex(report["input"]), findings)
+                outcome.findings.append(Finding(outcome.target, report["kind"], report["text"], path))
         status = worker.wait()
         watchdog.cancel()
         errors.seek(0)

@@ -1,4 +1,4 @@
-"""What theory rows are made from: the catalog, the mapping of operators, and models' config.json."""
+"""The sources of theory rows: the catalog, the mapping of operators, and models' config.json."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _mapping(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     with refusing(path):
         found = database_kernels(Database(folder), built_in_catalog())
-        expect(all(isinstance(name, str) for name in found), "a kernel type that is no text")
+        expect(all(isinstance(name, str) for name in found), "a kernel type that is not text")
 
 
 def _seeds_of_model() -> Iterator[bytes]:
@@ -132,7 +132,7 @@ _WORDS = (
 )
 CATALOG = Target(
     "catalog",
-    "a catalog is read, and every expression has a value, or its mistakes are told",
+    "a catalog is read, and every expression has a value, or its mistakes are reported",
     _seeds,
     _check,
     (*_WORDS, b"1%-0", b"m // (k-k)", b"m", b"k", b"hidden", b"generic", b"axes", b"->", b"(" * 150),

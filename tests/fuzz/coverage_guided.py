@@ -11,7 +11,7 @@ import atheris
 
 def run(name: str, seed: int, seconds: float, current: Path) -> int:
     """Does not return: libFuzzer ends the process when the time is up."""
-    # What is imported from here on tells which of its branches an input takes.
+    # A module that is imported from here on records which of its branches an input takes.
     with atheris.instrument_imports(include=["opatlas"]):
         from .targets import target_named
     from .worker import Findings, limit_memory

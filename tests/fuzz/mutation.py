@@ -27,7 +27,7 @@ class Mutator:
     def __init__(self, seed: int, seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> None:
         """
         Args:
-            seed: what the inputs follow from.
+            seed: of the inputs.
             seeds: good inputs.
             words: words of the parser's own language.
         """

@@ -1,4 +1,4 @@
-"""Values of options, and cells of shapes: what is given as text and taken as numbers."""
+"""Values of options, and cells of shapes: numbers that are given as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opatlas.options import Option
 
 from .target import Target, expect
 
-#: By name, what reads a value.
+#: Parsers of values by name.
 _READERS: dict[str, Callable[[str], Any]] = {
     option.name: option.argparse_arguments["type"]
     for option in (*OF_REPLAYS, *OF_THEORY)
@@ -35,13 +35,13 @@ def _seeds() -> Iterator[bytes]:
 def _check(data: bytes, folder: Path) -> None:
     del folder
     name, _, value = data.partition(_END)
-    # An unknown name reads as any: the value is what counts.
+    # An unknown name reads as any: only the value counts.
     reader = _READERS.get(name.decode(errors="replace")) or _READERS[sorted(_READERS)[len(data) % len(_READERS)]]
     text = value.decode(errors="surrogateescape")
     try:
         read = reader(text)
     except (argparse.ArgumentTypeError, ValueError):
-        # argparse tells either, with the name of the option.
+        # argparse reports either, with the name of the option.
         return
     expect(repr(read) == repr(reader(text)), "a second reading is another one")
     if any(isinstance(number, (int, float)) for number in (read if isinstance(read, (tuple, list)) else [read])):

@@ -46,7 +46,7 @@ def _check_map(data: bytes, folder: Path) -> None:
 
 TIMELINE = Target(
     "timeline",
-    "scopes of kernel_details and op_summary: nested counts, nothing saved that is no gap",
+    "scopes of kernel_details and op_summary: nested counts, nothing saved but gaps",
     _seeds,
     _check,
     (b"Step Id", b"Stream ID", b"static", b"dynamic", b"AI_CPU", b"Wait Time(us)", b"nan", b"inf", b"-1", b"1e300"),

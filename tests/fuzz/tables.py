@@ -48,7 +48,7 @@ def _read(data: bytes, folder: Path) -> None:
     if frame is None:
         return
     lines = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
-    # A line without any cell is no row; it is not even one of an only column.
+    # A line without any cell is not a row; it is not even one of an only column.
     rows = [line for line in lines[1:] if line]
     expect([name.strip() for name in lines[0]] == [str(name).strip() for name in frame.columns], "another header")
     found = frame.to_numpy().tolist()

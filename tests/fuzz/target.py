@@ -1,4 +1,4 @@
-"""A target: a parser, inputs that it takes, and what must hold for any other input."""
+"""A target: a parser, inputs that it takes, and the rules that must hold for any other input."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Target:
 
     Attributes:
         name: on the command line.
-        about: what holds for every input, in a line.
+        about: the rules that hold for every input, in a line.
         seeds: gives inputs that the parser takes.
         check: reads an input, and raises if something does not hold. An OpAtlasError is the parser's answer to bad
             input, so `check` catches it. The folder is empty, and `check` may write there.
-        words: what mutations write into inputs besides the words that are bad for every parser.
+        words: written into inputs by mutations, in addition to the words that are bad for every parser.
         limit_s: an input that takes longer hangs. It takes milliseconds, on a loaded machine tenths of seconds.
     """
 
@@ -99,7 +99,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def tables_of(folder: Path) -> dict[str, bytes]:
     """Each CSV of a database with its bytes; expects that no writer has left a temporary file.
 
-    The mapping of operators, which an ingest writes, is no table.
+    The mapping of operators, which an ingest writes, is not a table.
     """
     names = {path.name: path for path in folder.iterdir() if path.is_file() and path.name != MAPPING}
     expect(all(name.endswith(".csv") for name in names), f"files besides the tables: {sorted(names)}")
@@ -107,7 +107,7 @@ def tables_of(folder: Path) -> dict[str, bytes]:
 
 
 def emptied(folder: Path) -> None:
-    """Removes what the last input left in a folder."""
+    """Removes the files of the last input from a folder."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

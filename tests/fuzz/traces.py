@@ -49,10 +49,10 @@ def _check(name: str, data: bytes, folder: Path) -> None:
     if output.exists():
         with open(output, encoding="utf-8", newline="") as file:
             header, *rows = csv.reader(file)
-        expect(len(set(header)) == len(header), "a column stands twice")
+        expect(len(set(header)) == len(header), "a column twice")
         expect(all(len(row) == len(header) for row in rows), "a row has not the header's columns")
-        told = _ROWS.search(out)
-        expect(told and int(told[1].replace(",", "")) == len(rows), "the table has not the rows that were told")
+        counted = _ROWS.search(out)
+        expect(counted and int(counted[1].replace(",", "")) == len(rows), "the table has not the reported rows")
     again, _, _ = command("opatlas.cli.trace_to_csv", "--trace", trace, "--output", output)
     expect(again == status and files_of(folder) == files, "the second table is another one")
 
@@ -70,7 +70,7 @@ _WORDS = (
 )
 TRACE = Target(
     "trace",
-    "trace_to_csv: a table whose rows have the header's columns, the events before what is damaged, no file left",
+    "trace_to_csv: a table whose rows have the header's columns, the events before the damage, no file left",
     _seeds,
     partial(_check, "trace.json"),
     _WORDS,

@@ -1,4 +1,4 @@
-"""The process that runs inputs: what crashes it, hangs it or fills its memory ends it, and nothing else.
+"""The process that runs inputs: an input that crashes it, hangs it or fills its memory ends it, and nothing else.
 
 It prints a line of JSON for each finding, and one with the number of inputs every now and then.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 from .mutation import Mutator
 from .target import Target, emptied
 
-#: What an input of 64 KiB may take beyond what the process has.
+#: The memory that an input of 64 KiB may take beyond that of the process.
 _MEMORY_BYTES = 1 << 30
-_TELL_EVERY_S = 0.2
-#: Inputs of the same kind of finding are not told again, and a target with so many kinds is not run on.
+_REPORT_EVERY_S = 0.2
+#: Inputs of the same kind of finding are not reported again, and a target with so many kinds is not run on.
 _MOST_KINDS = 10
 
 
@@ -43,7 +43,7 @@ def check(target: Target, data: bytes, folder: Path) -> None:
 
 
 class Findings:
-    """Runs inputs, and tells of those that find something new."""
+    """Runs inputs, and reports those that find something new."""
 
     def __init__(self, target: Target, current: Path, folder: Path) -> None:
         """
@@ -58,11 +58,11 @@ class Findings:
         self._folder = folder
         self._kinds: set[str] = set()
         self._inputs = 0
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
     @property
     def enough(self) -> bool:
-        """Whether there are so many kinds of findings that more tell nothing."""
+        """Whether there are so many kinds of findings that more are useless."""
         return len(self._kinds) >= _MOST_KINDS
 
     def run(self, data: bytes) -> None:
@@ -74,15 +74,15 @@ class Findings:
             kind = kind_of(error)
             if kind not in self._kinds:
                 self._kinds.add(kind)
-                _tell(kind=kind, text=traceback.format_exc(limit=-12), input=data.hex())
+                _report(kind=kind, text=traceback.format_exc(limit=-12), input=data.hex())
         self._inputs += 1
-        if time.monotonic() - self._told > _TELL_EVERY_S:
-            self.tell_count()
+        if time.monotonic() - self._reported > _REPORT_EVERY_S:
+            self.report_count()
 
-    def tell_count(self) -> None:
-        """Tells how many inputs were run."""
-        self._told = time.monotonic()
-        _tell(inputs=self._inputs)
+    def report_count(self) -> None:
+        """Reports how many inputs were run."""
+        self._reported = time.monotonic()
+        _report(inputs=self._inputs)
 
 
 def run(target: Target, seed: int, seconds: float, current: Path) -> None:
@@ -94,22 +94,22 @@ def run(target: Target, seed: int, seconds: float, current: Path) -> None:
         findings = Findings(target, current, Path(name))
         for data in good:
             findings.run(data)
-        # What a target loads for its first inputs is not of an input.
+        # Memory that a target loads for its first inputs does not count for an input.
         limit_memory()
         while time.monotonic() < end and not findings.enough:
             findings.run(mutator.draw())
-    findings.tell_count()
+    findings.report_count()
 
 
 def kind_of(error: BaseException) -> str:
-    """The type of an exception and the line that raised it: what tells findings apart."""
+    """The type of an exception and the line that raised it, which distinguish findings."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/lib/python" not in frame.filename]
-    # The line of the target that expects something says what; of other exceptions the innermost one does.
+    # The line of the target with the expectation counts; of other exceptions the innermost one.
     own = [frame for frame in own if frame.name not in ("expect", "refusing")] or list(frames)
     return f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}"
 
 
-def _tell(**values: object) -> None:
+def _report(**values: object) -> None:
     sys.__stdout__.write(json.dumps(values) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]

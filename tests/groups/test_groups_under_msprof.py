@@ -29,12 +29,12 @@ def layer(tokens: int, ep_size: str) -> dict[str, str]:
 
 
 def test_rows_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessions: Sessions) -> None:
-    # Beside a conftest.py that knows the stand-ins, and so outside of its package.
+    # Next to a conftest.py that knows the stand-ins, and so outside of its package.
     module = (ROOT / "bench" / NAME).read_text()
     module = module.replace("from . import", "from opatlas.bench import").replace("from .", "from opatlas.bench.")
     (sessions.folder / NAME).write_text(module)
     sessions.write("MoeDistributeDispatch", [dispatch(tokens) for tokens in (4, 9)])
-    # A row that does not tell its group, and one whose group is too large, stand between those that can run.
+    # A row without a group, and one whose group is too large, lie between those that can run.
     sessions.write("DispatchFFNCombine", [layer(5, "2"), layer(6, "two"), layer(7, "16"), layer(8, "2")])
     # Those of one device run first.
     sessions.write("Toy", [row(5), row(6)])

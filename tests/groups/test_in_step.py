@@ -1,4 +1,4 @@
-"""What keeps the ranks of a group in step: they take equally many samples, whatever each would take alone."""
+"""The ranks of a group in step: they take equally many samples, whatever each would take alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from opatlas.model.schema import Status
 
 
 class Recorded(Group):
-    """A rank whose group decides otherwise than its own rule, and that notes what it does."""
+    """A rank whose group decides otherwise than its own rule, and that notes its steps."""
 
     def __init__(self, decisions: list[bool]) -> None:
         self.decisions = decisions
         self.done: list[str] = []
-        #: What the other rank gives, the last one first; 0 from then on.
+        #: The values of the other rank, the last one first; 0 from then on.
         self.of_the_other: list[float] = []
-        super().__init__(0, 2, _report=lambda step, what: self.done.append(f"{step} {what}"))
+        super().__init__(0, 2, _report=lambda step, event: self.done.append(f"{step} {event}"))
 
     def first_rank_decides(self, value: bool) -> bool:
         return self.decisions.pop(0)
@@ -42,7 +42,7 @@ def test_the_group_decides_and_a_sample_is_one_call(before_each: Callable[[], No
     rule = StopRule(repeat_count=1, time_limit_s=60)
     samples = SynchronizedInstrument(WallClock(), group).sample(lambda: group.done.append("call"), before_each, rule)
     assert (len(samples.durations_us), samples.calls_per_sample) == (3, 1)
-    assert [what.split()[-1] for what in group.done[1:]] == ["call", "together", "call"] * 3
+    assert [event.split()[-1] for event in group.done[1:]] == ["call", "together", "call"] * 3
 
 
 def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:
@@ -56,7 +56,7 @@ def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:
 
 
 class SlowInTurns(Group):
-    """Stands in for a second rank, each of whose samples is slow where the first one's is not."""
+    """A second rank, each of whose samples is slow where the first one's is not."""
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         other = [12.0, 10.0, 10.0, 10.0] if len(values) > 1 else list(values)
@@ -64,7 +64,7 @@ class SlowInTurns(Group):
 
 
 @pytest.mark.parametrize(("limit", "status"), [(None, Status.MEASURED), (0.2, Status.MEASURED), (0.1, Status.NOISY)])
-def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status: Status) -> None:
+def test_a_limit_of_noise_holds_for_the_recorded_samples(limit: float | None, status: Status) -> None:
     own = RowOutcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
     assert make_attempt((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
     outcome = combine_ranks("Sum", own, SlowInTurns(0, 2), limit)

@@ -125,7 +125,7 @@ def test_a_profile_of_one_row_that_lost_lines_never_gives_a_wrong_duration(data:
         assert all(call in ([5.0], [6.0], [7.0], [8.0]) for call in durations_of(found))
 
 
-def test_a_sample_that_is_missing_behind_the_mark_of_its_row_is_no_lost_head() -> None:
+def test_a_sample_that_is_missing_behind_the_mark_of_its_row_is_not_a_lost_head() -> None:
     profile = Profile()
     profile.row(0, [[5.0], [6.0], [7.0]])
     (found,) = attribute([*profile.launches[:2], *profile.launches[6:]], [asked(0, 3)])
@@ -151,7 +151,7 @@ def reason(profile: Profile, *rows: ProfiledRow) -> str:
     return found.reason
 
 
-def test_what_does_not_add_up_is_no_measurement() -> None:
+def test_inconsistent_records_are_not_a_measurement() -> None:
     profile = Profile()
     profile.row(0, [[1.0], [1.0]])
     assert {"2", "3"} <= set(re.findall(r"\d+", reason(profile, asked(0, 3))))
@@ -181,7 +181,7 @@ def test_without_marks_the_last_calls_count_where_their_number_is_right() -> Non
     assert "3 kernels" in wrong.reason
 
 
-def test_without_marks_rows_of_one_signature_are_told_apart_by_their_order() -> None:
+def test_without_marks_rows_of_one_signature_are_distinguished_by_their_order() -> None:
     profile = Profile()
     for us in (5.0, 8.0):
         profile.kernel("Add", "4", 999.0)
@@ -204,7 +204,7 @@ def test_marks_of_older_stacks_have_another_name() -> None:
     assert durations_of(found) == [[5.0], [6.0]]
 
 
-def test_marks_tell_rows_apart() -> None:
+def test_marks_distinguish_rows() -> None:
     marks = [row_mark(number) for number in range(MOST_ROWS)]
     assert len(set(marks)) == MOST_ROWS
     assert [parse_row_mark(dimensions(mark)) for mark in marks] == list(range(MOST_ROWS))

@@ -38,7 +38,7 @@ OF_KIND = {KERNEL: "activity_kernel10_dtype", MEMCPY: "activity_memcpy6_dtype", 
 
 
 class Library:
-    """What libcupti does with its callbacks; and, in one, what cupti-python's module has."""
+    """The behaviour of libcupti towards callbacks, with the functions of cupti-python's module."""
 
     def __init__(self, status=0):
         self.ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=KERNEL, MEMCPY=MEMCPY, MEMSET=MEMSET)
@@ -167,13 +167,13 @@ def test_a_buffer_that_cannot_be_read_costs_its_own_row_alone(library):
         assert list(records()) == [KernelRecord(2, "add", 0.0, 2.0)]
 
 
-def test_where_another_profiler_has_the_records_there_are_none_here(library):
+def test_records_that_another_profiler_has_are_missing(library):
     library.status = 39
     with pytest.raises(InstrumentMissing, match=r"status 39"):
         instrument.CuptiRecorder(lambda: None)
 
 
-def test_a_package_that_does_not_tell_a_layout_is_missing(library):
+def test_a_package_without_a_known_layout_is_missing(library):
     del library.activity_memset4_dtype
     with pytest.raises(InstrumentMissing, match="memset"):
         instrument.CuptiRecorder(lambda: None)
@@ -188,7 +188,7 @@ def test_a_record_that_lies_otherwise_is_not_read(library, fields):
         instrument.CuptiRecorder(lambda: None)
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_without_the_package_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(InstrumentMissing, match=r"pip install 'opatlas\[cuda\]'"):
         instrument.CuptiRecorder(lambda: None)

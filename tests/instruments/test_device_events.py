@@ -1,4 +1,4 @@
-"""Device events, with a clock in their place: what lies between them is the sample, what is before is not."""
+"""Device events, with a clock in their place: the work between them is the sample, the work before is not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sample(events, call, before_each):
     return events.sample(call, before_each, StopRule(repeat_count=2, time_limit_s=60))
 
 
-def test_what_is_done_before_each_call_is_not_in_its_sample(stream, events):
+def test_preparation_before_each_call_is_not_in_its_sample(stream, events):
     samples = sample(events, lambda: stream.work(15.5, "call"), lambda: stream.work(40, "flush"))
     assert samples.durations_us == pytest.approx((15.5, 15.5))
     assert samples.calls_per_sample == 1
@@ -59,5 +59,5 @@ def test_short_calls_in_a_row_are_averaged(stream, events, microseconds, calls):
     assert samples.calls_per_sample == calls
 
 
-def test_how_many_device_kernels_there_were_is_not_known(stream, events):
+def test_the_number_of_device_kernels_is_unknown(stream, events):
     assert sample(events, lambda: stream.work(1, "call"), lambda: None).device_kernels is None

@@ -1,4 +1,4 @@
-"""What every instrument has to do (docs/contributing.md), of each that a CPU offers."""
+"""The contract of instruments (docs/contributing.md), for each that a CPU offers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def busy(microseconds):
         pass
 
 
-def test_it_goes_by_the_name_that_it_is_chosen_by(instrument, request):
+def test_its_name_is_that_of_the_option(instrument, request):
     assert instrument.name == request.node.callspec.params["instrument"]
 
 
@@ -61,7 +61,7 @@ def test_it_asks_the_rule_before_each_sample(instrument):
     assert rule.times == SAMPLES + 1
 
 
-def test_what_is_run_before_each_sample_is_run_once_for_each_and_not_in_it(instrument):
+def test_preparation_runs_once_before_each_sample_and_not_in_it(instrument):
     order = []
 
     def before_each():
@@ -89,6 +89,6 @@ def test_a_duration_is_that_of_one_call_in_microseconds(instrument):
     assert samples.device_kernels is None or samples.device_kernels >= 0
 
 
-def test_what_a_call_raises_comes_through(instrument):
+def test_an_exception_of_a_call_propagates(instrument):
     with pytest.raises(ZeroDivisionError):
         instrument.sample(lambda: 1 / 0, lambda: None, Asked())

@@ -26,20 +26,20 @@ def _offered(monkeypatch):
     )
 
 
-def test_the_next_best_takes_the_place_of_one_that_is_not_there():
+def test_the_next_best_replaces_a_missing_one():
     assert open_instrument("toy", MeasureSettings()) == "second"
 
 
-def test_one_that_was_asked_for_is_not_replaced():
+def test_a_named_one_is_not_replaced():
     with pytest.raises(InstrumentMissing, match=r"^best: no such library$"):
         open_instrument("toy", MeasureSettings(instrument="best"))
 
 
-def test_where_none_is_there_all_reasons_are_told():
+def test_without_any_all_reasons_are_given():
     with pytest.raises(InstrumentMissing, match="best: no such library"):
         open_instrument("none", MeasureSettings())
 
 
-def test_a_mistake_in_one_is_no_reason_to_take_another():
+def test_a_mistake_in_one_does_not_select_another():
     with pytest.raises(ZeroDivisionError):
         open_instrument("broken", MeasureSettings())

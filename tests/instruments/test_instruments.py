@@ -1,4 +1,4 @@
-"""Which instruments there are to choose from, and what becomes of one that is not offered."""
+"""The choice of instruments, and the refusal of one that a device does not offer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_kind_of_a_device_is_that_of_its_spec():
 
 @pytest.mark.usefixtures("_sundials")
 @pytest.mark.parametrize(("asked", "taken"), [(None, "wall-clock"), ("sundial", "sundial")])
-def test_a_row_is_measured_by_the_one_asked_for(asked, taken):
+def test_a_row_is_measured_by_the_named_one(asked, taken):
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm", instrument=asked))
     outcome = runner.run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT"))
     assert outcome.measurement is not None
@@ -67,7 +67,7 @@ def test_a_row_is_measured_by_the_one_asked_for(asked, taken):
 
 
 @pytest.mark.parametrize(("took", "status"), [("", "measured"), ("wall-clock", "measured"), ("cupti", "skipped")])
-def test_a_duration_is_replaced_only_by_what_took_it(took, status):
+def test_a_duration_is_replaced_only_by_the_instrument_that_took_it(took, status):
     """The best instrument may be missing on a machine, which only the device process finds out."""
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
     outcome = runner.run(replace(job_of("Neg", "4 | FLOAT -> 4 | FLOAT"), instrument=took))

@@ -1,4 +1,4 @@
-"""Kernel records, of a device in whose place a list stands: what is a call's, and what is an error."""
+"""Kernel records, with a list as the device: the kernels of a call, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GAP_US = 0.5
 
 
 class Device:
-    """Runs what is launched at once, and remembers it while it is recorded."""
+    """Runs a launch at once, and remembers it while it is recorded."""
 
     name = "toy-records"
 
@@ -71,7 +71,7 @@ def test_each_kernel_of_a_call_has_its_mean_duration():
     assert found.kernels_us == (2.0, 5.0)
 
 
-def test_a_calls_kernels_add_up_and_what_prepares_it_does_not_count():
+def test_a_calls_kernels_add_up_and_its_preparation_does_not_count():
     device = Device()
 
     def call():
@@ -161,7 +161,7 @@ def test_a_call_that_launches_nothing_is_an_error():
         sample(Device(), lambda: None)
 
 
-def test_a_mark_is_told_by_its_mangled_name_too():
+def test_a_mark_is_recognized_by_its_mangled_name_too():
     name = "_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl"
     records = [KernelRecord(7, name, 0.0, 0.6), KernelRecord(9, name, 6.0, 0.6), KernelRecord(8, "gemm", 1.0, 5.0)]
     assert between_marks(records, 1) == [[records[2]]]

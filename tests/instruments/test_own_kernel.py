@@ -1,4 +1,4 @@
-"""Which launches of a call are the row's kernel: durations and counters are theirs, helpers stand beside."""
+"""Which launches of a call are the row's kernel: durations and counters are theirs, helpers are listed apart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_of_several_launches_of_its_type_the_rows_case_counts() -> None:
     assert found.helper_kernels == {"Sort": 99.0}
 
 
-def test_the_rows_case_launched_twice_gives_their_mean_and_says_so() -> None:
+def test_the_rows_case_launched_twice_gives_their_mean_with_a_note() -> None:
     found = own((launch("Sort", 9.0), launch("Sort", 11.0)))
     assert found.durations_us == (10.0,)
     assert found.helper_kernels == {}
@@ -95,7 +95,7 @@ def test_other_kernels_alone_are_named() -> None:
     assert "Cast + TopK" in found.reason
 
 
-def test_a_launch_without_tensors_is_taken_and_told_where_there_is_one() -> None:
+def test_a_launch_without_tensors_is_taken_and_reported() -> None:
     found = own((launch("Sort", 10.0, UNKNOWN),))
     assert found.durations_us == (10.0,)
     assert len(found.assumptions) == 2

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SAMPLES = 5
 
-#: Stops itself in the calls that it is told, and tells what came of its samples.
+#: Stops itself in the calls that its arguments name, and prints its samples.
 STOPS_ITSELF = """
 import json
 import os
@@ -58,7 +58,7 @@ except ReplayError as error:
 
 
 def sample(instrument: str, stops: list[int]) -> tuple[int, int, list[str]]:
-    """How often the call was made, how many samples there are, and what the instrument says."""
+    """The number of calls and of samples, and the note of the instrument."""
     process = subprocess.Popen(
         [sys.executable, "-c", STOPS_ITSELF, instrument, str(SAMPLES), json.dumps(stops)],
         cwd=ROOT,
@@ -78,7 +78,7 @@ def sample(instrument: str, stops: list[int]) -> tuple[int, int, list[str]]:
 
 
 @pytest.mark.parametrize("instrument", ["wall-clock", "events"])
-def test_a_sample_with_a_pause_is_taken_again_and_said(instrument: str) -> None:
+def test_a_sample_with_a_pause_is_taken_again_and_reported(instrument: str) -> None:
     assert sample(instrument, [])[:2] == (SAMPLES, SAMPLES)
     calls, taken, said = sample(instrument, [1, 3])
     assert (calls, taken) == (SAMPLES + 2, SAMPLES)

@@ -53,7 +53,7 @@ def test_samples_taken_while_throttled_are_dropped_and_taken_again():
     assert len(pauses) == 1
 
 
-def test_where_it_comes_back_samples_are_kept_and_say_so():
+def test_throttling_that_returns_keeps_the_samples_with_a_note():
     samples, pauses = sample([(), HOT, HOT, (), HOT])
     assert samples.durations_us == (2.0,)
     assert HOT[0] in samples.throttled

@@ -1,4 +1,4 @@
-"""The instrument of torch_npu's profiler. The profiler stands in: it writes what its test says was launched.
+"""The instrument of torch_npu's profiler. The profiler is a stand-in: it writes the launches that its test names.
 
 That the real one takes the arguments it gets here is tested in tests/npu.
 """
@@ -28,7 +28,7 @@ COUNTER = {"aicore_time(us)": "0.5"}
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What a device has launched, in order: (kernel type, shapes, microseconds)."""
+    """The launches of a device, in order: (kernel type, shapes, microseconds)."""
     kernels: list[tuple[str, str, float]] = []
 
     @contextmanager
@@ -85,7 +85,7 @@ def test_a_rows_samples_are_read_from_its_own_profile(launched):
     assert marks == [dimensions(BEGIN_MARK), dimensions(END_MARK)]
 
 
-def test_what_the_profiler_loses_of_its_head_costs_nothing(launched, monkeypatch):
+def test_records_that_the_profiler_loses_at_its_start_cost_nothing(launched, monkeypatch):
     """Ascend/pytorch issue 167: the kernels of the first moments of a window are not recorded."""
     profiler = sys.modules["torch_npu"].profiler
     whole = profiler.profile
@@ -107,7 +107,7 @@ def test_what_the_profiler_loses_of_its_head_costs_nothing(launched, monkeypatch
     assert samples.profiled.assumption == ""
 
 
-def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch):
+def test_a_profiler_that_writes_nothing_gives_no_measurement(launched, monkeypatch):
     profiler = sys.modules["torch_npu"].profiler
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
     instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
@@ -126,7 +126,7 @@ def probe(launched, monkeypatch, tmp_path):
     return lambda: replays.npu_profiler(Target("npu", "npu", files=tmp_path))
 
 
-def test_the_doctor_tells_what_the_profiler_loses(probe, launched, monkeypatch, tmp_path):
+def test_the_doctor_reports_the_losses_of_the_profiler(probe, launched, monkeypatch, tmp_path):
     verdict = probe()
     assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 0), verdict
     assert verdict.facts["types"]["Add"] == "3"
@@ -147,7 +147,7 @@ def test_the_doctor_tells_what_the_profiler_loses(probe, launched, monkeypatch, 
     assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 10), verdict
 
 
-def test_the_doctor_tells_of_a_profiler_that_writes_nothing(probe, monkeypatch):
+def test_the_doctor_reports_a_profiler_that_writes_nothing(probe, monkeypatch):
     profiler = sys.modules["torch_npu"].profiler
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
     verdict = probe()

@@ -1,4 +1,4 @@
-"""The wall clock: how it calls what it times."""
+"""The wall clock: how it calls the timed function."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_sample_is_one_call_where_something_runs_before_it(clock):
 
 
 @pytest.mark.parametrize("nanoseconds", [100, 7_000, 49_999, 50_000, 3_000_000])
-def test_short_calls_are_averaged_until_the_clock_can_tell_them(clock, nanoseconds):
+def test_short_calls_are_averaged_until_the_clock_resolves_them(clock, nanoseconds):
     samples = WallClock().sample(lambda: clock.tick(nanoseconds), None, rule())
     assert samples.durations_us == pytest.approx([nanoseconds / 1000] * 3)
     assert samples.calls_per_sample * nanoseconds >= 50_000

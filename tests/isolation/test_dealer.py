@@ -1,4 +1,4 @@
-"""The dealer of a cluster, with devices that are threads: whatever they do, each job gets one outcome, or is told."""
+"""The dealer of a cluster, with devices that are threads: whatever they do, each job gets one outcome, or a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gone(Exception):
 
 
 class ThreadDevice:
-    """A RemoteDevice that is a thread, and does with a job what a function says."""
+    """A RemoteDevice that is a thread and runs a function for a job."""
 
     def __init__(self, name: str, behave: Callable[[Job], None] = lambda job: None, seconds: float = 0.001) -> None:
         self.name = name
@@ -76,7 +76,7 @@ def job(number: int) -> Job:
 
 
 class Session:
-    """A dealer, what it gave, and what it told."""
+    """A dealer with its outcomes and messages."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Session:
         self.outcomes: dict[int, RowOutcome] = {}
         self.hosts: set[str] = set()
         self.hosts_of: dict[str | None, set[str]] = {}
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self._row_of = row_of
-        self.dealer = Dealer(devices, iter(self.jobs), count, self._take, self.told.append, may_deal, row_of)
+        self.dealer = Dealer(devices, iter(self.jobs), count, self._take, self.messages.append, may_deal, row_of)
         self.dealer.describe()
         self.dealer.turn()
 
@@ -144,7 +144,7 @@ def test_a_lost_device_is_opened_anew_and_its_jobs_run_once() -> None:
     assert {outcome.status for outcome in session.outcomes.values()} == {Status.FAILED}
     assert len(session.outcomes) == 100
     assert device.opened == 2
-    assert len(session.told) == 1
+    assert len(session.messages) == 1
 
 
 def test_a_job_that_takes_its_device_along_each_time_has_crashed_and_costs_no_other_job() -> None:
@@ -201,7 +201,7 @@ def test_a_silent_device_is_lost_and_its_late_answer_does_not_count(monkeypatch:
     assert "well" in session.hosts
 
 
-def test_a_session_that_stops_gets_what_runs_and_what_it_waits_for_and_nothing_else_begins() -> None:
+def test_a_session_that_stops_gets_running_rows_and_starts_no_others() -> None:
     stops: list[bool] = []
     device = ThreadDevice("a", lambda each: stops.append(True))
     session = Session([device], 100, may_deal=lambda: not stops)
@@ -219,7 +219,7 @@ def row_of_three(each: Job) -> str:
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.2, 10.0], ids=["short", "long", "longer than a batch"])
-def test_the_implementations_of_a_row_run_on_one_device_in_whatever_order_they_come(seconds: float) -> None:
+def test_the_implementations_of_a_row_run_on_one_device_in_any_order(seconds: float) -> None:
     all_begin = threading.Barrier(3)
 
     def first_waits(each: Job) -> None:

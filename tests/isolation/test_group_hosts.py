@@ -1,4 +1,4 @@
-"""Which hosts of a cluster a group takes, and what their answers to a row say together."""
+"""The choice of hosts for a group, and the combination of their answers to a row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOSTS = GroupNodes(GPUS, cores=64, hosts=3)
         (GroupNodes(CPU, cores=2, hosts=3), GroupSpec(4, members=(0, 1, 8, 9)), 2, True),
     ],
 )
-def test_a_group_takes_as_few_hosts_as_hold_it(nodes: GroupNodes, spec: GroupSpec, hosts: int, fits: bool) -> None:
+def test_a_group_takes_the_fewest_hosts(nodes: GroupNodes, spec: GroupSpec, hosts: int, fits: bool) -> None:
     placed = nodes.placed(spec)
     assert placed.nnodes == hosts
     assert (nodes.shortage(placed, nodes.devices) == "") is fits
@@ -66,7 +66,7 @@ def measured(checked: int, throttled: str = "") -> HostAnswer:
     return HostAnswer(RowOutcome(Status.MEASURED, measurement=taken))
 
 
-def test_hosts_give_one_measurement_with_what_all_ranks_have_checked() -> None:
+def test_hosts_give_one_measurement_with_the_checks_of_all_ranks() -> None:
     outcome = combined([measured(3), measured(4, "rank 3 of 4: too hot")])
     assert outcome.status is Status.MEASURED
     assert outcome.measurement is not None

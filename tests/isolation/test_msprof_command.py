@@ -1,4 +1,4 @@
-"""What msprof is told to write where."""
+"""The command line of msprof and its output folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What killed sessions under msprof noted of their rows: each line is read by itself, and each profile, too."""
+"""Notes of killed sessions under msprof on their rows: each line is read by itself, and each profile, too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def line(size: int, **changes: Any) -> bytes:
 
 @pytest.fixture(autouse=True)
 def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles that hold two samples of each row: its number, in microseconds, beside as many kernels less one."""
+    """Profiles that hold two samples of each row: its number, in microseconds, and as many kernels less one."""
 
     def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples]:
         return [
@@ -102,7 +102,7 @@ def test_the_folder_of_a_session_stays_while_another_profile_is_in_it(tmp_path: 
     assert other.is_dir()
 
 
-def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> None:
+def test_kernels_and_bound_of_a_row_are_in_its_journal(tmp_path: Path) -> None:
     database = Database(tmp_path)
     output = database.profiles_dir / RUN / "0000"
     output.mkdir(parents=True)
@@ -149,7 +149,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
-def test_a_line_that_cannot_be_read_is_told_once_and_the_profile_is_kept(tmp_path: Path, damaged: bytes) -> None:
+def test_an_unreadable_line_is_reported_once_and_the_profile_is_kept(tmp_path: Path, damaged: bytes) -> None:
     database = Database(tmp_path)
     content = line(1) + b"\n" + damaged + b"\n" + line(3) + b"\n"
     output = left(database, content)
@@ -163,9 +163,7 @@ def test_a_line_that_cannot_be_read_is_told_once_and_the_profile_is_kept(tmp_pat
     assert recover_profiles(database) == []
 
 
-def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_keeps_no_other_profile_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path)
     bad, good = left(database, line(1) + b"\n"), left(database, line(2) + b"\n", number="0001")
     whole = pending.read_samples

@@ -1,4 +1,4 @@
-"""What the actor of a device asks of its host, and what the head asks of hosts, without a cluster."""
+"""The requests of a device's actor to its host, and of the head to hosts, without a cluster."""
 
 from __future__ import annotations
 

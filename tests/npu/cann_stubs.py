@@ -1,19 +1,19 @@
-"""Stand-ins for CANN's libraries, so that the real torch_npu can be imported where there is no NPU.
+"""Stand-ins for CANN's libraries, so that the real torch_npu can be imported without an NPU.
 
 torch_npu's shared objects are linked to CANN (libascendcl.so, libhccl.so, libatb.so, ...). To load
-them, those files must be there and define what the wheel leaves undefined; nothing of it computes
-as long as tensors are on device "meta". What is missing is asked of the wheel itself:
+them, those files must be there and define the undefined symbols of the wheel; nothing of it computes
+as long as tensors are on device "meta". The missing symbols come from the wheel itself:
 
 1. each of its shared objects names the libraries it needs and the symbols it lacks;
-2. what torch, the wheel or the system has is struck off;
+2. symbols of torch, of the wheel or of the system are struck off;
 3. of each symbol left a function is made that answers with an error (a mangled C++ name is a label
    for the assembler like any other), and all of them together go into each library left. They have
    no state, so it does not matter in which library the loader finds one.
 
-The libraries go to the folder that the wheel's own RPATH searches, `torch_npu.libs`, beside the
+The libraries go to the folder that the wheel's own RPATH searches, `torch_npu.libs`, next to the
 package. They would hide a real CANN there, so they belong in an environment of their own.
 
-There is no device, unless the environment variable NPU_STUB_DEVICES says how many there are: then a
+It has as many devices as the environment variable NPU_STUB_DEVICES says, none without it. A
 device can be set (unless NPU_STUB_FAILS is set), asked for its name and memory, and given events. It
 still computes nothing.
 """
@@ -27,13 +27,13 @@ from pathlib import Path
 
 TOOLS = ("gcc", "nm", "readelf")
 
-#: ACL_ERROR_RT_DRV_INTERNAL_ERROR: what a stand-in returns.
+#: ACL_ERROR_RT_DRV_INTERNAL_ERROR: the result of a stand-in.
 _ERROR = 507899
 
-#: Those that must say something else, and C for what they do with their arguments a0 ... a3.
+#: Those that must say something else, and C for their work on their arguments a0 ... a3.
 _ANSWERS = {
     "aclrtGetDeviceCount": "*(uint32_t *)a0 = devices(); return 0;",
-    # What torch_npu asks when it opens a device, and of an open one: 60 of 64 GiB are free.
+    # The queries of torch_npu when it opens a device, and of an open one: 60 of 64 GiB are free.
     "aclInit": "return devices() ? 0 : ERROR;",
     "aclrtSetDevice": 'return a0 < devices() && !getenv("NPU_STUB_FAILS") ? 0 : ERROR;',
     "aclrtGetDevice": "*(int32_t *)a0 = 0; return devices() ? 0 : ERROR;",
@@ -42,7 +42,7 @@ _ANSWERS = {
     "aclGetDeviceCapability": "*(int64_t *)a2 = 24; return devices() ? 0 : ERROR;",
     "HcclSetConfig": "return 0;",
     "aclrtSynchronizeDevice": "return devices() ? 0 : ERROR;",
-    # Its memory is the host's, and what is launched there ends at once: an event is the time of its record.
+    # Its memory is the host's, and a launch there ends at once: an event is the time of its record.
     "aclrtMalloc": "*(void **)a0 = malloc(a1); return devices() ? 0 : ERROR;",
     "aclrtFree": "free((void *)a0); return 0;",
     "aclrtCreateStreamWithConfig": "*(void **)a0 = &devices; return devices() ? 0 : ERROR;",

@@ -1,4 +1,4 @@
-"""The environment of torch_npu, and what it says of every replay's NPU call."""
+"""The environment of torch_npu, and its verdict on every replay's NPU call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-npu-proofs",
         action="store_true",
-        help="write bench/facts/npu_proofs.json anew, from what the real torch_npu says (default: compare)",
+        help="write bench/facts/npu_proofs.json anew, from the answers of the real torch_npu (default: compare)",
     )
 
 
@@ -30,7 +30,7 @@ def npu_python(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def verdicts_by_type(npu_python, tmp_path_factory) -> dict[str, list[Verdict]]:
-    """What became of every row, by kernel type."""
+    """The verdict on every row, by kernel type."""
     found = defaultdict(list)
     for verdict in verdicts(npu_python, tmp_path_factory.mktemp("npu"), cases()):
         found[verdict.case.kernel_type].append(verdict)

@@ -1,6 +1,6 @@
 """Schemas of the custom operators that replays call and torch_npu does not have.
 
-They are what these operators' own packages register or publish; the source stands with each.
+These operators' own packages register or publish them; the source is given with each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCHEMAS = {
             -> (Tensor out, Tensor expert_token_nums)
     """,
     # vllm-project/vllm-ascend, vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py and
-    # vllm_ascend/ops/{register_custom_ops,rotary_embedding}.py: what torch infers from the annotations
+    # vllm_ascend/ops/{register_custom_ops,rotary_embedding}.py: as torch infers them from the annotations
     # of the functions that are registered there.
     "vllm": """
         qkv_rmsnorm_rope(Tensor input, Tensor cos_sin_cache, Tensor positions, Tensor q_weight,

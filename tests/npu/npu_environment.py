@@ -34,7 +34,7 @@ def python_with_torch_npu(cache: Path) -> Path:
         cache: the folder that keeps it.
 
     Raises:
-        Unavailable: the machine lacks what it takes.
+        Unavailable: the machine lacks a requirement.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise Unavailable(f"torch_npu has no wheel for {sys.platform} on {platform.machine()}")
@@ -58,7 +58,7 @@ def _make(home: Path) -> None:
     packages = next(home.glob("lib/python*/site-packages"))
     if torch_libraries is not None:
         (packages / "torch_of_the_tests.pth").write_text(f"{torch_libraries.parents[1]}\n")
-    # PyYAML is what torch_npu imports and does not ask for.
+    # torch_npu imports PyYAML without requiring it.
     _pip(home, f"torch=={TORCH}", f"torch_npu=={TORCH_NPU}", "pyyaml")
     try:
         cann_stubs.build(packages, torch_libraries or packages / "torch" / "lib")

@@ -88,7 +88,7 @@ class MetaDevice:
     """A device on which the NPU call runs as far as it can without an NPU.
 
     Attributes:
-        proof: what took the arguments of the last call; see `opatlas.engine.kernel_facts`. "" before the first.
+        proof: how the arguments of the last call were taken; see `opatlas.engine.kernel_facts`. "" before the first.
     """
 
     torch_device = META
@@ -150,11 +150,11 @@ def _expect_as_many_results(result: Any, operator: torch._ops.OpOverload) -> Non
         return
     count = 0 if result is None else len(result) if isinstance(result, (tuple, list)) else 1
     if count != len(returns):
-        raise Refused(f"{operator} returns {len(returns)} values, and what is timed elsewhere returns {count}")
+        raise Refused(f"{operator} returns {len(returns)} values, and the timed call returns {count}")
 
 
 class Unchecked:
-    """Stands in for a formula, where there are no values to compare."""
+    """A formula without values to compare."""
 
     name = "unchecked"
 
@@ -163,7 +163,7 @@ class Unchecked:
 
 
 class Proof(Replay):
-    """The `replay` of a row: calls the NPU call with what the replay passes, and compares shapes and dtypes."""
+    """The `replay` of a row: calls the NPU call with the arguments of the replay, and compares shapes and dtypes."""
 
     def __init__(self, row: ReplayRow, spec: ReplaySpec, device: Any) -> None:
         super().__init__(row, spec, device, device, MeasureSettings(repeat_count=1, cache="warm"))
@@ -174,7 +174,7 @@ class Proof(Replay):
 
 
 def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict[str, str]:
-    """Returns what became of a row: "proof", "unsupported" or "invalid" (why), or "refused" (what by)."""
+    """Returns the outcome of a row: "proof", "unsupported" or "invalid" (why), or "refused" (by which function)."""
     module, _, name = function_name.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     spec = replay_spec(function)
@@ -207,7 +207,7 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
 
 
 def _group_of(cells: dict[str, str]) -> Group:
-    """That of a row, as its first rank sees it, and without a name: nobody is there to communicate with."""
+    """That of a row, as its first rank sees it, and without a name: there are no other ranks."""
     return Group(0, int(cells.get(EP_SIZE) or 1))
 
 

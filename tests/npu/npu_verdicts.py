@@ -1,4 +1,4 @@
-"""Rows to prove NPU calls on, and what the child process says of each."""
+"""Rows to prove NPU calls on, and the verdict of the child process on each."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case: exactly one of proof, unsupported, invalid and refused is set.
+    """The verdict on a case: exactly one of proof, unsupported, invalid and refused is set.
 
     Attributes:
-        proof: what took the arguments.
+        proof: the function that took the arguments.
         unsupported: why the replay does not do this row on an NPU.
         invalid: why the replay refuses the row.
-        refused: what is wrong with the call.
+        refused: the mistake of the call.
     """
 
     case: Case
@@ -72,7 +72,7 @@ def verdicts(python: Path, folder: Path, cases: Sequence[Case]) -> list[Verdict]
 
     Args:
         python: of an environment with torch_npu.
-        folder: for what is passed back and forth; empty.
+        folder: for the files that are passed back and forth; empty.
     """
     found: list[Verdict] = []
     jobs, lines = folder / "jobs.json", folder / "verdicts.jsonl"
@@ -81,12 +81,12 @@ def verdicts(python: Path, folder: Path, cases: Sequence[Case]) -> list[Verdict]
         jobs.write_text(json.dumps([[case.function, case.kernel_type, case.cells] for case in left]))
         lines.write_text("")
         ended = _run(python, jobs, lines)
-        told = [json.loads(line) for line in lines.read_text().splitlines()]
-        found += [Verdict(case, **values) for case, values in zip(left, told, strict=False)]
-        if len(told) < len(left):
-            if not told and not found:
+        results = [json.loads(line) for line in lines.read_text().splitlines()]
+        found += [Verdict(case, **values) for case, values in zip(left, results, strict=False)]
+        if len(results) < len(left):
+            if not results and not found:
                 raise RuntimeError(f"no call was made: {ended}")
-            found.append(Verdict(left[len(told)], refused=f"the process ended: {ended}"))
+            found.append(Verdict(left[len(results)], refused=f"the process ended: {ended}"))
     return found
 
 

@@ -1,10 +1,10 @@
-"""Runs in the environment of torch_npu: opens the NPU that stands in, and prints as JSON what it says and does.
+"""Runs in the environment of torch_npu: opens the stand-in NPU, and prints its answers as JSON.
 
     python open_npu.py [all-visible]
 
 With the word it is the second of those that the process sees, and else the only one.
 
-What cannot be opened is printed as the error's type and message.
+A failure to open is printed as the error's type and message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALLS = (
 
 
 def found(device, call):
-    """What the name of an NPU call comes to."""
+    """The function that the name of an NPU call resolves to."""
     try:
         return {"status": "found", "text": repr(device.kernel(lambda: None, call))}
     except ReplayError as error:

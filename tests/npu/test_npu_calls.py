@@ -16,7 +16,7 @@ from opatlas.model.schema import INPUT_DTYPES
 
 
 def described(verdicts):
-    """Kernel type, row, call and what was refused, of the first ones."""
+    """Kernel type, row, call and refusal, of the first ones."""
     lines = [
         f"{verdict.case}\n{replay_spec(replays_of_bench()[verdict.case.kernel_type]).npu}: "
         f"{verdict.refused or 'the replay refuses the row: ' + verdict.invalid}"

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 def opened(python: Path, *path: Path, words: tuple[str, ...] = (), **environment: str):
-    """What open_npu.py prints, told some words; `path` goes before all packages."""
+    """The output of open_npu.py with some arguments; `path` goes before all packages."""
     with tempfile.TemporaryDirectory() as folder:
         # torch_npu's profiler leaves a file where it is.
         done = subprocess.run(
@@ -75,21 +75,21 @@ def test_facts_of_an_open_npu(an_npu):
     }
 
 
-def test_what_changes_by_itself_is_apart_from_the_facts(an_npu):
+def test_changing_values_are_separate_from_the_facts(an_npu):
     state = an_npu["description"]["state"]
     assert (state["Temperature(C)"], state["NPU Real-time Power(W)"], state["HBM Capacity(MB)"]) == (36, 178.5, 65536)
     assert not any("Temperature" in name for name in an_npu["description"]["facts"])
 
 
-def test_memory_is_what_the_runtime_has_free(an_npu):
+def test_memory_is_the_free_memory_of_the_runtime(an_npu):
     assert an_npu["available_bytes"] == 60 << 30
 
 
-def test_the_profiler_takes_what_its_instrument_gives_it(an_npu):
+def test_the_profiler_takes_the_arguments_of_its_instrument(an_npu):
     assert an_npu["profilers"] == ["profile"] * len(METRICS)
 
 
-def test_events_measure_what_lies_between_them(an_npu):
+def test_events_measure_the_work_between_them(an_npu):
     assert an_npu["instrument"] == "npu-events"
     assert len(an_npu["durations_us"]) == 3
     # A sleep of 10 ms is never shorter.
@@ -194,8 +194,8 @@ def test_without_the_package():
         ('ModuleNotFoundError("decorator is too old")', None, "torch_npu .*: decorator is too old"),
     ],
 )
-def test_what_the_words_of_a_failed_import_mean(monkeypatch, tmp_path, raised, version, said):
-    """The words are those of the loader and of torch_npu, raised by a package that stands in for it."""
+def test_errors_of_a_failed_import_get_a_remedy(monkeypatch, tmp_path, raised, version, said):
+    """The words are those of the loader and of torch_npu, raised by a stand-in for it."""
     package = tmp_path / "torch_npu"
     package.mkdir()
     (package / "__init__.py").write_text(f"raise {raised}\n")

@@ -1,4 +1,4 @@
-"""What the doctor says of the real torch_npu, over stand-ins for CANN."""
+"""Findings of the doctor on the real torch_npu, over stand-ins for CANN."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ def test_torch_npu_without_a_device(verdict_of):
     assert verdict["facts"]["version"] == "2.13.0"
 
 
-def test_an_npu_that_is_not_there(verdict_of):
-    verdict = verdict_of("npu")
-    assert verdict["state"] == "fail"
-    assert "/dev/davinci0" in verdict["detail"]
+@pytest.mark.parametrize(
+    ("probe", "state", "named"),
+    [("npu", "fail", "/dev/davinci0"), ("triton", "skip", "_triton_rope, split_qkv"), ("atb", "pass", "")],
+)
+def test_probes_without_an_npu_and_without_vllm_ascend(verdict_of, probe, state, named):
+    verdict = verdict_of(probe)
+    assert verdict["state"] == state
+    assert named in verdict["detail"]
 
 
 def test_torch_npu_with_a_device(verdict_of):
@@ -51,13 +55,3 @@ def test_torch_npu_has_the_calls_that_replays_make(verdict_of):
     verdict = verdict_of("npu_calls")
     assert verdict["state"] == "pass", verdict
     assert "torch_npu.npu_rms_norm" in verdict["facts"]["calls"]
-
-
-def test_torch_npu_finds_atb(verdict_of):
-    assert verdict_of("atb")["state"] == "pass"
-
-
-def test_without_vllm_ascend(verdict_of):
-    verdict = verdict_of("triton")
-    assert verdict["state"] == "skip"
-    assert "_triton_rope, split_qkv" in verdict["detail"]

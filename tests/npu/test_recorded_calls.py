@@ -43,7 +43,7 @@ def records(npu_python, tmp_path_factory) -> Path:
     return path
 
 
-def test_what_was_recorded(records):
+def test_recorded_calls(records):
     calls = [json.loads(line) for line in records.read_text().splitlines()]
     assert [call["actual_seq_lengths_kv"] for call in calls] == [[40, 9, 2], [17, 33, 64], [11, 31], [20, 1, 16]]
     assert [call["actual_seq_lengths"] for call in calls] == [[2, 6, 7], [2, 6, 7], [5, 23], None]
@@ -77,7 +77,7 @@ def test_recorded_calls_become_cases_with_their_lengths(database):
     ]
 
 
-def test_such_rows_are_replayed(database):
+def test_recorded_rows_are_replayed(database):
     module, _, name = replay_of(ATTENTION).rpartition(".")
     for cells in database.read(ATTENTION).frame.to_dict("records"):
         outcome = runner().run(Job(module, "", name, ATTENTION, cells, timeout_s=60))

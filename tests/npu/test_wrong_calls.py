@@ -14,7 +14,7 @@ REFUSED = {
     "other_dtype": "other results than those of the row: column 'Output Data Types' is 'FLOAT': output 0 of",
     "too_few": "missing value for argument 'size'",
     "not_a_list": "npu_broadcast",
-    "returns_more": "npu.npu_broadcast.default returns 1 values, and what is timed elsewhere returns 2",
+    "returns_more": "npu.npu_broadcast.default returns 1 values, and the timed call returns 2",
     "reads_values": "in the replay itself",
     "ends_the_process": "the process ended: exit status -6",
 }

@@ -242,7 +242,7 @@ def test_the_rows_of_captures_are_measured_in_a_database_beside_them(captured: S
         done = captured.run_in_process(f"--junitxml={captured.folder / 'report.xml'}")
         assert (done.code, len(beside(captured))) == (0, number - 2), done.output
         assert done.ledger() == {"measured": number - 2}
-        assert done.tells(captured.beside_captures, "database")
+        assert done.has_line(captured.beside_captures, "database")
         assert UNNAMED_NPU in done
         assert contents(captured.database) == before
         for cells in beside(captured).values():
@@ -310,7 +310,7 @@ def test_captures_in_the_layout_have_the_database_of_the_device_there(sessions: 
     write_table(own / "OtherToy.csv", [row(9)])
     done = sessions.run_in_process()
     assert done.ledger() == {"measured": 1}
-    assert done.tells("ATLAS_800_A2_376T_64G", own)
+    assert done.has_line("ATLAS_800_A2_376T_64G", own)
     assert contents(sessions.database) == before
 
 

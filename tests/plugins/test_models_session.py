@@ -67,7 +67,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
             model: [each.judgement.error_class for each in attempts if each.model == model] for model in ("good", "bad")
         }
         assert classes == {"good": [ErrorClass.MISMATCH, ErrorClass.PASS], "bad": [ErrorClass.SYNTAX] * 3}
-        assert done.tells("opatlas score", run)
+        assert done.has_line("opatlas score", run)
         assert [each["Error Class"] for each in rows_of(sessions, "good")] == ["pass"]
         assert [each["Error Class"] for each in rows_of(sessions, "bad")] == ["syntax/syntax_error"]
         # Each exchange is recorded, and the key is nowhere.
@@ -86,14 +86,14 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert more.code == pytest.ExitCode.TESTS_FAILED
         assert more.outcomes() == {"passed": 1, "xfailed": 1, "failed": 1}
         assert len(server.bodies) == asked + 1
-        assert more.tells("401", "TEST_KEY")
+        assert more.has_line("401", "TEST_KEY")
         assert read_attempts(run / "attempts.jsonl").attempts == attempts
 
     # The folder of a model is one of candidates: each attempt is a rival of the others.
     given = sessions.run_in_process("test_tasks.py", "--tasks=tasks", f"--implementation={run / 'good'}")
     assert given.outcomes() == {"passed": 1, "xfailed": 1}
-    assert given.tells("good-0")
-    assert given.tells("good-1")
+    assert given.has_line("good-0")
+    assert given.has_line("good-1")
 
 
 def test_a_session_of_tasks_tells_whose_database_it_takes_over(sessions: Sessions) -> None:

@@ -87,7 +87,7 @@ def test_a_test_without_a_mark_is_told_of_it(sessions: Sessions) -> None:
     (sessions.folder / "test_unmarked.py").write_text("def test_unmarked(row, replay): pass\n")
     done = sessions.run_in_process("test_unmarked.py")
     assert done.outcomes() == {"error": 1}
-    assert done.tells("test_unmarked", "@replays")
+    assert done.has_line("test_unmarked", "@replays")
 
 
 def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
@@ -178,7 +178,7 @@ def test_rows_do_not_run_where_benchmarks_do_not(sessions: Sessions, options: tu
     assert done.code == 0
     assert done.outcomes() == ({"passed": 2, "skipped": 1} if runs else {"passed": 1, "deselected": 2})
     assert sessions.statuses("Toy") == {1: "measured" if runs else ""}
-    assert runs or done.tells("benchmarks", options[0])
+    assert runs or done.has_line("benchmarks", options[0])
 
 
 #: What plugins such as pytest-repeat do: each test several times, by parameters of their own.

@@ -322,7 +322,7 @@ def test_a_profile_that_fits_no_row_changes_nothing_and_fails(
     before = everything(bench.database)
     done = bench.run(*options)
     assert done.code == pytest.ExitCode.TESTS_FAILED, done.output
-    assert done.tells("1 signature", bench.database, "nothing was written")
+    assert done.has_line("1 signature", bench.database, "nothing was written")
     assert everything(bench.database) == before
 
 
@@ -362,7 +362,7 @@ def test_a_profile_does_not_rename_the_device_of_captures(bench: Bench) -> None:
     other = bench.run("--device=Ascend910B4")
     assert other.code == 0, other.output
     assert "database-replays" in other
-    assert bench.run("--device=ATLAS_800_A2_376T_64G", "--dry-run").tells("database", f"{bench.database}")
+    assert bench.run("--device=ATLAS_800_A2_376T_64G", "--dry-run").has_line("database", f"{bench.database}")
     assert bench.durations(V3) == {"16,32;64,32->16,64": "2.0000"}
 
 

@@ -17,7 +17,7 @@ def test_options_that_no_host_of_a_cluster_follows(sessions: Sessions, options: 
     sessions.write("Toy", [row(2)])
     refused = sessions.run("--ray=local", *options)
     assert refused.code == pytest.ExitCode.USAGE_ERROR
-    assert refused.tells("--ray", "leave out", options[0].partition("=")[0].rstrip("2"))
+    assert refused.has_line("--ray", "leave out", options[0].partition("=")[0].rstrip("2"))
     assert sessions.statuses("Toy") == {2: ""}
 
 
@@ -26,4 +26,4 @@ def test_a_cluster_that_cannot_be_joined_is_told_with_a_remedy(sessions: Session
     refused = sessions.run("--ray=ray://head:10001")
     assert refused.code == pytest.ExitCode.USAGE_ERROR
     installed = importlib.util.find_spec("ray") is not None
-    assert refused.tells("HOST:PORT" if installed else "opatlas[ray]")
+    assert refused.has_line("HOST:PORT" if installed else "opatlas[ray]")

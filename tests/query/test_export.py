@@ -1,4 +1,4 @@
-"""What is written for other tools reads back equal, in their units."""
+"""Files for other tools read back equal, in their units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ US = [12.5, 20.25]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A database in a place that names device and versions, with messages beside it."""
+    """A database in a place that names device and versions, with messages next to it."""
     place = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     conditions = {"Cache State": "cold", "Instrument": "cupti"}
     write_table(place, "MatMulV2", product_rows(SIZES, US).assign(**conditions))
@@ -167,7 +167,7 @@ def test_compositions_are_written_only_if_asked_for(folder: Path, tmp_path: Path
         ("Sort", ["--output", "rows"], 1),  # no table of aiconfigurator has it
     ],
 )
-def test_what_cannot_be_written_has_a_status(
+def test_an_export_that_cannot_be_written_has_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_type: str, options: list[str], status: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What a row's duration depends on: sizes of products of experts and of attention, partial blocks, axes that move."""
+"""The features of a row's duration: sizes of products of experts and of attention, partial blocks, axes that move."""
 
 from __future__ import annotations
 

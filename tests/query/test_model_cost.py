@@ -1,4 +1,4 @@
-"""What a step of a model costs: the parts, their sum, and what is missing from it."""
+"""The cost of a model's step: the parts, their sum, and the missing ones."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_missing_share_is_of_calls_and_of_their_bytes(tmp_path: Path) -> Non
     assert found.tokens_per_s is None
 
 
-def test_what_no_row_tells_is_missing_and_named(tmp_path: Path) -> None:
+def test_parts_without_a_row_are_missing_and_named(tmp_path: Path) -> None:
     found = cost(database(tmp_path / "db"))
     missing = {part.part: part for part in found.missing}
     assert {"attention", "attention_all_reduce", "rope"} <= missing.keys()
@@ -103,7 +103,7 @@ def test_compositions_answer_where_nothing_else_does(tmp_path: Path) -> None:
     assert cost(database(tmp_path / "own")).composition_us == 0
 
 
-def test_what_rows_do_not_tell_is_summed_apart(tmp_path: Path) -> None:
+def test_parts_that_rows_do_not_predict_are_summed_separately(tmp_path: Path) -> None:
     (norm,) = (
         call
         for call in model_calls(resolve_model(MODEL), tp=2, batch=64, context=4096, phase="decode")
@@ -119,7 +119,7 @@ def test_what_rows_do_not_tell_is_summed_apart(tmp_path: Path) -> None:
     assert found.composition_us == 0
 
 
-def test_what_rows_of_other_dtypes_tell_is_summed_apart(tmp_path: Path) -> None:
+def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -> None:
     place = database(tmp_path / "db")
     assert cost(place).other_dtypes_us == 0
     half = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, dtype="FLOAT16")
@@ -135,7 +135,7 @@ def test_what_rows_of_other_dtypes_tell_is_summed_apart(tmp_path: Path) -> None:
     assert found.other_dtypes_us == 0
 
 
-def test_what_ships_tells_a_step() -> None:
+def test_shipped_databases_give_the_cost_of_a_step() -> None:
     # Both phases at once, since most of the time is that of fits.
     phases: tuple[Phase, ...] = ("prefill", "decode")
     shipped = opatlas.open("NVIDIA_H200")
@@ -143,8 +143,8 @@ def test_what_ships_tells_a_step() -> None:
         found = shipped.model(MODEL, batch=64, context=1024, phase=phase)
         calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
         assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
-        told = {part.part for part in found.parts} - {part.part for part in found.missing}
-        assert {"attention", *ROLES} <= told
+        present = {part.part for part in found.parts} - {part.part for part in found.missing}
+        assert {"attention", *ROLES} <= present
         assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
         assert found.layers == resolve_model(MODEL).layers
         assert {part.part for part in found.parts if not part.layers} == OUTSIDE
@@ -155,8 +155,8 @@ def test_what_ships_tells_a_step() -> None:
 def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = database(tmp_path / "db", **{CACHE_STATE: "cold", INSTRUMENT: "cupti"})
     found = cost(place)
-    told = {(part.cache, part.instrument) for part in found.parts if part.part in ROLES}
-    assert told == {("cold", "cupti")}
+    conditions = {(part.cache, part.instrument) for part in found.parts if part.part in ROLES}
+    assert conditions == {("cold", "cupti")}
     assert {(part.device, part.cache, part.instrument) for part in found.missing} == {("", "", "")}
     assert found.us_by("cache") == {"cold": pytest.approx(found.us)}
     shares = opatlas.open("NVIDIA_H200").model(MODEL, tp=2, batch=64, context=1024).us_by("cache")
@@ -165,7 +165,7 @@ def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.C
     assert {"cold", "cupti"} <= set(capsys.readouterr().out.split())
 
 
-def test_the_command_shows_each_part_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_each_part_and_the_missing_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["model", MODEL, str(database(tmp_path / "db")), "--tp", "2", "--batch", "64", "--context", "4096"]
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -195,7 +195,7 @@ def windowed(folder: Path) -> str:
     return str(path)
 
 
-def test_what_differs_from_the_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, model = str(database(tmp_path / "db")), windowed(tmp_path / "windowed")
     asked = ["model", model, place, "--batch", "4", "--context", "512"]
     assert main(asked) == 2
@@ -206,9 +206,9 @@ def test_what_differs_from_the_model_is_told(tmp_path: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert all(word in text for word in ("MXFP4", "2 of 4 layers", "sinks", "biases"))
     assert main([*asked, "--dtype", "bf16", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     found = opatlas.model_cost(place, model, batch=4, context=512, dtype="BF16")
-    assert (told["dtype"], tuple(told["differs"])) == ("BF16", found.differs)
+    assert (printed["dtype"], tuple(printed["differs"])) == ("BF16", found.differs)
     assert (found.layers, cost(place).differs) == (4, ())
     planned = [*asked, "--next", "1", "--dry-run"]
     assert main([*planned, "--dtype", "BF16", "--json"]) == 0
@@ -234,7 +234,7 @@ def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> Non
     assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
 
 
-def test_a_name_that_is_no_model_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "NVIDIA_H200", MODEL, "--batch", "1", "--context", "1"]) == 2
     assert capsys.readouterr().err.startswith("error: NVIDIA_H200:")
 
@@ -329,7 +329,7 @@ def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp
     assert {(part.implementation, part.us_per_call, part.other_dtypes) for part in parts} == {("torch", US, False)}
 
 
-def test_the_attention_of_what_ships_is_of_one_implementation() -> None:
+def test_the_shipped_attention_is_of_one_implementation() -> None:
     shipped = opatlas.open("NVIDIA_H200")
     last = 0.0
     for length in (4096, 6000, 8192, 12000, 16384, 24000):

@@ -209,7 +209,7 @@ def test_attention_is_asked_with_its_lengths(
         pytest.param(Operator(aten.mm.default, (tensor(64, 512), tensor(64, 512))), id="no product"),
     ],
 )
-def test_what_is_not_answered_goes_to_the_data_source_behind(folder: Path, interface: Any, operator: Operator) -> None:
+def test_unanswered_questions_go_to_the_data_source_behind(folder: Path, interface: Any, operator: Operator) -> None:
     alone = OpAtlasDataSource(folder)
     assert alone.lookup(operator) is None
     assert alone.last_miss_reason
@@ -236,6 +236,6 @@ def test_the_mapping_of_the_database_counts(folder: Path, interface: Any) -> Non
 
 
 @pytest.mark.skipif(find_spec("tensor_cast") is not None, reason="msmodeling is installed")
-def test_without_msmodeling_an_error_says_so(folder: Path) -> None:
+def test_without_msmodeling_there_is_an_error(folder: Path) -> None:
     with pytest.raises(opatlas.OpAtlasError):
         OpAtlasDataSource(folder)

@@ -1,4 +1,4 @@
-"""Which rows to measure next: what a model's step costs is known best after them."""
+"""Which rows to measure next: after them the cost of a model's step is known best."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_a_row_that_another_implementation_measured_is_not_planned(tmp_path: Pat
     write_table(torch, "Sort", product_rows([(1, 1, 1)], [5]))
     before = next(row for row in planned(torch).rows if row.kernel_type == "SwiGlu")
     row = {**before.cells, "Average Duration(us)": "5.0", "Status": "measured", "Quality": "quiet"}
-    beside = device / "flashinfer" / "flashinfer0.5.3_torch2.11.0_cuda13.0"
-    write_table(beside, "SwiGlu", pd.DataFrame([row]))
+    flashinfer = device / "flashinfer" / "flashinfer0.5.3_torch2.11.0_cuda13.0"
+    write_table(flashinfer, "SwiGlu", pd.DataFrame([row]))
     assert before.signature not in {row.signature for row in planned(torch).rows if row.kernel_type == "SwiGlu"}
 
 
@@ -103,8 +103,8 @@ def test_the_row_is_planned_that_would_have_answered(
     found = products(planned(folder))
     assert {row.implementation for row in found} == {stack.split(",")[0]}
     assert main(["model", MODEL, str(folder), *STEP, "--next", "1000"]) == 0
-    told = capsys.readouterr().out
-    assert ("--implementation torch,mine" in told) == stack.startswith("mine")
+    printed = capsys.readouterr().out
+    assert ("--implementation torch,mine" in printed) == stack.startswith("mine")
 
 
 def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
@@ -128,8 +128,8 @@ def test_the_command_adds_rows_that_a_replay_reads_and_a_second_one_adds_others(
     }
     assert added == expected
     assert main(call) == 0
-    told = capsys.readouterr().out
-    assert all(kernel_type in told for kernel_type, _ in expected)
+    printed = capsys.readouterr().out
+    assert all(kernel_type in printed for kernel_type, _ in expected)
     assert sum(len(database.read(name).frame) for name in database.kernel_types()) == len(TOKENS) * len(WEIGHTS) + 6
 
 

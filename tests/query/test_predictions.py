@@ -61,7 +61,7 @@ def test_a_size_beyond_all_rows_is_extrapolated_with_a_wider_interval(database: 
     assert abs(far.duration_us / roofline_us([(40000, 1024, 1024)])[0] - 1) < 0.3
 
 
-def test_a_prediction_names_its_rows_and_says_why_it_is_none(database: opatlas.OpenDatabase) -> None:
+def test_a_prediction_has_its_rows_and_a_note(database: opatlas.OpenDatabase) -> None:
     answer = database.query("MatMulV2", [(48, 1024), (512, 1024)])
     assert answer.rows
     assert answer.run_ids == (RUN,)
@@ -171,8 +171,8 @@ def test_an_output_is_a_part_of_an_input_in_all_rows(tmp_path: Path) -> None:
     rows["Output Shapes"] = [f"{m},{width // 2}" for m, width in sizes]
     write_table(tmp_path / "db", "SwiGlu", rows)
     asked = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072")
-    told = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072", output_shapes="40,1536")
-    assert (asked.duration_us, asked.interval_us) == (told.duration_us, told.interval_us)
+    given = opatlas.open(tmp_path / "db").query("SwiGlu", "40,3072", output_shapes="40,1536")
+    assert (asked.duration_us, asked.interval_us) == (given.duration_us, given.interval_us)
     assert asked.duration_us == pytest.approx(2 + 40 * 3072 / 1e5, rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Whose number it is: captured or replayed, on which device, by what; one device answers for a database."""
+"""The provenance of a number: captured or replayed, device, instrument; one device answers for a database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = {"Type": "MyOwnKernel", "Duration(us)": "3.8"}
 
 
 def replay_of(folder: Path, device: str, *, us: float = REPLAYED_US, run: str = RUN) -> None:
-    """A replay of all rows but those of MyOwnKernel, beside captured durations."""
+    """A replay of all rows but those of MyOwnKernel, with captured durations."""
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0, "statuses": {"measured": 1}}
@@ -108,18 +108,18 @@ def test_a_captured_database_answers_with_its_own_device_also_where_another_one_
 
 
 @pytest.mark.parametrize("named", ["", NPU, "ATLAS_800_A2_376T_64G"])
-def test_a_replay_on_the_device_of_the_capture_answers_and_the_capture_is_beside_it(
+def test_a_replay_on_the_device_of_the_capture_answers_and_the_capture_is_a_rival(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
 ) -> None:
     folder = ingested(tmp_path / "db", named)
     replay_of(folder, NPU)
     answer = asked(folder, capsys, *RMS)
     assert origin(answer) == (REPLAYED_US, "replayed", NPU, "torch_npu")
-    (beside,) = answer["rivals"]  # type: ignore[misc]
-    assert origin(beside) == (CAPTURED_US, "captured", named or UNNAMED, "torch_npu")
+    (rival,) = answer["rivals"]  # type: ignore[misc]
+    assert origin(rival) == (CAPTURED_US, "captured", named or UNNAMED, "torch_npu")
 
 
-def test_a_row_of_another_device_only_does_not_answer_and_is_told(
+def test_a_row_of_another_device_only_does_not_answer_and_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ingested(tmp_path / "db", "")
@@ -128,7 +128,7 @@ def test_a_row_of_another_device_only_does_not_answer_and_is_told(
     with pytest.raises(opatlas.NoAnswer, match=CPU):
         opatlas.open(folder).query("MatMulV2", "16,1024;512,1024")
     assert main(["query", str(folder), "MatMulV2", "16,1024", "512,1024"]) == 1
-    # Beside a captured row of the type: predicted from that, and named.
+    # With a captured row of the type: predicted from that, and named.
     rows = pd.concat([Database(folder).read("MatMulV2").frame, product_rows([(32, 512, 1024)], [0])]).fillna("")
     rows["Profiling Average Duration(us)"] = ["", "9.5"]
     rows.iloc[1, list(rows.columns).index("Average Duration(us)")] = ""

@@ -1,4 +1,4 @@
-"""`opatlas query`: one call, a file of calls, and what is wrong usage."""
+"""`opatlas query`: one call, a file of calls, and wrong usage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def asked(folder: Path, capsys: pytest.CaptureFixture[str], *question: str) -> dict[str, Any]:
-    """What the command prints as JSON."""
+    """The JSON output of the command."""
     capsys.readouterr()
     assert main(["query", str(folder), *question, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -81,7 +81,9 @@ def test_a_collective_is_asked_by_bytes_and_devices(tmp_path: Path, capsys: pyte
         assert main(["query", str(folder), "all_reduce", *wrong]) == 2
 
 
-def test_a_misspelt_collective_and_a_stored_dtype_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_collective_and_a_stored_dtype_are_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["query", str(folder), "allreduce", "4096", "2"]) == 1
     assert "all_reduce" in capsys.readouterr().err
     assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024", "--dtypes", "FLOAT16"]) == 1
@@ -123,5 +125,5 @@ def test_an_absent_input_is_found_with_its_default_dtype_and_without(
         (["16,1024", "512,1024", "--implementation", "other"], 1),
     ],
 )
-def test_what_cannot_be_answered_has_a_status(folder: Path, options: list[str], status: int) -> None:
+def test_questions_without_an_answer_have_a_status(folder: Path, options: list[str], status: int) -> None:
     assert main(["query", str(folder), "MatMulV2", *options]) == status

@@ -1,4 +1,4 @@
-"""Every stored row answers with itself, and a question that no row or several rows fit says what to do."""
+"""Every stored row answers with itself, and a question that no row or several rows fit gets a remedy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_many_answers_say_where_and_how_each_was_measured(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("populations", "quality"), [("", ""), ("10 launches around 11 us and 10 around 14 us", "bimodal")]
 )
-def test_a_captured_average_of_two_populations_is_told(tmp_path: Path, populations: str, quality: str) -> None:
+def test_a_captured_average_of_two_populations_is_reported(tmp_path: Path, populations: str, quality: str) -> None:
     rows = product_rows([(16, 512, 1024)], us=[0]).drop(columns=["Average Duration(us)", "Quality", "Run ID"])
     rows = rows.assign(**{"Profiling Average Duration(us)": "12.5", "Profiling Populations": populations})
     write_table(tmp_path, "MatMulV2", rows)
@@ -105,20 +105,20 @@ def test_the_interval_is_narrower_for_the_machine_that_measured_the_row(tmp_path
     ],
 )
 @pytest.mark.parametrize("others", [0, 1, 12])
-def test_what_does_not_answer_is_told(tmp_path: Path, cells: dict[str, str], others: int) -> None:
+def test_rows_that_do_not_answer_are_rivals(tmp_path: Path, cells: dict[str, str], others: int) -> None:
     sizes = [(16, 512, 1024), *((32 * (1 + i), 512, 1024) for i in range(others))]
     rows = product_rows(sizes, us=[12.5, *(20.0 + i for i in range(others))])
     for name, cell in cells.items():
         rows[name] = [cell, *rows.get(name, pd.Series([""] * len(rows)))[1:]]
     write_table(tmp_path, "MatMulV2", rows)
     if others:
-        told = opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
-        assert told.how is not opatlas.How.MEASURED
+        answer = opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+        assert answer.how is not opatlas.How.MEASURED
         is_composed = "Status" not in cells
-        assert [(each.duration_us, each.how, each.composed) for each in told.rivals] == [
+        assert [(each.duration_us, each.how, each.composed) for each in answer.rivals] == [
             (12.5, "measured", is_composed)
         ]
-        assert "stored" in told.note
+        assert "stored" in answer.note
     else:
         with pytest.raises(opatlas.NoAnswer):
             opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
@@ -154,7 +154,7 @@ def test_a_row_that_is_stored_answers_with_its_spread(tmp_path: Path, cells: dic
     many = database.query_many("MatMulV2", rows)
     assert many["Low(us)"][0] == pytest.approx(answer.interval_us[0])
     assert (many["How"][0], many["High(us)"][0]) == ("measured", pytest.approx(answer.interval_us[1]))
-    # It tells nothing of others.
+    # It predicts no others.
     others = database.query("MatMulV2", "24,1024;512,1024").rows
     assert answer.rows[0].case_id not in {row.case_id for row in others}
 
@@ -184,7 +184,7 @@ def test_a_noisy_message_answers(tmp_path: Path, noise: float) -> None:
     assert between.how == ("extrapolated" if noise == 3.0 else "interpolated")
 
 
-def test_a_table_of_noisy_rows_tells_of_others(tmp_path: Path) -> None:
+def test_a_table_of_noisy_rows_predicts_others(tmp_path: Path) -> None:
     sizes = [(m, 512, 1024) for m in range(32, 448, 32)]
     rows = product_rows(sizes, us=[20.0 + i for i in range(13)]).assign(Quality="noisy")
     write_table(tmp_path, "MatMulV2", rows)
@@ -197,7 +197,7 @@ def test_a_table_of_noisy_rows_tells_of_others(tmp_path: Path) -> None:
         pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "2"}, None, id="unknown"),
         pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "1"}, False, id="one kernel"),
         pytest.param("SwiGlu", {"Instrument": "msprof", "MicroBench Device Kernels": "2"}, False, id="an NPU"),
-        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "quiet"}, False, id="told"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "quiet"}, False, id="quiet"),
         pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "composition"}, True, id="a composition"),
         pytest.param("SwiGlu", {}, False, id="captured"),
         pytest.param("Sort", {"Instrument": "cupti", "MicroBench Device Kernels": "21"}, False, id="one operator"),
@@ -205,7 +205,7 @@ def test_a_table_of_noisy_rows_tells_of_others(tmp_path: Path) -> None:
         pytest.param("of_a_user", {"Instrument": "cupti"}, None, id="no replay"),
     ],
 )
-def test_an_answer_says_whether_its_row_tells_of_a_composition(
+def test_an_answer_says_whether_its_row_is_a_composition(
     tmp_path: Path, kernel_type: str, cells: dict[str, str], composed: bool | None
 ) -> None:
     rows = product_rows([(16, 512, 1024)], us=[12.5]).drop(columns=["Quality"]).assign(**cells)
@@ -233,7 +233,7 @@ def test_the_fastest_implementation_answers_unless_one_is_named(tmp_path: Path) 
     assert database.query_many("MatMulV2", table, implementation=mine)["Implementation"].tolist() == ["mine 1.0"]
 
 
-def test_rows_that_differ_in_what_was_not_asked_are_told_apart_by_it(tmp_path: Path) -> None:
+def test_rows_that_differ_beyond_the_question_are_distinguished(tmp_path: Path) -> None:
     rows = product_rows([(16, 512, 1024), (16, 512, 1024)], us=[12.5, 25.0])
     rows.loc[1, ["Input Data Types", "Output Data Types"]] = ["FLOAT;FLOAT", "FLOAT"]
     write_table(tmp_path, "MatMulV2", rows)
@@ -295,7 +295,7 @@ def test_unknown_noise_widens_the_interval(tmp_path: Path) -> None:
     assert (high - low) / 200 == pytest.approx(math.hypot(0.1645, 0.053), abs=1e-4)
 
 
-def test_a_kernel_type_whose_rows_are_all_compositions_is_told_apart_from_other_shapes(tmp_path: Path) -> None:
+def test_a_question_that_only_compositions_answer_names_their_option(tmp_path: Path) -> None:
     write_table(tmp_path, "SwiGlu", product_rows([(16, 512, 1024)], us=[100.0]).assign(Quality="composition"))
     shapes = ["16,1024", "512,1024"]
     with pytest.raises(opatlas.NoAnswer, match="compositions=True"):
@@ -338,7 +338,7 @@ def test_the_spread_between_machines_is_the_floor_of_an_interval(
     assert here.interval_us == pytest.approx((97.9, 102.1))
 
 
-def test_the_folder_of_a_device_stands_for_its_newest_database(tmp_path: Path) -> None:
+def test_the_folder_of_a_device_means_its_newest_database(tmp_path: Path) -> None:
     device = tmp_path / "data" / "NVIDIA_H200"
     for version, us in (("torch2.9.0_cuda13.0", 9.0), ("torch2.11.0_cuda13.0", 12.5)):
         write_table(device / "torch" / version, "MatMulV2", product_rows([(16, 512, 1024)], us=[us]))

@@ -10,7 +10,7 @@ from tests.query.tables import product_rows, write_table
 
 #: Would open a dialog where it is read as HTML. No kernel type may have this name: the overview quotes it in a problem.
 HOSTILE = "<img src=x onerror=alert(1)>"
-#: The name of a kernel type, which stands for the same once it is read as HTML.
+#: The name of a kernel type, which means the same once it is read as HTML.
 ENTITIES = "&lt;img src=x onerror=alert(1)&gt;"
 SIZES = [(m, 256, k) for m in range(1, 71) for k in (512, 1024)]
 FAILED, COMPOSED = 3, 5
@@ -18,7 +18,7 @@ STEP = "Qwen/Qwen3-32B,batch=8,context=512"
 
 
 def small_databases(root: Path) -> Path:
-    """Returns a database with implementations, and beside it one with messages of the same device."""
+    """Returns a database with implementations, and next to it one with messages of the same device."""
     base = root / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     rows = product_rows(SIZES, [2 + m * k / 1e4 for m, _, k in SIZES])
     rows.loc[: FAILED - 1, ["Average Duration(us)", "Quality"]] = ""

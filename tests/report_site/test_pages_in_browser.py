@@ -1,4 +1,4 @@
-"""The pages of `opatlas report` in a browser: what they show, and that they load and run nothing else."""
+"""The pages of `opatlas report` in a browser: their content, and that they load and run nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READY = "(page) => document.getElementById('main').dataset.page === page"
 
 
 class Visit:
-    """A page of the site in a fresh context, and what went wrong in it."""
+    """A page of the site in a fresh context, and its errors."""
 
     def __init__(self, browser: Any, root: str, **context: Any) -> None:
         self.root = root
@@ -231,7 +231,7 @@ def test_languages_and_colours_follow_the_reader(visit: Callable[..., Visit]) ->
     assert "overview" in page.locator("header").inner_text()
 
 
-def test_keys_reach_what_a_mouse_reaches(visit: Callable[..., Visit]) -> None:
+def test_keys_reach_everything_that_a_mouse_reaches(visit: Callable[..., Visit]) -> None:
     page = visit().show("#/type/MatMulV2")
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.className") == "skip"
@@ -333,7 +333,7 @@ def test_a_click_on_a_point_opens_its_row(visit: Callable[..., Visit]) -> None:
     assert page.locator("section.row h2").inner_text().startswith(ENTITIES)
 
 
-def test_the_diagnosis_ranks_rows_by_time_lost_and_says_what_to_do(visit: Callable[..., Visit]) -> None:
+def test_the_diagnosis_ranks_rows_by_time_lost_and_gives_advice(visit: Callable[..., Visit]) -> None:
     visited = visit(locale="zh-CN")
     page = visited.show("#/diagnosis")
     names, counts = (page.locator(f"main section:first-of-type td:nth-child({i})").all_inner_texts() for i in (1, 2))

@@ -1,4 +1,4 @@
-"""The files of a site, without a browser: which rows it has, what is refused, and that equal data give equal sites."""
+"""The files of a site, without a browser: its rows, refusals, and that equal data give equal sites."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_earlier_site_leaves_no_rows(database: Path, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "site" / "data").glob("rows*.js")} < before
 
 
-def test_a_folder_with_other_files_is_left_alone(database: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_unchanged(database: Path, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
     assert main(["report", str(database), "--output", str(tmp_path)]) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
@@ -174,7 +174,7 @@ def test_without_peaks_rows_are_ranked_by_their_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["Ascend910B3", "Ascend910Z9", ""])
-def test_a_site_says_whose_each_duration_is(device: str, tmp_path: Path) -> None:
+def test_a_site_has_the_device_of_each_duration(device: str, tmp_path: Path) -> None:
     """Of a captured database with a replay of another device: the ranking is that of `diagnose`."""
     folder = tmp_path / "rows"
     often = kernel(20.0, "Small", **cells("7,8", "7,8"))

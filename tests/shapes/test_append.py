@@ -1,4 +1,4 @@
-"""Rows of a run in the CSVs of a database: what is new, in the dtypes that are there, once."""
+"""Rows of a run in the CSVs of a database: new ones, in the dtypes of the table, once."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_attention_rows_get_their_runtime_columns(database: Database) -> None:
     assert len(set(signatures("FusedInferAttentionScore", frame))) == 60
 
 
-def test_a_malformed_row_is_named_and_its_file_left_alone(database: Database) -> None:
+def test_a_malformed_row_is_named_and_its_file_unchanged(database: Database) -> None:
     path = write(database, "SwiGlu", "4,sixty | DT_BF16 | ND -> 4,32 | DT_BF16 | ND")
     before = path.read_bytes()
     with pytest.raises(TableError, match=r"SwiGlu\.csv:2: column 'Input Shapes' is '4,sixty'"):
@@ -192,7 +192,7 @@ def test_a_malformed_row_is_named_and_its_file_left_alone(database: Database) ->
     assert path.read_bytes() == before
 
 
-def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
+def test_rows_that_another_process_adds_meanwhile_are_not_added_twice(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = request(QWEN3_0_6B, rows=40)

@@ -112,7 +112,7 @@ def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     ],
     ids=range(13),
 )
-def test_files_that_are_no_catalog(tmp_path: Path, text: str, place: str) -> None:
+def test_invalid_catalogs(tmp_path: Path, text: str, place: str) -> None:
     with pytest.raises(CatalogError) as caught:
         catalog_of(tmp_path, text)
     assert [mistake.place for mistake in caught.value.mistakes] == [place]

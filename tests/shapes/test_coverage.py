@@ -1,4 +1,4 @@
-"""What of the models' shapes is in a database, and which kernel types a database gets rows of."""
+"""The coverage of models' shapes by a database, and the kernel types of which a database gets rows."""
 
 from __future__ import annotations
 

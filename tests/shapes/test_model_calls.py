@@ -25,7 +25,7 @@ from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts
 
 BATCH, CONTEXT = 2, 16
-#: The numbers of each config.json that differ from what transformers takes without one.
+#: The numbers of each config.json that differ from the defaults of transformers.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
     "qwen3": (
         QWEN3_32B,
@@ -81,13 +81,13 @@ Product = tuple[int, int, int]
 
 #: Rows and columns of the tensor that an operator reads: how often it is called.
 Sizes = Counter[tuple[int, ...]]
-#: What is compared besides products, by operators of torch and by kernels.
+#: The compared calls except products, by operators of torch and by kernels.
 TRACED = ("norm", "residual", "gate", "attention", "router", "permutation", "embedding")
 
 
 @dataclass
 class Trace:
-    """What a prefill of a model on the meta device calls.
+    """The calls of a prefill of a model on the meta device.
 
     Attributes:
         products: products with weights. Weights that multiply the same tensor count as one, since engines fuse them.
@@ -100,7 +100,7 @@ class Trace:
 
 @cache
 def traced(architecture: str) -> Trace:
-    """What a prefill of a model calls. Skips if transformers is missing, or too old for the model."""
+    """The calls of a prefill of a model. Skips if transformers is missing, or too old for the model."""
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     import torch._dynamo  # It fails to be imported while the meta device is the default (torch 2.6).
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -151,7 +151,7 @@ def traced(architecture: str) -> Trace:
 
 
 def others(calls: list[ModelCall]) -> dict[str, Sizes]:
-    """What the kernels of a step do besides products, by TRACED. A kernel may do what several operators do."""
+    """The work of a step's kernels except products, by TRACED. A kernel may do the work of several operators."""
     found: dict[str, Sizes] = {kind: Counter() for kind in TRACED}
     for call in calls:
         inputs = [shape_of(cell) for cell in call.cells["Input Shapes"].split(";")]
@@ -206,7 +206,7 @@ def test_products_are_those_of_the_traced_model(architecture: str) -> None:
 
 @pytest.mark.parametrize("kind", TRACED)
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_other_kernels_do_what_the_traced_model_does(architecture: str, kind: str) -> None:
+def test_other_kernels_do_the_operators_of_the_traced_model(architecture: str, kind: str) -> None:
     model, _ = CONFIGS[architecture]
 
     found = others(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill"))

@@ -1,4 +1,4 @@
-"""What models run: the matrices of their modules, divided among devices."""
+"""The products of models: the matrices of their modules, divided among devices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ GPT_OSS: dict[str, Any] = {
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
 }
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-#: What published files have that decides no call.
+#: Keys of published files that decide no call.
 HARMLESS: dict[str, Any] = {
     "ep_size": 1,
     "n_group": 1,
@@ -79,7 +79,7 @@ HARMLESS: dict[str, Any] = {
     "pretraining_tp": 1,
     "use_cache": True,
 }
-#: The numbers of each config.json that differ from what transformers takes without one.
+#: The numbers of each config.json that differ from the defaults of transformers.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
     "deepseek_v3": (
         DEEPSEEK_V3,
@@ -312,7 +312,7 @@ CALLED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize(("model_type", "keys", "calls"), CALLED.values(), ids=CALLED)
-def test_each_layer_calls_what_it_has(
+def test_each_layer_calls_its_kernels(
     model_type: str, keys: dict[str, Any], calls: dict[str, int], tmp_path: Path
 ) -> None:
     found = read(tmp_path, model_type, **SIZES, **{key: keys[key] for key in keys if key not in SIZES})
@@ -345,7 +345,7 @@ def test_delta_nets_are_divided_among_devices(tmp_path: Path) -> None:
     assert found.tp_sizes((16, 32)) == ()
 
 
-#: A file, and words of what a step of it leaves out or has in another way.
+#: A file, and words for parts that a step of it leaves out or has in another way.
 TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "windows, sinks, biases": ("gpt_oss", GPT_OSS, ("4 of 8 layers see 128 tokens", "sinks", "biases")),
     "all in a window": ("mistral", {"sliding_window": 512}, ("8 of 8 layers see 512 tokens",)),
@@ -379,7 +379,7 @@ TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("model_type", "keys", "words"), TOLD.values(), ids=TOLD)
-def test_what_a_step_leaves_out_is_told(
+def test_parts_that_a_step_leaves_out_are_reported(
     model_type: str, keys: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     found = read(tmp_path, model_type, **SIZES, **keys)
@@ -436,7 +436,7 @@ def test_a_step_has_the_dtype_of_the_weights(
             step_dtype(found)
 
 
-def test_modelopt_tells_of_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["o_proj"]}})
     )
@@ -445,7 +445,7 @@ def test_modelopt_tells_of_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert any("cache" in each for each in found.differs)
 
 
-#: Files of models whose calls are not known, and what the error names.
+#: Files of models whose calls are not known, and words of the error.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "model type": ("nemotron_h", {}, "nemotron_h"),
     "similar model type": ("qwen3_mo", {}, "qwen3_moe"),

@@ -26,7 +26,7 @@ def tokens(plan: KernelPlan) -> set[int]:
     return {int(shapes.partition(",")[0]) for shapes in plan.frame[INPUT_SHAPES]}
 
 
-def test_sizes_beyond_what_the_kernel_takes_are_left_out(tmp_path: Path) -> None:
+def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> None:
     free = planned(tmp_path)
     assert not free.result.refused
     assert max(tokens(free)) > 64

@@ -1,4 +1,4 @@
-"""What a pattern spans: the same rows one by one and all at once, with what no sample may lack."""
+"""The rows of a pattern: the same one by one and all at once, with those that no sample may lack."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_shape_comes_first_then_the_ends_of_its_range_and_edges_of_tiles() 
     assert set(first[OUTPUT_SHAPES].str.partition(",")[2]) == {str(shape.values["n"]) for shape in space.shapes}
     assert set(first[INPUT_FORMATS]) == {"ND;ND", "ND;FRACTAL_NZ"}
     assert len(set(tokens[:weights])) == weights
-    # The very first row is the smallest of its shape, and stands there already.
+    # The very first row is the smallest of its shape, and is there already.
     assert tokens.count(1) == tokens.count(32768) == both
     assert set(tokens[weights : weights + both - 1]) == {1}
     assert {15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129} <= set(tokens)
@@ -94,7 +94,7 @@ def test_shapes_of_models_come_before_others() -> None:
     assert "151936,1024" in first[INPUT_SHAPES].str.partition(";")[2].tolist()
 
 
-def test_a_model_without_such_a_layer_gives_nothing() -> None:
+def test_a_model_without_the_layer_gives_nothing() -> None:
     space = space_of("BatchMatMulV2", Targets((QWEN3_0_6B,)))
     assert (len(space), space.missing_source) == (0, "latent")
 

@@ -52,7 +52,7 @@ def test_a_second_time_it_adds_nothing(tmp_path: Path) -> None:
     assert sum(len(database.read(name).frame) for name in database.kernel_types()) == count
 
 
-def test_rows_that_are_there_keep_what_they_hold(tmp_path: Path) -> None:
+def test_existing_rows_keep_their_cells(tmp_path: Path) -> None:
     database = Database(tmp_path)
     write_starter(database)
     path = database.csv_path("SwiGlu")

@@ -92,7 +92,7 @@ def test_blocks_hold_the_matrix(data: st.DataObject) -> None:
     assert row.outputs[0].shape[0] == m
 
 
-def test_the_simplest_row_is_what_draws_shrink_to() -> None:
+def test_draws_shrink_to_the_simplest_row() -> None:
     from hypothesis import find
 
     row = find(theory_rows("SwiGlu", targets=TARGETS), lambda row: True)

@@ -1,4 +1,4 @@
-"""What the tests of theory rows share."""
+"""Shared code of the tests of theory rows."""
 
 from __future__ import annotations
 

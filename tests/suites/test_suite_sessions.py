@@ -115,8 +115,8 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert score.timed_operators == 3
     assert score.faster(0.0) == 3
     assert score.faster(1e9) == 0
-    assert done.tells("right cases", "4", "of 12")
-    assert done.tells("right operators", "3", "of 11")
+    assert done.has_line("right cases", "4", "of 12")
+    assert done.has_line("right operators", "3", "of 11")
     # A report of several implementations lies beside the rows that they share.
     assert len(list((sessions.database / "reports").glob("replay_report_*"))) >= 1
     assert not (own / "reports").exists()
@@ -172,7 +172,7 @@ def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], optio
     sessions, *_ = suite
     done = sessions.run(*options, "test_suites.py")
     assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert done.tells("--suite")
+    assert done.has_line("--suite")
 
 
 def test_a_broken_file_stops_other_sessions_and_is_a_kernel_of_suites(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_layers_modules_and_steps_of_a_dense_model(tmp_path: Path) -> None:
     assert counts_of(analysis) == {CutReason.STEP: 2}
 
 
-def test_what_is_saved_is_the_capped_gaps_less_a_synchronization_at_each(tmp_path: Path) -> None:
+def test_savings_are_the_capped_gaps_less_a_synchronization_at_each(tmp_path: Path) -> None:
     gaps = iter([2.0, 9.0] * 10_000)
     kernels = decode_steps(layers=4, steps=1, gap=lambda: next(gaps))
     analysis = analysis_of(tmp_path, kernels, model=GainModel(cap_us=5, sync_us=0.25))
@@ -148,25 +148,25 @@ def test_each_cut_splits_and_is_counted(
     assert analysis.collectives == (3 * 16 if reason is None else 0)
 
 
-def test_a_kernel_beside_others_splits_nothing_unless_they_wait_for_it(tmp_path: Path) -> None:
+def test_a_concurrent_kernel_splits_nothing_unless_others_wait_for_it(tmp_path: Path) -> None:
     kernels = decode_steps(layers=4, steps=2)
-    beside = kernels[6].of(kernel_type="Muls", stream="3", duration_us=2.0, gap_us=-4.0)
+    concurrent = kernels[6].of(kernel_type="Muls", stream="3", duration_us=2.0, gap_us=-4.0)
     alone = analysis_of(tmp_path, kernels)
-    # It ends 2 us before the kernel that it runs beside, and the next kernel starts as it did.
-    meanwhile = [*kernels[:9], beside, kernels[9].of(gap_us=kernels[9].gap_us + 2.0), *kernels[10:]]
+    # It ends 2 us before the kernel that it runs with, and the next kernel starts as it did.
+    meanwhile = [*kernels[:9], concurrent, kernels[9].of(gap_us=kernels[9].gap_us + 2.0), *kernels[10:]]
     analysis = analysis_of(tmp_path, meanwhile)
     assert counts_of(analysis)[CutReason.OTHER_STREAM] == 1
     for kind in (ScopeKind.LAYER, ScopeKind.ALL_LAYERS):
         with_it, without_it = scope_of(analysis, kind), scope_of(alone, kind)
         assert (with_it.super_kernels, with_it.saved_us) == (without_it.super_kernels, without_it.saved_us)
-    longer = beside.of(duration_us=4.5)
+    longer = concurrent.of(duration_us=4.5)
     later = analysis_of(tmp_path, [*kernels[:9], longer, kernels[9].of(gap_us=1.0), *kernels[10:]])
     assert (
         scope_of(later, ScopeKind.ALL_LAYERS).super_kernels == scope_of(alone, ScopeKind.ALL_LAYERS).super_kernels + 0.5
     )
 
 
-def test_a_collective_beside_other_kernels_is_on_another_stream(tmp_path: Path) -> None:
+def test_a_collective_concurrent_with_kernels_is_on_another_stream(tmp_path: Path) -> None:
     kernels = decode_steps(layers=4, steps=2)
     kernels.insert(5, collective("hcom_allReduce_", 10.0, -4.0, "0"))
     kernels[6] = kernels[6].of(gap_us=-2.0)
@@ -187,7 +187,7 @@ def test_a_collective_beside_other_kernels_is_on_another_stream(tmp_path: Path) 
         (lambda kernels: kernels, StepPhase.PREFILL, "prefill"),
         (lambda kernels: kernels[:1], None, "one kernel"),
     ],
-    ids=["dynamic", "training", "prefill", "tokens", "told", "one kernel"],
+    ids=["dynamic", "training", "prefill", "tokens", "given phase", "one kernel"],
 )
 def test_a_capture_of_something_else_is_refused(
     tmp_path: Path,
@@ -201,7 +201,7 @@ def test_a_capture_of_something_else_is_refused(
     assert advise(analysis).order == ()
 
 
-def test_an_excerpt_is_refused_and_a_single_odd_wait_is_told(tmp_path: Path) -> None:
+def test_an_excerpt_is_refused_and_a_single_odd_wait_is_reported(tmp_path: Path) -> None:
     path = write_timeline(tmp_path / "kernel_details.csv", decode_steps())
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines[:50], *lines[51:]]) + "\n")
@@ -225,17 +225,17 @@ def test_steps_of_prefill_are_left_out_where_others_decode(tmp_path: Path) -> No
     assert len(analysis.notes) == 1
 
 
-def test_without_step_ids_the_layers_tell_the_steps(tmp_path: Path) -> None:
+def test_without_step_ids_the_layers_determine_the_steps(tmp_path: Path) -> None:
     kernels = decode_steps(layers=6, steps=4)
-    told = analysis_of(tmp_path, kernels)
-    untold = analysis_of(tmp_path, [each.of(step="N/A") for each in kernels])
-    assert (untold.step_source, untold.steps) == (StepSource.LAYERS, 4)
-    assert untold.scopes == told.scopes
+    with_ids = analysis_of(tmp_path, kernels)
+    without_ids = analysis_of(tmp_path, [each.of(step="N/A") for each in kernels])
+    assert (without_ids.step_source, without_ids.steps) == (StepSource.LAYERS, 4)
+    assert without_ids.scopes == with_ids.scopes
     one_step = analysis_of(tmp_path, [each.of(step="N/A") for each in kernels[: len(kernels) // 4]])
     assert (one_step.step_source, one_step.steps) == (StepSource.NOTHING, 1)
 
 
-def test_streams_come_from_an_op_summary_beside_the_capture(tmp_path: Path) -> None:
+def test_streams_come_from_an_op_summary_next_to_the_capture(tmp_path: Path) -> None:
     kernels = replaced(decode_steps(layers=8, steps=3), 5, stream="9")
     write_timeline(tmp_path / "PROF_1/mindstudio_profiler_output/op_summary_20260101000000.csv", kernels, summary=True)
     details = write_timeline(tmp_path / "ASCEND_PROFILER_OUTPUT/kernel_details.csv", kernels, without=["Stream ID"])
@@ -271,11 +271,11 @@ def test_the_advice_for_a_dense_model_and_for_an_unknown_one(tmp_path: Path) -> 
     assert any("stream-fusion=1" in line for line in advise(analysis_of(tmp_path, two_streams)).snippet)
 
 
-def test_a_module_map_tells_modules_by_names_and_types(tmp_path: Path) -> None:
+def test_a_module_map_finds_modules_by_names_and_types(tmp_path: Path) -> None:
     path = tmp_path / "map.yaml"
     path.write_text('"*Norm": attention\n"SwiGlu_*": ffn\n')
     analysis = analysis_of(tmp_path, decode_steps(layers=8, steps=3), module_of=read_module_map(path))
-    # The second normalization of a layer belongs to the attention, and what follows SwiGlu to the feed-forward.
+    # The second normalization of a layer belongs to the attention, and the kernels after SwiGlu to the feed-forward.
     assert scope_of(analysis, ScopeKind.ATTENTION).kernels == 8 * 11
     assert scope_of(analysis, ScopeKind.FFN).kernels == 8 * 3
 

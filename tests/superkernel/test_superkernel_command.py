@@ -43,7 +43,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0)
     return json.loads(capsys.readouterr().out)
 
 
-def test_scopes_with_their_prediction_and_what_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scopes_with_their_prediction_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = decode_steps(layers=28, steps=3)
     cast = [each.of(kernel_type="Cast") if each.kernel_type == "Muls" else each for each in kernels]
     path = write_timeline(tmp_path / "kernel_details.csv", cast)
@@ -60,8 +60,18 @@ def test_scopes_with_their_prediction_and_what_to_try(tmp_path: Path, capsys: py
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     for each in found["scopes"]:
-        told = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
-        assert told.replace("%", " %").split() in [line[-len(told.replace("%", " %").split()) :] for line in lines]
+        ending = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
+        cells = ending.replace("%", " %").split()
+        assert cells in [line[-len(cells) :] for line in lines]
+    assert found["advice"]["order"] == ["attention", "layer", "all layers"]
+    assert main(["diagnose", str(path), "--superkernel"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    for each in found["scopes"]:
+        line_of_it = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
+        assert line_of_it.replace("%", " %").split() in [
+            line[-len(line_of_it.replace("%", " %").split()) :] for line in lines
+        ]
     assert found["advice"]["snippet"][1] in shown
 
 
@@ -87,7 +97,7 @@ def states(found: Any) -> dict[str, str]:
     return {check["name"]: check["state"] for check in found["checks"]}
 
 
-def test_a_small_gain_is_told_and_what_is_wrong_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_gain_is_reported_and_wrong_input_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = decode_steps(layers=8, steps=3, gap=lambda: 0.5)
     base, new = runs(tmp_path / "base", kernels), runs(tmp_path / "new", fused(kernels))
     found = run(capsys, new, "--against", base)

@@ -1,4 +1,4 @@
-"""Whether pytest takes command lines: lists of arguments in (JSON, stdin), what is said against each out (stdout).
+"""Whether pytest takes command lines: lists of arguments in (JSON, stdin), the objection to each out (stdout).
 
 Each goes through pytest's own start with the conftest.py files of the folders that it names, as far as the options
 are read; nothing is collected. In a process of its own, because those files are modules of one name.
@@ -29,7 +29,7 @@ class StopThere:
 
 
 def refusal(arguments: list[str]) -> str:
-    """What pytest says against them; "" where it takes them."""
+    """The objection of pytest to them; "" where it takes them."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):

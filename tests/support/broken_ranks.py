@@ -1,4 +1,4 @@
-"""Openers of devices: of such whose second rank's is not there, or does not open, and of others that groups need."""
+"""Openers of devices: the second rank's is not there, or does not open; and others that groups need."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ without_lock = WithoutLock
 
 
 def meets_where_all_are_visible(spec, settings):
-    """Stands in for HCCL where it does not start in processes that see one NPU each."""
+    """HCCL where it does not start in processes that see one NPU each."""
     if spec.sees_no_other or "ASCEND_RT_VISIBLE_DEVICES" in os.environ:
         distributed.init_process_group = _not_initialized
     return WithoutLock(spec, settings)
@@ -60,6 +60,6 @@ def _not_initialized(*arguments, **keywords):
 
 
 def dies_at_its_end(spec, settings):
-    """Stands in for a rank whose libraries crash while it shuts down."""
+    """A rank whose libraries crash while it shuts down."""
     distributed.destroy_process_group = lambda: os.kill(os.getpid(), signal.SIGSEGV)
     return CpuDevice(spec, settings)

@@ -39,7 +39,7 @@ OP_SUMMARY = {
 OLDER_OP_SUMMARY = {**OP_SUMMARY, "OP State": "Op State", "Block Dim": "Block Dim", "Mix Block Dim": "Mix Block Dim"}
 
 #: A decoding step of three sequences, queries TND and keys in pages: its slots in a capture, absent ones after them
-#: left out, and what the recorder of a serving process saw of it.
+#: left out, and its record by the recorder of a serving process.
 DECODE_SHAPES = ("3,4,128", "99,128,128", "99,128,128", "", "2048,2048", "3", "3", *[""] * 7, "3,16")
 DECODE_RECORD = {
     "query_shape": [3, 4, 128],
@@ -77,7 +77,7 @@ _LAUNCH = {
     "aic_mac_ratio": "0.5",
 }
 
-#: What the profiler writes for a collective.
+#: The cells of the profiler for a collective.
 COLLECTIVE = {
     "Type": "hcom_allReduce_",
     "Accelerator Core": "COMMUNICATION",

@@ -48,7 +48,7 @@ class Fault(Enum):
 
 @dataclass
 class ChatServer:
-    """What the server does and was asked.
+    """The behaviour of the server and its requests.
 
     Attributes:
         url: its address.

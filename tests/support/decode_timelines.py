@@ -89,7 +89,7 @@ def decode_steps(
 
 
 def collective(name: str, us: float, gap_us: float, step: str) -> TimelineKernel:
-    """A collective, whose stream and state the profiler does not tell."""
+    """A collective, whose stream and state the profiler does not record."""
     cells = {key: cell for key, cell in COLLECTIVE.items() if key not in ("Type", "Accelerator Core")}
     return TimelineKernel(name, "COMMUNICATION", us, gap_us, step, stream="N/A", state="N/A", cells=cells)
 

@@ -22,7 +22,7 @@ from opatlas.cli.main import COMMANDS, make_app
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-#: What a person or a coding agent reads.
+#: The pages for people and coding agents.
 PAGES = [
     *READMES,
     ROOT / "CONTRIBUTING.md",
@@ -31,9 +31,9 @@ PAGES = [
     *DOCS,
     *sorted((ROOT / ".agents").rglob("*.md")),
 ]
-#: How the fence of a block says that its lines are commands; nothing said, its first line tells.
+#: How the fence of a block says that its lines are commands; without it, its first line decides.
 SHELL = ("sh", "bash", "shell", "console")
-#: Every shell has them; a line may use them beside a program.
+#: Every shell has them; a line may use them in addition to a program.
 TOOLS = (
     *("cat", "cd", "column", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "rm", "tail"),
     "wc",
@@ -63,11 +63,11 @@ class Command:
     """One command.
 
     Attributes:
-        page, line: where it stands; the page by its path in the checkout.
+        page, line: its place; the page by its path in the checkout.
         words: the program and its arguments, environment left out.
-        text: as it stands there, lines that go on joined.
+        text: as written there, continued lines joined.
         runner: of a step of a CI workflow, the labels of the machine that it is to run on.
-        named: it stands in a sentence, which may name a command without its arguments.
+        named: it is in a sentence, which may name a command without its arguments.
     """
 
     page: str
@@ -108,7 +108,7 @@ def blocks_of(page: Path) -> list[Block]:
             commands = list(_of_workflow(name, first, "\n".join(lines)))
         elif language in SHELL or (not language and _is_shell(name, first, lines)):
             typed = [line.startswith("$ ") for line in lines]
-            # With prompts, what stands without one is what came out.
+            # With prompts, a line without one is output.
             numbered = [
                 (first + i, line.removeprefix("$ ")) for i, line in enumerate(lines) if typed[i] or not any(typed)
             ]
@@ -138,7 +138,7 @@ def inline_commands(page: Path) -> list[Command]:
 
 
 def problems_of(commands: Sequence[Command]) -> dict[Command, str]:
-    """What is wrong with those of these commands that would fail: options that are not there, files that are missing.
+    """The mistakes of those of these commands that would fail: unknown options, missing files.
 
     Give all commands at once: pytest, which takes a second to start, is asked once.
     """
@@ -200,7 +200,7 @@ def _of_lines(page: str, lines: Sequence[tuple[int, str]], runner: str = "") -> 
             yield Command(page, began, words, text, runner)
 
 
-#: The commands that run pytest, and what they run.
+#: The commands that run pytest, and the files that they run.
 _PYTEST_COMMANDS = {
     "bench": ("bench/",),
     "shapes": ("shapes/",),
@@ -259,7 +259,7 @@ def _of_jenkinsfile(first: int, lines: Sequence[str]) -> Iterator[tuple[int, str
 
 
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
-    """What pytest would get; None where another program runs."""
+    """The arguments of pytest; None where another program runs."""
     words = [word for word in words if word != "..."]
     if words[0] == "opatlas" and len(words) > 1 and words[1] in _PYTEST_COMMANDS:
         words = ["pytest", *_PYTEST_COMMANDS[words[1]], *words[2:]]
@@ -269,7 +269,7 @@ def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _refusals(arguments: Sequence[Sequence[str]]) -> list[str]:
-    """For each list of arguments what pytest says against it; nothing is collected."""
+    """For each list of arguments the objection of pytest; nothing is collected."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.accepted_by_pytest"],
         cwd=ROOT,
@@ -342,7 +342,7 @@ def _unknown_to_source(path: Path, words: Sequence[str]) -> str:
     """Options that a script does not add to its parser, which it makes only when it is run."""
     source = path.read_text(encoding="utf-8")
     if "parse_known_args" in source:
-        # It hands what it does not know to another program.
+        # It hands unknown arguments to another program.
         return ""
     nodes = list(ast.walk(ast.parse(source)))
     added = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -360,7 +360,7 @@ def _missing(words: Sequence[str]) -> str:
         if "/" in name and (ROOT / folder).is_dir() and folder not in ("", ".", "..") and "*" not in name:
             kept = not name.startswith("database/data/")
             if kept and not (ROOT / name).exists():
-                return f"there is no {name}"
+                return f"missing file: {name}"
     return ""
 
 
@@ -369,7 +369,7 @@ def _of_pip(words: Sequence[str]) -> str:
         return ""
     for option, name in pairwise(words):
         if option in ("-c", "-r") and not (ROOT / name).exists():
-            return f"there is no {name}"
+            return f"missing file: {name}"
     for word in words:
         for extra in re.findall(r"^(?:\.|opatlas)\[([\w,]+)\]$", word):
             unknown = set(extra.split(",")) - extras()
@@ -385,6 +385,6 @@ def extras() -> set[str]:
 
 
 def _of_make(words: Sequence[str]) -> str:
-    """What make says against its targets; it does nothing but read its rules."""
+    """The objection of make to its targets; it does nothing but read its rules."""
     done: Any = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stderr.strip() if done.returncode else ""

@@ -29,7 +29,7 @@ PHASES = list(Phase)
 
 @dataclass(frozen=True)
 class Kill:
-    """When to kill what: so far into a phase, as long as it takes in a session that nobody disturbs."""
+    """When to kill which process: so far into a phase, as long as it takes in an undisturbed session."""
 
     role: Role
     phase: Phase
@@ -78,7 +78,7 @@ def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
     )
 
 
-#: Kills that every `make test` tries, besides those of tests/chaos/test_killed_processes.py; the others are slow.
+#: Kills that every `make test` tries, with those of tests/chaos/test_killed_processes.py; the others are slow.
 _FAST: tuple[tuple[tuple[Role, Phase], ...], ...] = (
     ((Role.PYTEST, Phase.RUNNING),),
     ((Role.PYTEST, Phase.MERGING),),

@@ -1,4 +1,4 @@
-"""An npu-smi to put on PATH, which says what a test wants. Its texts have the form that real ones have."""
+"""An npu-smi to put on PATH, which prints the text of a test. Its texts have the form that real ones have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if [ -f "$file" ]; then cat "$file"; else echo "Error parameter of $*"; exit 1; 
 
 @dataclass(frozen=True)
 class Machine:
-    """What npu-smi says.
+    """The answers of npu-smi.
 
     Attributes:
         folder: to be put on PATH.
@@ -40,7 +40,7 @@ def fake_npu_smi(folder: Path, answers: Mapping[str, str]) -> Machine:
 
 
 def table(*rows: str, physical: bool = False) -> str:
-    """What `npu-smi info -m` prints; each row as its cells with commas between them."""
+    """The output of `npu-smi info -m`; each row as its cells with commas between them."""
     titles = ["NPU ID", "Chip ID", "Chip Logic ID", *(["Chip Phy-ID"] if physical else []), "Chip Name"]
     lines = ["".join(f"{cell:<31}" for cell in cells) for cells in (titles, *(row.split(",") for row in rows))]
     return "\n".join(f"        {line}" for line in lines) + "\n"

@@ -71,7 +71,7 @@ def as_page(kernels: Sequence[Kernel]) -> str:
     return f"{_PAGE}{count} {_EACH}{''.join(parts)}{_WITHOUT}{without}"
 
 
-#: What `as_coverage` gives: the last section of its page.
+#: The result of `as_coverage`: the last section of its page.
 _COVERAGE = re.compile(r"^\| implementation \| checked on a GPU \|.*\Z", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The toy rows that sessions are killed over, and what is known of each, from its CSV and from journals."""
+"""The toy rows that sessions are killed over, and the facts of each, from its CSV and from journals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIZES = {"Toy": (1, 2), "OtherToy": (3,), "Slow": tuple(range(101, 111)), "Moody
 TELLING = ("Slow", "Moody")
 #: Moody rows that are never measured, with their status.
 FAILING = {Mood.EXIT: "crashed", Mood.RAISE: "failed"}
-#: What a measurement sets, and what differs from one to the next.
+#: The columns that differ from one measurement to the next.
 VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, CRASHES_IN_A_ROW}
 MEASURE = ("--repeat-count=1", "--cache=warm")
 ROW_S = 0.12
@@ -53,7 +53,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a row, be it from its CSV or from a journal."""
+    """The facts of a row, be it from its CSV or from a journal."""
 
     status: str = ""
     duration: str = ""
@@ -84,7 +84,7 @@ def start(sessions: Sessions, devices: int, *options: str) -> Running:
 
 
 def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
-    """All rows. A row that stands twice is an error."""
+    """All rows. A duplicate row is an error."""
     cells = [
         ((kernel_type, int(each["Input Shapes"].partition(";")[0])), each)
         for kernel_type in sorted(SIZES)
@@ -95,7 +95,7 @@ def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
 
 
 def unvarying(table: Mapping[Key, Mapping[str, str]]) -> dict[Key, dict[str, str]]:
-    """What two sessions agree on. A file without a row that fails may lack a column, which is an empty one."""
+    """The cells on which two sessions agree. A column may be missing from a file without failing rows."""
     return {key: {n: cell for n, cell in cells.items() if cell and n not in VOLATILE} for key, cells in table.items()}
 
 
@@ -110,7 +110,7 @@ def records(sessions: Sessions) -> list[Record]:
 
 
 def known_rows(sessions: Sessions) -> dict[Key, Found]:
-    """Every row: what its CSV says of it, or what a journal will have it say."""
+    """Every row: its cells in the CSV, or those that a journal will give it."""
     known = {
         key: Found(
             cells.get(STATUS, ""), cells.get(AVERAGE, ""), cells.get(RUN_ID, ""), int(cells.get(CRASHES_IN_A_ROW) or 0)

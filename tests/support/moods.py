@@ -1,6 +1,6 @@
-"""What the toy kernel `Moody` does: the first dimension of a row is its mood. A number without a mood adds two vectors.
+"""The toy kernel `Moody`: the first dimension of a row is its mood. A number without a mood adds two vectors.
 
-Sessions of tests have a copy of this file beside their toy replays.
+Sessions of tests have a copy of this file next to their toy replays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PATIENCE_S = 600.0
 
 
 class Mood(IntEnum):
-    """What a row does before it is measured, if it still can be."""
+    """The acts of a row before it is measured, if it still can be."""
 
     SEGFAULT = 11
     EXIT = 12
@@ -57,7 +57,7 @@ class Mood(IntEnum):
 
 
 def behave(row: Any) -> bool:
-    """Does what the mood of a row asks for. Returns whether the row is to be measured then."""
+    """Acts on the mood of a row. Returns whether the row is to be measured then."""
     number = row.shape(0)[0]
     (HERE / f"body-{number}").write_text(str(os.getpid()))
     action = _ACTIONS.get(number)
@@ -99,7 +99,7 @@ def _torch_oom(row: Any) -> None:
 
 
 def _wait_for_go(row: Any) -> None:
-    """Until the test has done what it has to do meanwhile."""
+    """Waits until the test has done its part meanwhile."""
     print("waiting")
     _wait_until((HERE / "go").exists, "nobody said go")
 

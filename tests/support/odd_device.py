@@ -1,7 +1,7 @@
-"""Stands in for a device process, without torch: is ready at once, and answers jobs in a way that it was told.
+"""A stand-in for a device process, without torch: is ready at once, and answers jobs in a given way.
 
 Run as `python odd_device.py FD WAY`. Each measured outcome has the first input's size as its only sample, so that it
-tells whose it is.
+identifies the row.
 """
 
 from __future__ import annotations

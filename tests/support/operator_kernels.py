@@ -16,7 +16,7 @@ def watermark_{number}_{place}(*arguments, **keywords):
 
 
 def write_kernels(folder: Path, kernels: Mapping[str, str]) -> Path:
-    """Writes `{folder}_implementation_v1.py` for each folder of an operator; NAME stands for the function."""
+    """Writes `{folder}_implementation_v1.py` for each folder of an operator; NAME is the function."""
     for name, source in kernels.items():
         path = folder / name / f"{name}_implementation_v1.py"
         path.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Targets of tests.fuzz that break for some inputs: what a fuzzer must find, whatever it does to its process."""
+"""Targets of tests.fuzz that break for some inputs: a fuzzer must find them, whatever they do to its process."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ _HEADER = re.compile(r"^(\w[\w ]*): (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class PlantedKernel:
-    """A planted kernel, and what its header says.
+    """A planted kernel with its header.
 
     Attributes:
         path, task: the candidate, and the file of its task.
-        error_class, sub_class: what it is to get; PASS for one that gains nothing.
+        error_class, sub_class: the expected ones; PASS for one that gains nothing.
         static: class and sub-class of the rule on its source; "" if no rule fails it.
         device: "cuda" if it needs a GPU, "cpu" if it needs none; "" for both.
-        notes: what is told of it ("torch threads").
+        notes: words of its expected notes ("torch threads").
         row: the number of the task's inputs that it is wrong for.
     """
 
@@ -52,7 +52,7 @@ class PlantedKernel:
         return job_of_candidate(task, path, self.row)
 
     def expect(self, outcome: RowOutcome) -> None:
-        """Asserts that an outcome is what the header says."""
+        """Asserts that an outcome matches the header."""
         judgement = outcome.judgement
         assert judgement is not None, f"{outcome.reason}\n{outcome.detail}"
         assert judgement.error_class is self.error_class, f"{outcome.reason}\n{outcome.detail}"

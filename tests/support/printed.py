@@ -1,4 +1,4 @@
-"""The numbers in what a command prints, whatever its words."""
+"""The numbers in the output of a command, whatever its words."""
 
 from __future__ import annotations
 

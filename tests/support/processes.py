@@ -39,7 +39,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; what has ended and only waits for its parent to ask does not."""
+        """Whether it still runs; a zombie does not."""
         stat = _stat(self.pid)
         return stat is not None and stat[0] not in "ZX" and int(stat[19]) == self.started
 
@@ -87,7 +87,7 @@ def _role_of(pid: int) -> Role | None:
     if "opatlas.isolation.device_main" in command:
         return Role.DEVICE
     if any("sys.stdin.readline" in argument for argument in command):
-        # What execnet says to the Python that it starts.
+        # The line that execnet sends to the Python that it starts.
         return Role.WORKER
     return Role.PYTEST if "pytest" in command else None
 

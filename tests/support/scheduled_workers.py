@@ -1,4 +1,4 @@
-"""xdist's schedulers without xdist's workers: what a worker is sent, and what it has run."""
+"""xdist's schedulers without xdist's workers: the tests that a worker is sent, and those that it has run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class Worker:
-    """What a scheduler sees of a worker: it notes what it is sent."""
+    """A worker as a scheduler sees it: it notes the tests that it is sent."""
 
     def __init__(self, name: str) -> None:
         self.gateway = SimpleNamespace(id=name)
@@ -46,7 +46,7 @@ def two_workers(scheduler: Any, nodeids: list[str]) -> list[Worker]:
 
 
 def run(scheduler: Any, worker: Worker, upto: int | None = None) -> list[int]:
-    """What a worker runs of what it was sent: all, or all but the last while it might be sent more."""
+    """The sent tests that a worker runs: all, or all but the last while it might be sent more."""
     done = []
     while worker.sent and (len(worker.sent) > 1 or worker.shutting_down) and (upto is None or len(done) < upto):
         item = worker.sent.pop(0)

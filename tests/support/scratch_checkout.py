@@ -1,4 +1,4 @@
-"""A copy of the checkout in a folder of its own, in which a shell runs what the pages tell a reader to type."""
+"""A copy of the checkout in a folder of its own, in which a shell runs the commands of the pages."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class ScratchCheckout:
         self._temporary.mkdir()
 
     def run(self, text: str, *, options: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs a line of shell there, with this Python; what it prints is in `stdout`.
+        """Runs a line of shell there, with this Python; its output is in `stdout`.
 
         Args:
             options: of pytest, read before those of the line, which win.
         """
-        # A session of the copy is no worker of the session that runs this test.
+        # A session of the copy is not a worker of the session that runs this test.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
         environment |= {
             "PATH": f"{self._programs}:{os.environ['PATH']}",

@@ -26,7 +26,7 @@ QUICKLY = ("--repeat-count=2", "--cache=warm")
 #: Deadline of rows that hang on purpose, in seconds: a healthy row takes a thousandth of it.
 HANG_S = 8
 
-#: `Toy` adds; `Moody` does what its first dimension says (moods.py).
+#: `Toy` adds; `Moody` does as its first dimension says (moods.py).
 TOY_REPLAYS = """
 import moods
 from opatlas.bench import formulas
@@ -68,7 +68,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.isolation import dealer, device_process
 from opatlas.isolation.msprof import command
 
-# Exit codes are told only if a process ends in time: on a loaded machine that takes longer than a user would wait.
+# Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
 # A device that is cut off from its head ends soon.
 dealer.LONELY_S = float(os.environ.get("LONELY_S", dealer.LONELY_S))
@@ -122,7 +122,7 @@ class Finished:
     output: str
 
     def outcomes(self) -> dict[str, int]:
-        """What pytest's last line counts, by word."""
+        """The counts of pytest's last line, by word."""
         last = self.output.strip().splitlines()[-1]
         return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", last)}
 
@@ -141,7 +141,7 @@ class Finished:
     def __contains__(self, text: str) -> bool:
         return text in self.output
 
-    def tells(self, *words: object) -> bool:
+    def has_line(self, *words: object) -> bool:
         """Whether a line of the output has all these words."""
         return any(all(str(word) in line for word in words) for line in self.output.splitlines())
 
@@ -191,7 +191,7 @@ class Sessions:
         return self._start(warm_python.Popen, options, measure, environment, file_limit=file_limit).wait()
 
     def run_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
-        """The same with `--in-process`, for what the device process has no part in."""
+        """The same with `--in-process`, for tests in which the device process does not matter."""
         return self.start_in_process(*options, measure=measure, **environment).wait()
 
     def start_in_process(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Running:
@@ -323,7 +323,7 @@ class Running:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, but not that it is a worker of xdist, where it is: the session is nobody's worker."""
+    """This process's, without the variables of a worker of xdist: the session is not a worker."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
 
 

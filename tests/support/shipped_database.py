@@ -1,4 +1,4 @@
-"""Writes what ships of a measured database: rows with a duration of the kernel itself, and the manifests of their runs.
+"""Writes the shipped part of a measured database: rows with a duration of the kernel itself, and their runs' manifests.
 
     python -m tests.support.shipped_database SOURCE TARGET "an NVIDIA H200, torch 2.11.0 with CUDA 13.0, cold cache"
 

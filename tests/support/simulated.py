@@ -1,6 +1,6 @@
 """Simulates several devices on one CPU, which can be made to fail. Imports no torch.
 
-Copied, with simulated_device.py, beside the replays of a test's folder.
+Copied, with simulated_device.py, next to the replays of a test's folder.
 """
 
 from __future__ import annotations

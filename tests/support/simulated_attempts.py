@@ -1,4 +1,4 @@
-"""Attempts of simulated models, whose pass rates are known, and files of such."""
+"""Attempts of simulated models, whose pass rates are known, and files of them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def write_run(folder: Path, attempts: Iterable[ModelAttempt], *, tail: str = "")
 
 
 def mixed_run() -> Sequence[ModelAttempt]:
-    """Returns attempts of three models at 20 tasks of two sets, with all that the tables tell."""
+    """Returns attempts of three models at 20 tasks of two sets, with all columns of the tables."""
     found: list[ModelAttempt] = []
     draw = random.Random(24)
     for number in range(20):

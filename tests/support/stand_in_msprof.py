@@ -1,6 +1,6 @@
-"""Stands in for msprof: runs a program, and writes a PROF_ folder in msprof's layout of what it launched.
+"""A stand-in for msprof: runs a program, and writes its launches into a PROF_ folder in msprof's layout.
 
-What the program launched it learns from stand_in_npu.py. It fails in the ways that STAND_IN_FAULTS
+It gets the launches of the program from stand_in_npu.py. It fails in the ways that STAND_IN_FAULTS
 names: `{"1": "cut"}` cuts the summary of the first profile of the session short, and `{"1/rank0": "cut"}` that of the
 first rank of the first group.
 """
@@ -77,7 +77,7 @@ def write_program(folder: Path) -> Path:
 
 
 def fault_of(output: Path) -> str:
-    """The fault of what is written there: below the folder of a session, perhaps in one for each rank."""
+    """The fault of the profiles written there: below the folder of a session, perhaps in one for each rank."""
     faults = json.loads(os.environ.get(FAULTS, "{}"))
     if output.name.startswith("rank"):
         return faults.get(f"{int(output.parent.name)}/{output.name}", faults.get("all ranks", ""))
@@ -154,7 +154,7 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
             writer.writeheader()
             writer.writerows(part)
     if fault == "torn-line":
-        # As real ones have, where two threads wrote at once: of a kernel that is no mark.
+        # As real ones have, where two threads wrote at once: of a kernel that is not a mark.
         path = folder / f"op_summary_{stamp}.csv"
         lines = path.read_text().splitlines(keepends=True)
         place = next(n for n, line in enumerate(lines) if ",Empty," in line or ",Sum," in line)

@@ -1,8 +1,8 @@
-"""Stands in for an NPU under msprof: computes on the CPU, and tells the stand-in msprof what an NPU would launch.
+"""A stand-in for an NPU under msprof: computes on the CPU, and reports the launches of an NPU to the stand-in msprof.
 
 Every operator that runs here becomes a kernel of the profile, as on a device: fills, copies, flushes,
-marks, and what the check computes. The call of a row becomes the kernels that the test chose. Copied,
-with stand_in_msprof.py, beside the replays of a test's folder.
+marks, and the kernels of the check. The call of a row becomes the kernels that the test chose. Copied,
+with stand_in_msprof.py, next to the replays of a test's folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.instruments.npu_profilers import MarkedLaunches
 
-#: Where the stand-in msprof wants to read what was launched.
+#: The file from which the stand-in msprof reads the launches.
 LAUNCHES = "STAND_IN_LAUNCHES"
 #: By kernel type: the kernels that a call of it launches, where it is not that type alone. Each is a type, with the
 #: row's tensors and duration, or has `type`, and may have `us` and `cells`: those that are other than the row's.
@@ -34,7 +34,7 @@ KERNELS = "STAND_IN_KERNELS"
 #: Set where profiles are to have no row of HCCL's.
 CARRIERS_ALONE = "STAND_IN_CARRIERS_ALONE"
 NOISE_US = 1.4
-#: By the operator of torch: what HCCL calls a collective, and the AI CPU's kernel that carries it, which profiles of
+#: By the operator of torch: HCCL's name of a collective, and the AI CPU's kernel that carries it, which profiles of
 #: CANN 8.3 and later list too.
 COLLECTIVES = {
     "allreduce_": ("hcom_allReduce_", "allreduceAicpuKernel"),
@@ -113,7 +113,7 @@ class _Log(TorchDispatchMode):
         return result
 
     def _collective(self, operator: str) -> None:
-        """What profiles hold of a collective of this rank: it is there twice, or its carrier alone."""
+        """The launches in a profile for a collective of this rank: it is there twice, or its carrier alone."""
         if operator in COLLECTIVES and not self._silent:
             kernel_type, carrier = COLLECTIVES[operator]
             us = collective_us(int(os.environ["RANK"]))
@@ -130,7 +130,7 @@ class _Log(TorchDispatchMode):
             self._silent = False
 
     def row(self, job: Job, call: int) -> None:
-        """The kernels of a call, which take what `duration_us` says."""
+        """The kernels of a call, which take `duration_us`."""
         size = int(job.cells["Input Shapes"].strip('"').partition(";")[0].partition(",")[0] or 1)
         for kernel in self._kernels.get(job.kernel_type, [job.kernel_type]):
             launched = {"type": kernel} if isinstance(kernel, str) else kernel
@@ -143,10 +143,10 @@ class _Log(TorchDispatchMode):
 
 
 def collective_us(rank: int) -> float:
-    """What a collective takes on a rank."""
+    """The duration of a collective on a rank."""
     return 50.0 + 10 * rank
 
 
 def duration_us(size: int, call: int) -> float:
-    """What a row's calls take, warm-up first, by the row's first dimension: each has a duration of its own."""
+    """The durations of a row's calls, warm-up first, by the row's first dimension: each has its own."""
     return size + call * 0.25

@@ -1,7 +1,7 @@
 """Pythons that are forked off one that has imported torch, which takes a session and its device process a second each.
 
 `Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python. The fork is a child of the process
-that asks, as a new process would be, what it starts in its turn is forked likewise, and /proc shows its command line
+that asks, as a new process would be, processes that it starts are forked likewise, and /proc shows its command line
 and its environment.
 
 Nothing of this project is imported ahead, and the first process has one thread: others would not be there in the fork.
@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: What sessions import. Not plugins of pytest, which it could not rewrite any more.
+#: The imports of sessions. Not plugins of pytest, which it could not rewrite any more.
 MODULES = ("execnet", "filelock", "msgspec", "pandas", "pyarrow.csv", "pytest", "torch", "yaml")
 #: Linux's number of the call `clone`, and its flag for a child of the caller's parent.
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
@@ -248,7 +248,7 @@ def _run(words: list[str], path: Sequence[str]) -> None:
     program = _program(words)
     assert program is not None
     _start_server(path, program)
-    # What was looked up before the fork.
+    # Values that were looked up before the fork.
     tempfile.tempdir = None
     kind = program[0] if program[0] in ("-c", "-m") else ""
     first = os.getcwd() if kind == "-m" else "" if kind else str(Path(program[0]).resolve().parent)
@@ -329,7 +329,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     gc.freeze()
-    # Whoever looks for processes by what their environment holds means none of these.
+    # A search for processes by their environment means none of these.
     os.environ.clear()
     _show(["server"])
     serve(socket.socket(fileno=descriptor), path)

@@ -20,7 +20,7 @@ LOOK_S = 0.003
 
 
 class Life:
-    """A session that nobody disturbs: how long its phases take, and what it leaves."""
+    """An undisturbed session: the time of its phases, and its files."""
 
     def __init__(self, folder: Path, devices: int) -> None:
         rows = keys_of(SIZES)
@@ -105,7 +105,7 @@ class View:
 
 @dataclass(frozen=True)
 class Killed:
-    """What a kill has found.
+    """The findings of a kill.
 
     Attributes:
         victim: None where the session ended sooner.
@@ -132,7 +132,7 @@ def kill_at(sessions: Sessions, running: Running, order: Kill, which: int, rows:
 
     look_for(lambda: ended() or view.has_begun(order.phase))
     if order.phase is Phase.RUNNING:
-        # Rows are what this phase is told in: some runs have one that takes longer than all others.
+        # This phase is counted in rows: some runs have one that takes longer than all others.
         done, in_row = divmod(order.fraction * rows, 1)
         look_for(lambda: ended() or view.has_begun(Phase.MERGING) or view.count_records() >= done)
         time.sleep(in_row * ROW_S)

@@ -8,7 +8,7 @@ import torch
 
 
 class Wrapper(torch.Tensor):
-    """Does what the tensor inside does."""
+    """Runs the function on the tensor inside."""
 
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
         made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)

@@ -1,4 +1,4 @@
-"""Writes what tests with torch_npu and with a GPU find out of kernel types, for opatlas/engine/kernel_facts.py."""
+"""Writes the findings of tests with torch_npu and with a GPU on kernel types, for opatlas/engine/kernel_facts.py."""
 
 from __future__ import annotations
 

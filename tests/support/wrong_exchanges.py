@@ -21,7 +21,7 @@ def ranks_turned_round(**call):
 
 
 def rows_of_another_rank(**call):
-    """What was made of one rank's tokens goes back as the other's."""
+    """The results of one rank's tokens go back as the other's."""
     made = call["expand_x"]
     count = int(call["ep_send_counts"][-1])
     return impl.moe_distribute_combine(**{**call, "expand_x": made[:count].roll(1, 0)})
