@@ -53,7 +53,8 @@ def probe(
 ) -> Result:
     """Finds the shapes that DispatchFFNCombine accepts, by trying, and stores them in a database.
 
-    Theory rows are limited to these shapes (docs/several-devices.md). Ctrl-C ends the search, and keeps the results so far.
+    Theory rows are limited to these shapes (docs/several-devices.md). Ctrl-C ends the search, and keeps the results so
+    far.
 
     Exit status: 0 done; 1 no case was accepted, or the device cannot be used; 2 wrong usage.
 
