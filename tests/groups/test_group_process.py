@@ -395,7 +395,7 @@ def test_whom_a_group_waits_for_is_told_and_not_for_ever(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
-    for name, value in (("TOLD_AFTER_S", 0.0), ("TOLD_EVERY_S", 0.2), ("time", clock)):
+    for name, value in (("SHOWN_AFTER_S", 0.0), ("SHOWN_EVERY_S", 0.2), ("time", clock)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setenv(MARK, "waiting")
     spec = GroupSpec(2, nnodes=nodes, in_cluster=in_cluster, master_port=port if nodes > 1 else None)
