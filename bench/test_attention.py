@@ -22,7 +22,7 @@ from opatlas.model.schema import INPUT_SHAPES
 from . import formulas
 from .implementations import torch as impl
 
-#: The mask that stands for every causal mask in npu_ring_mla.
+#: The mask that means a causal mask of any size in npu_ring_mla.
 RING_MASK = (512, 512)
 
 
@@ -113,8 +113,8 @@ def test_attention_update(row, replay):
     row.expect(parts and len(row.input_slots) == 2 * parts, INPUT_SHAPES, "the numbers of sums and results differ")
     row.expect(row.shape(parts), INPUT_SHAPES, f"slot {parts} (results of a part) has no axes")
     for slot in range(parts):
-        row.expect_shape(slot, row.shape(parts)[:-1], what="logarithms of sums")
-        row.expect_shape(parts + slot, row.shape(parts), what="results of a part")
+        row.expect_shape(slot, row.shape(parts)[:-1], meaning="logarithms of sums")
+        row.expect_shape(parts + slot, row.shape(parts), meaning="results of a part")
     with_sums = len(row.output_slots) > 1 and not row.output_slots[1].absent
     replay(
         impl.attention_update,

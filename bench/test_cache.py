@@ -61,9 +61,9 @@ def test_kv_rmsnorm_rope_cache(row, replay):
         f"slots 2 (cos) and 3 (sin) must have the shape {angles}, or 1 along an axis",
     )
     blocks = row.shape(5)[:2]
-    row.expect_shape(5, (*blocks, 1, rotary), what="the rotary cache")
-    row.expect_shape(6, (*blocks, 1, gamma[0]), what="the latent cache")
-    row.expect_shape(4, (batch * tokens,), what="a position for each token")
+    row.expect_shape(5, (*blocks, 1, rotary), meaning="the rotary cache")
+    row.expect_shape(6, (*blocks, 1, gamma[0]), meaning="the latent cache")
+    row.expect_shape(4, (batch * tokens,), meaning="a position for each token")
     is_output_kv = len(row.output_slots) > 2 and bool(row.output_slots[2].shape)
     replay(
         impl.kv_rmsnorm_rope_cache,

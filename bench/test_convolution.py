@@ -32,7 +32,7 @@ def test_conv2d(row, replay):
         impl.conv2d,
         image,
         images.feature_map(row, 1, found.weight),
-        # The kernel takes a FLOAT bias beside half-precision maps; the call takes one dtype and casts the bias.
+        # The kernel takes a FLOAT bias with half-precision maps; the call takes one dtype and casts the bias.
         row.tensor(2, -reach, reach).to(image.dtype) if channels else None,
         found.stride,
         found.padding,

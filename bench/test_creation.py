@@ -29,7 +29,7 @@ def test_ones_like(row, replay):
 
 @replays("Range", "ArangeAiCore", npu="torch.arange")
 def test_range(row, replay):
-    """Counts from 1 in steps of 1; the output tells how far."""
+    """Counts from 1 in steps of 1; the output says how far."""
     row.expect_inputs(3)
     for slot in range(3):
         row.expect_scalar(slot)

@@ -30,7 +30,7 @@ def test_mul(row, replay):
 def test_muls(row, replay):
     row.expect_inputs(1, 2)
     if row.has(1):
-        row.expect_shape(1, (), (1,), what="a number")
+        row.expect_shape(1, (), (1,), meaning="a number")
     dtype = row.input_slot(0).dtype
     # CANN launches Muls for a double and BF16 (on later devices also FLOAT16), and Mul for other numbers.
     if row.on_npu and dtype not in ("BF16", "FLOAT16"):

@@ -87,7 +87,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     if row.device.type == "npu":
         expect_hccl_buffer(needed_bytes(row.cells))
     if slots.has_mask:
-        row.expect_shape(slots.probabilities + 1, x[:1], what="a mask")
+        row.expect_shape(slots.probabilities + 1, x[:1], meaning="a mask")
         row.assume("all tokens are active")
     scales = [
         [row.float_bits(slot, *scale_range(depth)) for slot in own if row.has(slot)]
@@ -221,7 +221,7 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
     found = next((one for one in possible if one.ranks == group.size), possible[0])
     _expect_group(row, group, found)
     if len(possible) > 1 and ep_size(row.cells) is None:
-        row.assume(f"{found.ranks} ranks, which --ep-size tells")
+        row.assume(f"{found.ranks} ranks, as --ep-size says")
     row.expect_shapes({4: (found.tokens, found.top_k)})
     tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
     x, chosen = _tokens_and_experts(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
@@ -231,17 +231,17 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
     if row.has(10):
         row.assume(_ALGORITHM)
         sent["expert_scales"] = weights
-    arrived, _, told, counts, ends, of_tp, sent_weights = row.call_of(*dispatch)(
+    arrived, _, info, counts, ends, of_tp, sent_weights = row.call_of(*dispatch)(
         x=x, expert_ids=chosen, **of_group, **mask, **sent
     )
-    row.expect_shapes({2: tuple(told.shape), 3: tuple(ends.shape)})
+    row.expect_shapes({2: tuple(info.shape), 3: tuple(ends.shape)})
     factors = impl.expert_factors(found.all_experts, x.device)
     own = factors.narrow(0, group.rank * found.experts, found.experts)
     replay(
         kernel,
         expand_x=impl.scale_by_experts(arrived, own, counts),
         expert_ids=chosen,
-        **{info_argument: told},
+        **{info_argument: info},
         ep_send_counts=ends,
         expert_scales=weights,
         **of_group,
@@ -295,7 +295,7 @@ def _mask(row, slot, found):
     """Returns the argument for an optional mask of tokens or of their choices; all are active."""
     if not row.has(slot):
         return {}
-    row.expect_shape(slot, (found.tokens,), (found.tokens, found.top_k), what="a mask")
+    row.expect_shape(slot, (found.tokens,), (found.tokens, found.top_k), meaning="a mask")
     row.assume("all tokens are active")
     return {"x_active_mask": row.filled(row.shape(slot), "BOOL", True)}
 

@@ -14,7 +14,7 @@ from . import formulas
 from .implementations import torch as impl
 
 _DROPOUT = 4
-_DROPPED = "slot {} is a dropout mask, and no row tells with what probability it drops: capture without dropout"
+_DROPPED = "slot {} is a dropout mask, and no row has the probability of a drop: capture without dropout"
 
 
 @replays("FlashAttentionScore", npu="torch_npu.npu_fusion_attention")
@@ -75,9 +75,9 @@ def test_flash_attention_grad(row, replay):
 
 
 def _call(row, statistics, mask):
-    """Returns the arguments that are no tensors, with the mask, and the scale, whose name differs between the calls.
+    """Returns the arguments that are not tensors, with the mask, and the scale, whose name differs between the calls.
 
-    The shape of the statistics, (B, N, S, 8), tells the layout.
+    The shape of the statistics, (B, N, S, 8), gives the layout.
     """
     q, k, v = (row.shape(slot) for slot in range(3))
     row.expect(

@@ -79,8 +79,8 @@ def test_as_strided(row, replay):
     """
     row.expect_inputs(4)
     sizes, count = row.output_shape(), row.tensor(0).numel()
-    for slot, what in ((1, "the sizes"), (2, "the strides")):
-        row.expect_list(slot, len(sizes), what)
+    for slot, meaning in ((1, "the sizes"), (2, "the strides")):
+        row.expect_list(slot, len(sizes), meaning)
     if row.shape(3):
         row.expect_list(3, 1, "the offset")
     viewed = math.prod(sizes)

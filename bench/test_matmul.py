@@ -19,10 +19,10 @@ def test_matmul(row, replay):
     a, b = _factors(row, row.matrices(0, rank=2), row.matrices(1, rank=2), transposed_b_first=True, rank=2)
     # As large as a sum of K products, so that a missing bias shows.
     reach = max(a.shape[-1], 1) ** 0.5
-    # The kernel takes a FLOAT bias beside half-precision matrices; the call takes one dtype and casts the bias.
+    # The kernel takes a FLOAT bias with half-precision matrices; the call takes one dtype and casts the bias.
     bias = []
     if len(row.input_slots) == 3:
-        row.expect_shape(2, b.shape[-1:], what="the bias")
+        row.expect_shape(2, b.shape[-1:], meaning="the bias")
         bias = [row.tensor(2, -reach, reach).to(a.dtype)]
     replay(impl.linear, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=formulas.linear)
 

@@ -42,7 +42,7 @@ def test_moe_gating_top_k(row, replay):
     )
     gating = {"norm_type": 0}
     if len(row.input_slots) == 2:
-        row.expect_shape(1, logits[1:], what="bias")
+        row.expect_shape(1, logits[1:], meaning="bias")
         # 0 or 1, and distinct logits: no two scores are so close that rounding decides.
         gating = {"norm_type": 1, "bias": row.integers(1, 0, 1)}
         if logits[1] == 256 and k <= 128:
@@ -84,7 +84,7 @@ def test_moe_token_unpermute(row, replay):
     row.expect_inputs(2, 3)
     permuted = row.shape(0)
     row.expect(len(permuted) == 2, INPUT_SHAPES, "slot 0 must have two axes")
-    row.expect_shape(1, permuted[:1], what="a position for each row of slot 0")
+    row.expect_shape(1, permuted[:1], meaning="a position for each row of slot 0")
     probs = [row.tensor(2, 0.1, 1.0)] if len(row.input_slots) == 3 else []
     row.expect(
         not probs or (probs[0].dim() == 2 and probs[0].numel() == permuted[0]),

@@ -26,12 +26,12 @@ def test_slice(row, replay):
     """
     row.expect_inputs(1, 3, 5)
     x, sizes = row.tensor(0), row.output_shape()
-    for slot, what in enumerate(("the offsets", "the sizes", "the axes", "the steps"), start=1):
-        row.expect_list(slot, x.dim(), what)
+    for slot, meaning in enumerate(("the offsets", "the sizes", "the axes", "the steps"), start=1):
+        row.expect_list(slot, x.dim(), meaning)
     row.expect(
         len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True)),
         OUTPUT_SHAPES,
-        f"the output is no block of the input {tuple(x.shape)}",
+        f"the output is not a block of the input {tuple(x.shape)}",
     )
     if row.on_npu and x[tuple(map(slice, sizes))].is_contiguous():
         raise Unsupported(f"torch copies a contiguous block, and no call launches {row.kernel_type} for it")
@@ -46,14 +46,14 @@ def test_strided_slice(row, replay):
     """
     row.expect_inputs(1, 4)
     x, sizes = row.tensor(0), row.output_shape()
-    for slot, what in ((1, "where axes begin"), (2, "where axes end"), (3, "the steps")):
-        row.expect_list(slot, x.dim(), what)
+    for slot, meaning in ((1, "where axes begin"), (2, "where axes end"), (3, "the steps")):
+        row.expect_list(slot, x.dim(), meaning)
     if len(sizes) < x.dim():
         raise Unsupported(f"{row.kernel_type} is replayed with as many axes in the output as in the input")
     row.expect(
         len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True)),
         OUTPUT_SHAPES,
-        f"the output is no part of the input {tuple(x.shape)}",
+        f"the output is not a part of the input {tuple(x.shape)}",
     )
     steps = [whole // size if size else 1 for size, whole in zip(sizes, x.shape, strict=True)]
     row.assume(f"steps {steps} from the first element on")
@@ -90,7 +90,7 @@ def test_repeat_interleave(row, replay):
         f"the output differs from the input {tuple(x.shape)} in more than one axis",
     )
     lines, total = x.shape[axis], result[axis]
-    row.expect_shape(1, (lines,), *([(), (1,)] if total % lines == 0 else []), what="repetitions")
+    row.expect_shape(1, (lines,), *([(), (1,)] if total % lines == 0 else []), meaning="repetitions")
     if row.shape(1) == (lines,):
         row.assume(f"{total} lines are dealt out evenly to {lines}")
         repeats = [total // lines + (line < total % lines) for line in range(lines)]
@@ -149,7 +149,7 @@ def test_pad(row, replay):
     """Assumes padding after the data, as for aligned rows; a capture does not record the position of the padding."""
     row.expect_inputs(1, 2, 3)
     x, padded = row.tensor(0), row.output_shape()
-    row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")
+    row.expect_list(1, 2 * x.dim(), "the padding before and after each axis")
     row.expect(
         len(padded) == x.dim() and not any(size < inner for size, inner in zip(padded, x.shape, strict=True)),
         OUTPUT_SHAPES,

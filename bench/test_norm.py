@@ -23,8 +23,8 @@ def test_rms_norm_grad(row, replay):
     """Reads the slots gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
     row.expect_inputs(4)
     _expect_vectors(row, {3: "gamma"})
-    row.expect_shape(1, row.shape(0), what="x")
-    row.expect_shape(2, (*row.shape(0)[:-1], 1), what="rstd")
+    row.expect_shape(1, row.shape(0), meaning="x")
+    row.expect_shape(2, (*row.shape(0)[:-1], 1), meaning="rstd")
     grad, x, gamma = row.tensor(0), row.tensor(1), row.tensor(3)
     rstd = impl.rms_norm(x, gamma, epsilon=1e-6)[1]
     replay(impl.rms_norm_backward, grad, x, gamma, rstd, expected=formulas.rms_norm_backward)
@@ -100,7 +100,7 @@ def _normalized_sizes(row, gamma):
     row.expect(
         sizes and row.shape(0)[-len(sizes) :] == sizes, INPUT_SHAPES, f"slot {gamma} must have slot 0's last axes"
     )
-    row.expect_shape(gamma + 1, sizes, what="beta")
+    row.expect_shape(gamma + 1, sizes, meaning="beta")
     return sizes
 
 
@@ -112,7 +112,7 @@ def _layer_norm_arguments(row, sizes, gamma):
 def _expect_vectors(row, names):
     """Refuses a row whose vectors differ in size from the last axis of x."""
     for slot, name in names.items():
-        row.expect_shape(slot, row.shape(0)[-1:], what=name)
+        row.expect_shape(slot, row.shape(0)[-1:], meaning=name)
 
 
 def _expect_sum(row):

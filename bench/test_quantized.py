@@ -40,7 +40,7 @@ def test_quant_matmul(row, replay):
         row.expect(x1.dim() == x2.dim() == 2, INPUT_SHAPES, "matrices with scales of blocks have two axes")
         scale = scale_of_blocks(row, 2, x2, stored_by_columns=x2 is not b)
     elif row.has(2):
-        row.expect_shape(2, (1,), (n,), what="the scale")
+        row.expect_shape(2, (1,), (n,), meaning="the scale")
         scale = row.scale(2, *scale_range(k))
     else:
         row.assume("no scale slot: the scale is ones")
@@ -63,8 +63,8 @@ def test_quant_matmul(row, replay):
 def _added(row, token, n, fp8):
     """Returns the slots of bias, offset and scale per token by argument.
 
-    A row of up to four slots lacks absent slots: dtype and size tell what the fourth slot is. A longer row has the
-    order of the kernel. An offset is added to INT8 results, so products in FP8 have none.
+    A row of up to four slots lacks absent slots: dtype and size decide the role of the fourth slot. A longer row has
+    the order of the kernel. An offset is added to INT8 results, so products in FP8 have none.
 
     Args:
         token: the shape of the scale per token.
@@ -74,7 +74,7 @@ def _added(row, token, n, fp8):
         for name, slot in added.items():
             # A bias may have the axes of a batch before its own axis.
             shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [token]}
-            row.expect_shape(slot, *shapes[name], what=f"the {name.replace('_', ' ')}")
+            row.expect_shape(slot, *shapes[name], meaning=f"the {name.replace('_', ' ')}")
         row.expect(
             not fp8 or "offset" not in added, INPUT_SHAPES, "products in FP8 have no offset (slot 3)", "remove it"
         )
@@ -106,7 +106,7 @@ def test_quantize(row, replay):
     row.expect(name in ("INT8", "UINT8", "INT4"), OUTPUT_DTYPES, "the kernel quantizes to INT8, UINT8 or INT4")
     row.expect(name != "INT4" or not x.shape[-1] % 8, INPUT_SHAPES, "the last axis must be a multiple of 8 for INT4")
     for slot in range(1, len(row.input_slots)):
-        row.expect_shape(slot, x.shape[-1:], (1,), what="the scales" if slot == 1 else "the zero points")
+        row.expect_shape(slot, x.shape[-1:], (1,), meaning="the scales" if slot == 1 else "the zero points")
     # x is divided by the scales for UINT8, else multiplied. Most results are within the range of the dtype.
     reach = {"INT8": 127, "UINT8": 127, "INT4": 7}[name] / 4.0
     divides = name == "UINT8"
@@ -123,7 +123,7 @@ def test_dynamic_quant(row, replay):
     row.expect(x.dim() >= 2 and x.shape[-1], INPUT_SHAPES, "slot 0 must have two axes or more")
     smooth = {}
     if len(row.input_slots) == 2:
-        row.expect_shape(1, x.shape[-1:], (1,), what="the smooth scales")
+        row.expect_shape(1, x.shape[-1:], (1,), meaning="the smooth scales")
         smooth = {"smooth_scales": row.tensor(1, 0.5, 1.5)}
     name = row.output_slots[0].dtype if row.output_slots else ""
     if name == "INT4":
@@ -167,7 +167,7 @@ def test_add_rms_norm_dynamic_quant(row, replay):
     row.shape(2)  # gamma must be there
     present = {name: slot for slot, name in enumerate(names, start=2) if row.has(slot)}
     for name, slot in present.items():
-        row.expect_shape(slot, x1.shape[-1:], (1,), what=name)
+        row.expect_shape(slot, x1.shape[-1:], (1,), meaning=name)
     missing = "smooth_scale2" in present and "smooth_scale1" not in present
     row.expect(not missing, INPUT_SHAPES, "slot 4 needs slot 3, the first smooth scale, which is missing", "restore it")
     vectors = {name: row.tensor(slot, 0.5, 1.5) for name, slot in present.items()}

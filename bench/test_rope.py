@@ -60,7 +60,7 @@ def test_interleave_rope(row, replay):
 
 @replays("ApplyRotaryPosEmb", npu="torch_npu.npu_apply_rotary_pos_emb")
 def test_apply_rotary_pos_emb(row, replay):
-    """Works in place on query and key. The position of the axis of size 1 in the angles tells the layout."""
+    """Works in place on query and key. The position of the axis of size 1 in the angles gives the layout."""
     row.expect_inputs(4)
     _expect_angles(row, [0, 1], 2, 3)
     axes = len(row.shape(0))
@@ -118,7 +118,7 @@ def test_triton_rope(row, replay, custom_opp):
 def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     """Reads the slots query, key and value of each token side by side; a table of cos and sin; positions.
 
-    The outputs tell the sizes of query and key. A capture lacks the weights of the two norms; an older capture also
+    The outputs give the sizes of query and key. A capture lacks the weights of the two norms; an older capture also
     lacks the output of the values.
     """
     row.expect_inputs(2, 3)
@@ -198,5 +198,5 @@ def _positions(row, slot, tokens, below):
     if slot >= len(row.input_slots):
         row.assume("positions count the tokens")
         return impl.arange(tokens, device=row.device) % below
-    row.expect_shape(slot, (tokens,), what="the position of each token")
+    row.expect_shape(slot, (tokens,), meaning="the position of each token")
     return row.indices(slot, below)

@@ -118,7 +118,7 @@ def _sequences(row, query, cache, *, table_slot, length_slots):
     table = row.shape(table_slot)
     row.expect(len(table) == 2 and table[0], INPUT_SHAPES, f"slot {table_slot} must be a table (sequences, blocks)")
     for slot in length_slots:
-        row.expect_shape(slot, table[:1], what="lengths")
+        row.expect_shape(slot, table[:1], meaning="lengths")
     row.expect(
         query[0] >= table[0] and 0 not in cache[:2],
         INPUT_SHAPES,

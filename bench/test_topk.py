@@ -14,7 +14,7 @@ _LARGEST_K = 1024
 
 @replays("TopKV2", "TopKV2AiCore", npu="torch.topk")
 def test_top_k(row, replay):
-    """Reads the slots x, k. The last axis of the output tells k."""
+    """Reads the slots x, k. The last axis of the output is k."""
     row.expect_inputs(1, 2)
     x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
     row.expect(
@@ -41,7 +41,7 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     given = {name: slot for name, slot in (("p", 2), ("k", 3)) if row.has(slot)}
     row.expect(given, INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
     for name, slot in given.items():
-        row.expect_shape(slot, logits.shape[:1], what=name)
+        row.expect_shape(slot, logits.shape[:1], meaning=name)
     limits = {}
     if "p" in given:
         limits["p"] = row.tensor(2, 0.5, 0.99)

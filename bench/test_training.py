@@ -222,8 +222,8 @@ def _expect_alike(row, count):
 def _expect_loss_shapes(row, target, weight):
     shape = row.shape(0)
     row.expect(len(shape) == 2, INPUT_SHAPES, "slot 0 must have the shape (N, C)")
-    row.expect_shape(target, shape[:1], what="targets")
-    row.expect_shape(weight, shape[1:], what="weights")
+    row.expect_shape(target, shape[:1], meaning="targets")
+    row.expect_shape(weight, shape[1:], meaning="weights")
 
 
 def _expect_flat_outputs(row, results):

@@ -1,7 +1,7 @@
 """The patterns of attention, of mixtures of experts and of the fused split of queries, keys and values.
 
 Their slots share many sizes, which is shorter in Python than in catalog.yaml. catalog.yaml names them like its own
-patterns. The Runtime cells of attention rows tell the lengths of sequences; all sequences of a row have the same
+patterns. The Runtime cells of attention rows give the lengths of sequences; all sequences of a row have the same
 length. A decoding step has one query or a few for each sequence, a prefill has many. Tokens are spread evenly over the
 experts of a device.
 """

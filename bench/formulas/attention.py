@@ -35,7 +35,7 @@ def attention_of(
 def attention_of_each(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what `attention_of` does for P queries, of which each sees its first `seen` keys.
+    """Returns the results of `attention_of` for P queries, of which each sees its first `seen` keys.
 
     Shapes: (P, D), (P, T, D), (P, T, Dv) and (P,); results (P, Dv) and (P,).
     """
@@ -125,7 +125,7 @@ def fused_infer_attention_score(
     outs, sums = [], []
     for batch, most in batches([row[-1] for row in rows], 2 * query.shape[-1]):
         token, n, number, i, head, first, seen = index_of(rows[batch], query.device)
-        # What lies behind the keys that a query sees is not read.
+        # Values behind the keys that a query sees are not read.
         j = torch.arange(most, device=query.device).minimum(seen.unsqueeze(-1) - 1)
         own: tuple[torch.Tensor, ...] = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
         if block_table is not None:

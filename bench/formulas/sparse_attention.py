@@ -65,7 +65,7 @@ def sparse_flash_attention(
     key_rope: torch.Tensor,
     **unused: Any,
 ) -> tuple[Part, ...]:
-    """Computes attention over the keys of `sparse_indices`; -1 stands for no key."""
+    """Computes attention over the keys of `sparse_indices`; -1 means no key."""
     ends = actual_seq_lengths_query.tolist()
     heads, width = query.shape[1:]
     rows, outs = [], []

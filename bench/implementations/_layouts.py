@@ -15,7 +15,7 @@ def axis_of_heads(x: torch.Tensor, cos: torch.Tensor, support: Support) -> int:
     """Returns the axis of x along which all heads of a token have one angle: the last but one, or one before.
 
     Raises:
-        Unsupported: there is no such axis of two heads or more.
+        Unsupported: no axis of this kind has two heads or more.
     """
     for axis in range(x.dim() - 2, 0, -1):
         if cos.shape[axis] == 1 < x.shape[axis]:
@@ -76,7 +76,7 @@ def table_of_pairs(cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def real_scale(scale: torch.Tensor, converted: list[str]) -> torch.Tensor:
-    """Returns a scale in float32, contiguous, and tells a conversion. A packed scale (INT64) is in its lower half."""
+    """Returns a scale in float32, contiguous, and notes a conversion. A packed scale (INT64) is in its lower half."""
     if scale.dtype is torch.float32:
         return scale.contiguous()
     converted.append("scale to FLOAT")
@@ -89,7 +89,7 @@ def pairs_in_halves(x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_by_columns(weight: torch.Tensor, converted: list[str]) -> torch.Tensor:
-    """Returns a weight (K, N) that is stored as (N, K), and tells a conversion."""
+    """Returns a weight (K, N) that is stored as (N, K), and notes a conversion."""
     if weight.stride(0) == 1:
         return weight
     converted.append("weight to (N, K)")

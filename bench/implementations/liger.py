@@ -1,7 +1,7 @@
 """Liger's Triton kernels, with the interface of liger_kernel 0.8.5. On an NPU it is not run by us.
 
-The forward functions of the modules of `liger_kernel.ops` are called: what `liger_kernel.functional` chooses by itself
-may be something else. Casting is that of Gemma, where the norm and its product with gamma are in float32.
+The forward functions of the modules of `liger_kernel.ops` are called: `liger_kernel.functional` may choose others by
+itself. Casting is that of Gemma, where the norm and its product with gamma are in float32.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def apply_rotary_pos_emb(
         q, k, c, s = (x.unsqueeze(0) for x in (query, key, cos, sin))
     else:
         q, k, c, s = (x if layout == "BSND" else x.transpose(1, 2) for x in (query, key, cos, sin))
-    # What is not contiguous is copied, and the copy is turned instead.
+    # A tensor that is not contiguous is copied, and the copy is turned instead.
     _expect(q.is_contiguous() and k.is_contiguous(), "heads before tokens", "tokens before heads")
     _expect(c.shape[2] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
     _expect(c.shape[1] == q.shape[1], f"angles of {c.shape[1]} tokens for {q.shape[1]}", "angles for each token")

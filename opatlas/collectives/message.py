@@ -12,7 +12,7 @@ from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.model.slots import known_dtype
 from opatlas.text import parse_whole
 
-#: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 such numbers exactly, in any order.
+#: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 of them exactly, in any order.
 _LARGEST = 3
 _MOST_SUMMANDS = 40
 #: Elements that are made or compared at once; each takes eight bytes meanwhile.
@@ -48,20 +48,24 @@ class Message:
             size: number of ranks.
 
         Raises:
-            InvalidRow: the cells describe no message of a group of `size` ranks.
+            InvalidRow: the cells do not describe a message of a group of `size` ranks.
         """
         collective = BY_KERNEL_TYPE.get(kernel_type)
         dtype = known_dtype(cells[DTYPE])
         if collective is None or dtype is None:
-            raise InvalidRow(f"{kernel_type} is no collective, or column '{DTYPE}' = {cells[DTYPE]!r} is no dtype")
+            raise InvalidRow(
+                f"{kernel_type} is not a collective, or column '{DTYPE}' = {cells[DTYPE]!r} is not a dtype"
+            )
         if cells[NUM_DEVICES] != str(size):
             raise InvalidRow(f"column '{NUM_DEVICES}' = {cells[NUM_DEVICES]!r}, but the group has {size} ranks")
         message_bytes = parse_whole(cells[MESSAGE_BYTES])
         if not message_bytes:
-            raise InvalidRow(f"column '{MESSAGE_BYTES}' = {cells[MESSAGE_BYTES]!r} is no number of bytes of 1 or more")
+            raise InvalidRow(
+                f"column '{MESSAGE_BYTES}' = {cells[MESSAGE_BYTES]!r} is not a number of bytes of 1 or more"
+            )
         if message_bytes != collective.message_bytes(message_bytes, size, dtype.bytes):
             raise InvalidRow(
-                f"column '{MESSAGE_BYTES}' = {message_bytes} is no whole number of elements of {dtype.name}"
+                f"column '{MESSAGE_BYTES}' = {message_bytes} is not a whole number of elements of {dtype.name}"
                 + (f" for each of {size} devices" if collective.in_parts else "")
             )
         self.kernel_type = kernel_type

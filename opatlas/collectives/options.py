@@ -151,12 +151,12 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     """Returns the collectives that --ops names by torch's name or by kernel type; all collectives without --ops.
 
     Raises:
-        pytest.UsageError: there is no collective of a name.
+        pytest.UsageError: no collective has a name.
     """
     known = {name: each for each in BY_NAME.values() for name in (each.name, each.kernel_type)}
     if unknown := [name for name in ops if name not in known]:
         raise _usage_error(
-            f"--ops {','.join(unknown)}: no such collective{suggest(unknown[0], known)}; give one or several of "
+            f"--ops {','.join(unknown)}: unknown collective{suggest(unknown[0], known)}; give one or several of "
             f"{', '.join(BY_NAME)}"
         )
     return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())

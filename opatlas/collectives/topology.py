@@ -132,7 +132,7 @@ def default_grid(
 ) -> DefaultGrid:
     """Returns the default grid of `nnodes` nodes with `per_node` devices each, linked as on one node.
 
-    The name of an NPU tells its grid. The first dimension of other grids are the nodes, the second the devices of a
+    The name of an NPU gives its grid. The first dimension of other grids are the nodes, the second the devices of a
     node, or its NVLink islands, and then the third the devices of an island.
 
     Args:

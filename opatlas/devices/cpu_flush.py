@@ -66,8 +66,8 @@ def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
     domains = list(domains)
     share = 0
     for domain in domains:
-        beside = max(min(len(domain.cores), threads // len(domains)), 1)
-        share = max(share, _PASSES * -(-domain.size_bytes // beside))
+        sharers = max(min(len(domain.cores), threads // len(domains)), 1)
+        share = max(share, _PASSES * -(-domain.size_bytes // sharers))
     return share * threads
 
 
@@ -101,7 +101,7 @@ _CODE = bytes.fromhex(
 
 @cache
 def evictor() -> Callable[[int, int], None] | None:
-    """Returns a function that evicts `size` bytes at an address from all caches; None without such an instruction."""
+    """Returns a function that evicts `size` bytes at an address from all caches; None without an instruction for it."""
     if platform.machine() != "x86_64" or platform.system() != "Linux" or not _has_instruction():
         return None
     try:
@@ -125,7 +125,7 @@ def _has_instruction() -> bool:
     return "clflushopt" in read_text(Path("/proc/cpuinfo")).split("\n\n")[0].split()
 
 
-#: Assumed size of the last-level cache if the system does not tell; larger than most.
+#: Assumed size of the last-level cache if the system does not say; larger than most.
 _ASSUMED_BYTES = 64 << 20
 #: Reading this many bytes takes some ten milliseconds on two cores. If the caches need more, the row's tensors are
 #: evicted line by line, and the read evicts all other data of the row: workspaces, code, page tables.

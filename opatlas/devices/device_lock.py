@@ -24,7 +24,7 @@ from opatlas.typed_json import DecodeError, decode, json_line
 
 #: Environment variable with the session (JSON of a `SessionHolder`) of a process and its children, for lock files.
 SESSION_VARIABLE = "OPATLAS_SESSION"
-#: Total wait of the rows after which the user is told which session holds the device.
+#: Total wait of the rows after which the user sees which session holds the device.
 ANNOUNCED_AFTER_S = 2.0
 #: Longest wait of a row. Rows of an hour are rare; an abandoned process may hold the lock for days.
 LONGEST_WAIT_S = 3600.0
@@ -119,7 +119,7 @@ class DeviceLock:
 
 
 class DeviceWaits:
-    """Measures how long the rows of a process wait for their device, and tells the user which session holds it.
+    """Measures how long the rows of a process wait for their device, and shows the user which session holds it.
 
     Used as a context around each job: the end of a job also ends its wait.
 
@@ -135,7 +135,7 @@ class DeviceWaits:
         self.others_s = 0.0
         self.own_s = 0.0
         self.interrupted = False
-        self._told: set[LockHolder] = set()
+        self._shown: set[LockHolder] = set()
         self._going_on: list[LockWait] = []
 
     def __enter__(self) -> None:
@@ -159,12 +159,12 @@ class DeviceWaits:
 
     def is_announced(self, holder: LockHolder) -> bool:
         """Returns whether the user already knows of a holder, or the holder belongs to the same session."""
-        return holder.own_session or holder in self._told
+        return holder.own_session or holder in self._shown
 
     def announce(self, holder: LockHolder) -> None:
-        """Tells the user once which session holds the device."""
+        """Shows the user once which session holds the device."""
         if not self.is_announced(holder):
-            self._told.add(holder)
+            self._shown.add(holder)
             self.tell(f"waiting for the device, at most {formats.seconds(LONGEST_WAIT_S)}: it is used by {holder.name}")
 
     def end(self, wait: LockWait) -> None:
@@ -201,7 +201,7 @@ class LockWait:
         return max(limit_s - self.seconds, 0.0)
 
     def check_limit(self) -> None:
-        """Tells the user which session the row waits for. Raises DeviceGone after `LONGEST_WAIT_S`."""
+        """Shows the user which session the row waits for. Raises DeviceGone after `LONGEST_WAIT_S`."""
         if self.seconds >= LONGEST_WAIT_S:
             raise lock_timeout(LONGEST_WAIT_S, self.holder)
         self._waits.announce(self.holder)

@@ -88,7 +88,7 @@ def available_devices(name: str | None) -> list[DeviceSpec]:
         return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
         raise OpAtlasError(
-            f"--device {name}: this machine has no such device; give npu, cuda or cpu, or the name of a folder "
+            f"--device {name}: this machine does not have this device; give npu, cuda or cpu, or the name of a folder "
             f"in database/data (for this CPU {cpu_device_name()}), or leave --device out"
         )
     return [DeviceSpec("cpu", name=cpu_device_name())]

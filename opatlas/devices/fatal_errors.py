@@ -198,7 +198,7 @@ def fatal_device_error(text: str) -> str | None:
 def is_out_of_memory(text: str) -> bool:
     """Returns whether the first device error in a text is a lack of device memory or host memory.
 
-    False if torch_npu's queue has ended, because such a process must not continue.
+    False if torch_npu's queue has ended, because its process must not continue.
     """
     if _QUEUE_ENDED.search(text):
         return False

@@ -159,7 +159,7 @@ def _chip_of(spec: DeviceSpec) -> Chip | None:
 def _module_version(npu: Any, module: str) -> str | None:
     try:
         return str(npu.utils.get_cann_version(module)) or None
-    except (AttributeError, RuntimeError):  # torch_npu is older, or has no such module
+    except (AttributeError, RuntimeError):  # torch_npu is older, or does not have the module
         return None
 
 

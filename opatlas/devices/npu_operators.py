@@ -2,8 +2,8 @@
 
 Some operators are not in CANN. vllm-ascend brings a package of custom operators (an OPP), which two environment
 variables name when a process starts, and registers the operators with torch. Others are Triton kernels of vllm-ascend,
-or belong to ATB, a library of the NNAL package. The set of such operators changes between versions, so no list of names
-decides: a registered operator is run.
+or belong to ATB, a library of the NNAL package. The set of these operators changes between versions, so no list of
+names decides: a registered operator is run.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def load_npu_call(name: str) -> Callable[..., Any]:
 
     Raises:
         MissingPrecondition: a custom operator is not registered; with the remedy.
-        Unsupported: torch_npu has no such call.
+        Unsupported: torch_npu does not have this call.
     """
     names = name.split(OR)
     register = next((each for prefix, each in _REGISTERED_BY.items() if any(n.startswith(prefix) for n in names)), None)
@@ -117,8 +117,8 @@ def missing_kernel(text: str) -> ReplayError | None:
     """Returns the error for a message about a missing kernel of an operator; None for other messages."""
     found = _NO_KERNEL.search(text)
     if found is not None:
-        what = f"no kernel {found[1]} in CANN's {found[2]} nor in a custom OPP"
-        return Unsupported(what) if is_environment_set() else MissingPrecondition(f"{what}: {remedy()}")
+        missing = f"no kernel {found[1]} in CANN's {found[2]} nor in a custom OPP"
+        return Unsupported(missing) if is_environment_set() else MissingPrecondition(f"{missing}: {remedy()}")
     if _NO_ATB.search(text):
         if "undefined symbol" in text:
             return MissingPrecondition(

@@ -65,7 +65,7 @@ class NpuSmiInfo:
 
 
 def query_chip(chip: Chip | None) -> NpuSmiInfo:
-    """Returns all fields of a chip; no fields for None, which stands for a chip that npu-smi does not show."""
+    """Returns all fields of a chip; no fields for None, which means a chip that npu-smi does not show."""
     if chip is None:
         return NpuSmiInfo({}, {})
     # In parallel, because each query takes about a second.

@@ -199,8 +199,8 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 def driver_version() -> str:
     """Returns the driver's version, such as "550.54.15"; "" if nvidia-smi is missing or fails."""
-    told = run_tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout_s=_TIMEOUT_S)
-    return told.partition("\n")[0].strip()
+    output = run_tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout_s=_TIMEOUT_S)
+    return output.partition("\n")[0].strip()
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-#: What /proc/cpuinfo says of a model of CPUs, on x86 and on ARM.
+#: The keys of /proc/cpuinfo that describe a model of CPUs, on x86 and on ARM.
 _PROCESSOR = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
 
 
@@ -22,7 +22,7 @@ def read_text(path: Path) -> str:
 
 
 def run_tool(tool: str, *arguments: str, timeout_s: float) -> str:
-    """Returns what a tool prints; "" if it is not on PATH, fails, or takes longer than `timeout_s`.
+    """Returns the output of a tool; "" if it is not on PATH, fails, or takes longer than `timeout_s`.
 
     A tool is run once in a process for the same arguments.
     """

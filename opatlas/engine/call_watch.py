@@ -128,7 +128,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
-    """Returns the blocks of a memory, and its last bytes if these are no block."""
+    """Returns the blocks of a memory, and its last bytes if these are not a block."""
     if blocks is None:
         return memory
     whole = len(memory) // _BLOCK_BYTES * _BLOCK_BYTES
@@ -149,7 +149,7 @@ def _draw_blocks(size: int, seed: int, device: torch.device) -> torch.Tensor:
 
 
 #: Operators other than views that neither compute nor copy. `_local_scalar_dense` reads a number. The first product of
-#: a process asks what the CPU supports.
+#: a process asks for the features of the CPU.
 _FREE = {
     "_is_mkldnn_bf16_supported",
     "_is_mkldnn_fp16_supported",
@@ -177,7 +177,7 @@ class OperatorMode(TorchDispatchMode):
         return self.make(func, args, kwargs or {})
 
     def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Makes a call, and returns what it returns."""
+        """Makes a call, and returns its return value."""
         return operator(*arguments, **keywords)
 
 

@@ -1,6 +1,6 @@
 """A Cast that graph mode fuses into the kernel before it: the kernel of torch, then a cast, and the formula of both.
 
-A capture names such a kernel after both (`Mul_1Cast_5`) and gives it the type of the first. Its row has another output
+A capture names this kernel after both (`Mul_1Cast_5`) and gives it the type of the first. Its row has another output
 dtype than the first kernel alone would have.
 """
 
@@ -40,7 +40,7 @@ class CastFormula:
     def __init__(self, formula: Formula, computed: torch.dtype, result: torch.dtype) -> None:
         """`computed` is the dtype of the kernel's result, `result` that after the cast."""
         self._formula = formula
-        # The coarser one of the two decides what is right; a cast to the other one loses nothing.
+        # The coarser one of the two decides which results are right; a cast to the other one loses nothing.
         rounds = RELATIVE_TOLERANCE[result] > RELATIVE_TOLERANCE.get(computed, 0.0)
         self._compared_in = result if rounds else computed
         self._rounds = rounds

@@ -30,7 +30,7 @@ BARRIER_ELEMENTS = 4 << 20
 _BARRIER_CALLS = 4
 
 
-def _ignore_step(step: int, what: str) -> None:
+def _ignore_step(step: int, text: str) -> None:
     pass
 
 
@@ -83,7 +83,7 @@ class Group:
         """Makes the ranks begin their next call at the same time.
 
         On a CPU this is a barrier of the hosts: the ranks leave it some microseconds apart. On other devices no host
-        waits: each launches a few all_reduce, long enough for every host to launch what follows. The devices end the
+        waits: each launches a few all_reduce, long enough for every host to launch the next call. The devices end the
         last all_reduce together, and continue without their hosts.
         """
         if self._barrier_tensor is None:
@@ -120,10 +120,10 @@ class Group:
             raise ReplayError(f"the ranks have different numbers of samples of the same call: {counts}")
         return self.gather(own_us)
 
-    def report_step(self, what: str) -> None:
+    def report_step(self, text: str) -> None:
         """Reports the current step of this rank, so that pytest can name a rank that hangs."""
         self._step += 1
-        self._report(self._step, what)
+        self._report(self._step, text)
 
 
 #: The group of a process that has no other ranks.

@@ -21,7 +21,7 @@ NODES_JOIN_TIMEOUT_S = 300.0
 _MOST_NAMED = 3
 #: Prefixes of the environment variables of the libraries that communicate.
 _VARIABLE_PREFIXES = ("NCCL_", "HCCL_", "GLOO_")
-#: Set in NVIDIA's containers to tell the installed version; NCCL does not read it.
+#: NVIDIA's containers set it to the installed version; NCCL does not read it.
 _OTHER_VARIABLES = ("NCCL_VERSION",)
 
 

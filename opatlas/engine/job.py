@@ -38,7 +38,7 @@ class Job:
         source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
         database: folder of the database that the result belongs to; "": that of the session's first implementation.
         task: the task of the row; None for a row of no task.
-        log: a file for what a candidate prints to stderr, and for the step that it is in; "" without one.
+        log: a file for the output of a candidate on stderr, and for its current step; "" without one.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def phase_file(self) -> str:
-        """The file that names the step of a candidate, beside its log."""
+        """The file that names the step of a candidate, next to its log."""
         return f"{self.log}.phase"
 
     @property
@@ -86,7 +86,7 @@ class RowOutcome:
         detail: a traceback for the user, printable; "" if the reason is enough.
         measurement: set if and only if the status is measured.
         pending: identifies the measurement's samples in a profile; None as soon as the measurement has samples.
-        changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); such a process runs no
+        changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); this process runs no
             further row.
         exit_code: the exit code of a process that died, below 0 for a signal; None otherwise.
         judgement: the judgement of the candidate of a task or an operator; None if the row does not get so far.

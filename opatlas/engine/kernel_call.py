@@ -53,7 +53,7 @@ class KernelCall:
         Args:
             kernel: called with the arguments; may return `Prepared`.
             mutates, overwrites: positions or names of changed arguments, as for `Replay`.
-            may_lack_results: whether a None in the return value stands for a result that the kernel does not compute.
+            may_lack_results: whether a None in the return value means a result that the kernel does not compute.
         """
         #: Makes one call; it is timed, so it has nothing to decide.
         self._invoke: Callable[[], Any] = partial(kernel, *arguments, **keywords)
@@ -203,7 +203,7 @@ def expect_parameters(
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Returns the signature of a function without its annotations; None if it tells none, as built-in ones."""
+    """Returns the signature of a function without its annotations; None if it has none, as built-in ones."""
     try:
         found = inspect.signature(function)
     except (TypeError, ValueError):
@@ -214,7 +214,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 @cache
 def _import_file(source: KernelSource) -> ModuleType:
-    """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode beside it.
+    """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode next to it.
 
     Raises:
         ReplayError: the file or a helper has other contents than when the session began, so that its durations would
@@ -242,10 +242,10 @@ def _import_file(source: KernelSource) -> ModuleType:
 
 @contextmanager
 def _importable_helpers(source: KernelSource) -> Iterator[None]:
-    """Makes the helpers beside a file, and in its folder, importable by their names while the file is imported.
+    """Makes the helpers next to a file, and in its folder, importable by their names while the file is imported.
 
     Raises:
-        ReplayError: the file imported a module of the folder that is no helper, and so no part of the version.
+        ReplayError: the file imported a module of the folder that is not a helper, and so not part of the version.
     """
     if not source.folder:
         yield
@@ -276,7 +276,7 @@ def _importable_helpers(source: KernelSource) -> Iterator[None]:
         if path.is_relative_to(folder) and str(path) not in known and not name.startswith(_MODULE):
             del sys.modules[name]
             raise ReplayError(
-                f"it imports {path}, a kernel that is no part of its version: move shared code to _NAME.py"
+                f"it imports {path}, a kernel that is not part of its version: move shared code to _NAME.py"
             )
 
 

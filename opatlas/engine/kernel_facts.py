@@ -48,7 +48,7 @@ def replays_of_bench() -> dict[str, Callable[..., Any]]:
 
 _COLLECTIVE = "a collective of several devices: its row records no shapes"
 _RANDOM = "its results are random, so no formula can check them"
-_OWN_KERNEL = "a user's own kernel: its name and shapes do not tell what it computes"
+_OWN_KERNEL = "a user's own kernel: its name and shapes do not define its result"
 _MLA = "it depends on quantization modes that its row does not record"
 
 #: Reasons without a replay, by kernel type: clauses that follow the name of the type.

@@ -27,7 +27,7 @@ _REFERENCE = "opatlas.bench.implementations.torch"
 _TEMPLATE = '''\
 """{kernel_type}: a kernel of your own.
 
-`opatlas bench --implementation torch,{folder} --ops {kernel_type}` measures it beside torch.
+`opatlas bench --implementation torch,{folder} --ops {kernel_type}` measures it together with torch.
 """
 
 import torch  # noqa: F401
@@ -38,7 +38,7 @@ from opatlas.bench.implementations import torch as torch_functions
 # A row of the database:
 #   inputs   {inputs}
 #   outputs  {outputs}
-# What its replay passes:
+# The arguments that its replay passes:
 {passed}
 
 
@@ -63,7 +63,7 @@ def {name}({parameters}):
 
 
 def template(folder: Path, kernel_type: str, cells: Mapping[str, str]) -> str:
-    """Returns the file of a kernel type, from what its replay passes for a row. Raises ReplayError."""
+    """Returns the file of a kernel type, from the arguments that its replay passes for a row. Raises ReplayError."""
     replay_function = replays_of_bench()[kernel_type]
     passed = arguments_of_replay(replay_function, kernel_type, cells)
     parameters = _parameters(passed)

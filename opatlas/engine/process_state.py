@@ -4,7 +4,7 @@ A kernel may set the number of torch's threads, leave a thread running, or chang
 state a row has changed runs no further row. The state is a table of readers, each of which takes a microsecond or two.
 
 Not compared: random generators, which each row seeds; imported modules; the memory of libraries; for an implementation
-that ships with OpAtlas, what its library sets up at its first use.
+that ships with OpAtlas, the state that its library sets up at its first use.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ _TOLD_BY_TORCH = {
 _SMALLEST_NORMAL = sys.float_info.min
 _ENVIRONMENT, _THREADS, _CHILDREN = "environment", "running threads", "child processes"
 _RECURSION = "recursion limit"
-#: What libraries with a compiler change when they are first used: variables, a pool of threads and processes, and the
-#: depth of calls that the compiler needs.
+#: State that libraries with a compiler change when they are first used: variables, a pool of threads and processes,
+#: and the depth of calls that the compiler needs.
 OF_LIBRARIES = frozenset({_ENVIRONMENT, _THREADS, _CHILDREN, _RECURSION})
 #: Maximum number of names in the description of a change.
 _NAMED = 5

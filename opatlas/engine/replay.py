@@ -106,8 +106,8 @@ class Replay:
         """
         if not hasattr(expected, "compare"):
             raise ReplayError(
-                f"expected={getattr(expected, '__name__', expected)} is no formula: mark the function with @pointwise, "
-                "@per_row(...) or @per_element(...)"
+                f"expected={getattr(expected, '__name__', expected)} is not a formula: mark the function with "
+                "@pointwise, @per_row(...) or @per_element(...)"
             )
         kernel = load_kernel(self._source, impl) if self._source else self._device.kernel(impl, self._spec.npu)
         name = self._spec.npu if self._spec.npu and not self._source and kernel is not impl else _name(kernel)
@@ -195,7 +195,7 @@ class Replay:
     def _dtype_before_cast(self, name: str, found: Results, slots: Sequence[int | None] | None) -> torch.dtype | None:
         """Returns the dtype of the only result if a Cast to the row's dtype is fused into the kernel; None if not.
 
-        A kernel of an implementation has to return what the row says.
+        A kernel of an implementation has to return the results that the row describes.
 
         Args:
             name, found, slots: as for `_missing_outputs`.
@@ -249,7 +249,7 @@ class Replay:
         return tuple(slot for slot, result in zip(slots, computed, strict=True) if result is None and slot is not None)
 
     def _default_implementation(self, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
-        """Returns what is timed without a source: torch and its version, the NPU's call, or "" on another device."""
+        """Returns the name of a call without a source: torch and its version, the NPU's call, or "" elsewhere."""
         return f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
 
     def expect_memory(self) -> None:
@@ -287,7 +287,7 @@ class Replay:
         changed = watch.changed()
         ranks = [i for i, (found,) in enumerate(self._group.gather([float(bool(changed))])) if found]
         if changed:
-            place, what = changed[0]
+            place, tensor = changed[0]
             remedy = (
                 "return Prepared(call, changes=[...]) with that tensor if the call is to change it"
                 if self._source
@@ -295,7 +295,7 @@ class Replay:
                 f"overwrites=[{place!r}] if the kernel does not read it"
             )
             raise ChangedInput(
-                f"{kernel} changed {what}, which {'it' if self._source else 'the replay'} does not declare; later "
+                f"{kernel} changed {tensor}, which {'it' if self._source else 'the replay'} does not declare; later "
                 f"calls would start from other values: {remedy}",
                 place=place,
             )

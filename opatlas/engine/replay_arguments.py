@@ -1,4 +1,4 @@
-"""Finds what a replay passes to its torch function for a row, without running the function."""
+"""Finds the arguments that a replay passes to its torch function for a row, without running the function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReplayArguments:
 def arguments_of_replay(
     replay_function: Callable[..., Any], kernel_type: str, cells: Mapping[str, str]
 ) -> ReplayArguments:
-    """Returns what a replay passes for a row, with tensors on the CPU.
+    """Returns the arguments that a replay passes for a row, with tensors on the CPU.
 
     Raises:
         ReplayError: the row is wrong, or is run by several devices.

@@ -25,7 +25,7 @@ RELATIVE_TOLERANCE = {
     torch.complex128: 1e-9,
 }
 
-#: What a result may be off besides, since its dtype holds no smaller numbers. Kernels may round subnormal numbers of
+#: Further allowed error of a result, since its dtype holds no smaller numbers. Kernels may round subnormal numbers of
 #: float32 to 0, and all hardware computes with those of float16.
 SMALLEST = {
     torch.bfloat16: torch.finfo(torch.bfloat16).smallest_normal,
@@ -56,12 +56,12 @@ class Picks:
     values: torch.Tensor
     distinct: bool = False
 
-    def select(self, indices: torch.Tensor, what: str, formula: str) -> torch.Tensor:
+    def select(self, indices: torch.Tensor, name: str, formula: str) -> torch.Tensor:
         """Returns the values at the indices of a result. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
-        _expect_within(indices, 0, self.source.shape[-1], what, formula)
+        _expect_within(indices, 0, self.source.shape[-1], name, formula)
         if self.distinct:
-            _expect_distinct(indices, what, formula)
+            _expect_distinct(indices, name, formula)
         return self.source.gather(-1, indices)
 
 
@@ -69,7 +69,7 @@ class Picks:
 class Largest:
     """Expected indices of the largest numbers of a row, in any order, each once.
 
-    -1 stands for no index, where a row has too few numbers.
+    -1 means no index, where a row has too few numbers.
 
     Attributes:
         source: the indexed tensor, (rows, n); minus infinity where a row has no number.
@@ -81,14 +81,14 @@ class Largest:
     values: torch.Tensor
     slack: float = 1e-2
 
-    def select(self, indices: torch.Tensor, what: str, formula: str) -> torch.Tensor:
+    def select(self, indices: torch.Tensor, name: str, formula: str) -> torch.Tensor:
         """Returns the values at the indices of a result, descending. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
-        _expect_within(indices, -1, self.source.shape[-1], what, formula)
-        _expect_distinct(indices, what, formula)
+        _expect_within(indices, -1, self.source.shape[-1], name, formula)
+        _expect_distinct(indices, name, formula)
         found = self.source.gather(-1, indices.clamp(min=0))
         if bool(((found == -torch.inf) & (indices >= 0)).any()):
-            raise WrongResult(f"{what} holds an index at which the formula {formula} has no number")
+            raise WrongResult(f"{name} holds an index at which the formula {formula} has no number")
         return found.masked_fill(indices < 0, -torch.inf).sort(dim=-1, descending=True).values
 
 
@@ -202,7 +202,7 @@ def is_checked_on_host(device: torch.device) -> bool:
     return device.type not in _HAVE_FLOAT64
 
 
-def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
+def _compare(comparison: Comparison, name: str, formula: str) -> float | None:
     """Returns the largest error as a share of the tolerance; None for an exact comparison. Raises WrongResult."""
     actual, expected, relative = comparison.actual, comparison.expected, 0.0
     if not comparison.exact and actual.is_floating_point():
@@ -210,9 +210,9 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
     rounding = 0.0
     match expected:
         case Picks(values=values):
-            actual = expected.select(actual, what, formula)
+            actual = expected.select(actual, name, formula)
         case Largest(values=values, slack=relative):
-            actual = expected.select(actual, what, formula)
+            actual = expected.select(actual, name, formula)
         case Rounded(values=values, slack=slack):
             actual, rounding = expected.whole(actual), 0.5 + slack
         case _:
@@ -250,7 +250,7 @@ def _compare(comparison: Comparison, what: str, formula: str) -> float | None:
         first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
         allowed = float(tolerance[first] if tolerance.dim() else tolerance)
         raise WrongResult(
-            f"{what} differs from the formula {formula} in {count} of {wrong.numel()} checked elements: "
+            f"{name} differs from the formula {formula} in {count} of {wrong.numel()} checked elements: "
             f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
         )
     return worst
@@ -283,7 +283,7 @@ def _root_mean_square(values: torch.Tensor) -> float:
 def _comparable(value: Any) -> Any:
     """Returns tensors, also in lists, on a device that computes formulas, in dtypes that torch indexes and compares.
 
-    On CUDA torch can neither index nor compare the wider unsigned dtypes. Such tensors become signed; their values do
+    On CUDA torch can neither index nor compare the wider unsigned dtypes. These tensors become signed; their values do
     not change, because replays use small numbers.
     """
     if isinstance(value, (list, tuple)):
@@ -294,13 +294,13 @@ def _comparable(value: Any) -> Any:
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
-def _expect_within(indices: torch.Tensor, least: int, size: int, what: str, formula: str) -> None:
+def _expect_within(indices: torch.Tensor, least: int, size: int, name: str, formula: str) -> None:
     if bool(((indices < least) | (indices >= size)).any()):
-        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}, the range of the formula {formula}")
+        raise WrongResult(f"{name} holds an index outside 0 ... {size - 1}, the range of the formula {formula}")
 
 
-def _expect_distinct(indices: torch.Tensor, what: str, formula: str) -> None:
-    """Raises WrongResult for equal indices; negative indices stand for no index and may be equal."""
+def _expect_distinct(indices: torch.Tensor, name: str, formula: str) -> None:
+    """Raises WrongResult for equal indices; negative indices mean no index and may be equal."""
     ordered = indices.sort(dim=-1).values
     if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
-        raise WrongResult(f"{what} holds an index twice; the formula {formula} has each index once")
+        raise WrongResult(f"{name} holds an index twice; the formula {formula} has each index once")

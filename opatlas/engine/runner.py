@@ -143,11 +143,11 @@ class Runner:
     def _expect_instrument(self, job: Job) -> None:
         """Raises MissingPrecondition if another instrument measured the stored duration."""
         if job.instrument not in ("", self._instrument.name):
-            # Checked only here, because the default instrument depends on what works on this machine.
+            # Checked only here, because the default instrument depends on this machine.
             raise MissingPrecondition(
                 f"the stored duration was measured with {job.instrument}, and this device measures with "
                 f"{self._instrument.name}, whose durations do not compare: set {job.instrument} up (`opatlas doctor` "
-                f"shows what is missing), or allow mixed durations (--mixed)"
+                f"shows missing parts), or allow mixed durations (--mixed)"
             )
 
     def _run_body(self, job: Job) -> RowOutcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Stands for operators that could not be counted.
+#: Means operators that could not be counted.
 REST = "..."
 #: Maximum number of operator names in a cell.
 _MOST_NAMES = 4

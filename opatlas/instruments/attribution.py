@@ -113,7 +113,7 @@ def _carries(launch: Launch) -> bool:
 
 _BEGIN, _END = dimensions(BEGIN_MARK), dimensions(END_MARK)
 #: Assumption of samples that were assigned without marks.
-BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
+BY_ORDER = "the profile holds no marks: their order and number separates samples from warm-up"
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
         if len({len(fitting) for fitting in own}) > 1:
             return NoSamples(f"samples of the same call launched {name} with other tensors")
         if len(own[0]) > 1 and not _is_recorded(own[0][0][0]):
-            return NoSamples(f"the call launches {name} {len(own[0])} times, and the profile tells the tensors of none")
+            return NoSamples(f"the call launches {name} {len(own[0])} times, and the profile has the tensors of none")
         return _samples(own, calls, assumptions, None if name == kernel_type else name)
     if differences:
         return AnotherCase(f"the call launches another case than the row's here ({'; '.join(differences)})")

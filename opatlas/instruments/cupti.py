@@ -47,14 +47,14 @@ class Layout:
 
     Attributes:
         fields: format of start, end, number of the launch, and address of the name, if the record has a name.
-        what: the name of records without a name.
+        kind: the name of records without a name.
     """
 
     fields: struct.Struct
-    what: str
+    kind: str
 
     @classmethod
-    def of(cls, offsets: Mapping[str, int], what: str) -> Layout:
+    def of(cls, offsets: Mapping[str, int], kind: str) -> Layout:
         """Creates the layout from the offset of each field in bytes.
 
         Raises:
@@ -66,11 +66,11 @@ class Layout:
                 continue
             if offsets.get(name, -1) < at:
                 raise InstrumentMissing(
-                    f"this version of cupti-python has an unsupported record of a {what}: install another version"
+                    f"this version of cupti-python has an unsupported record of a {kind}: install another version"
                 )
             form += f"{offsets[name] - at}x{code}"
             at = offsets[name] + struct.calcsize(f"<{code}")
-        return cls(struct.Struct(form), what)
+        return cls(struct.Struct(form), kind)
 
     def read(self, memory: bytes, at: int, names: dict[int, str]) -> KernelRecord:
         """Reads the record at an offset.
@@ -81,7 +81,7 @@ class Layout:
             names: names read before, by address.
         """
         start, end, correlation_id, *address = self.fields.unpack_from(memory, at)
-        name = self.what
+        name = self.kind
         if address:
             name = names.get(address[0]) or names.setdefault(address[0], ctypes.string_at(address[0]).decode())
         # Launches are numbered in the order in which the host made them, whatever their streams.
@@ -207,18 +207,18 @@ def _kinds(cupti: Any) -> Mapping[str, Any]:
 def _layouts(cupti: Any) -> Mapping[int, Layout]:
     """Returns the layout of each kind of record. Later versions of a record only append fields."""
     layouts = {}
-    for what, kind in _kinds(cupti).items():
+    for kind, number in _kinds(cupti).items():
         versions = [
             (int(found[1] or 0), getattr(cupti, name))
             for name in dir(cupti)
-            if (found := re.fullmatch(rf"activity_{what}(\d*)_dtype", name))
+            if (found := re.fullmatch(rf"activity_{kind}(\d*)_dtype", name))
         ]
         if not versions:
             raise InstrumentMissing(
-                f"this version of cupti-python has no layout for a record of a {what}: install another version"
+                f"this version of cupti-python has no layout for a record of a {kind}: install another version"
             )
         fields = max(versions, key=lambda version: version[0])[1].fields
-        layouts[int(kind)] = Layout.of({name: at for name, (_, at, *_) in fields.items()}, what)
+        layouts[int(number)] = Layout.of({name: at for name, (_, at, *_) in fields.items()}, kind)
     return layouts
 
 

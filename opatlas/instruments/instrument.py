@@ -65,7 +65,7 @@ class Samples:
 
     Attributes:
         durations_us: durations in microseconds, in order of time; () if a profile has them.
-        device_kernels: number of device kernels of one call; None if the instrument cannot tell.
+        device_kernels: number of device kernels of one call; None if the instrument does not count them.
         kernel_names: readable names of the device kernels of one call, in the order of their launches; () if unknown.
         kernels_us: mean duration of each of these kernels in microseconds; () if unknown.
         spans_us: time from the start of the first to the end of the last device kernel of each call, in microseconds,
@@ -120,7 +120,7 @@ def preferred_instrument(kind: str, name: str | None) -> str:
     `open_instrument` falls back to another instrument if the best one does not work on this machine.
 
     Raises:
-        OpAtlasError: devices of this kind have no such instrument.
+        OpAtlasError: devices of this kind do not have the instrument.
     """
     offered = INSTRUMENTS[kind]
     if name is not None and name not in offered:
@@ -135,7 +135,7 @@ def preferred_group_instrument(kind: str, name: str | None) -> str:
     started and stopped for each message in processes that communicate.
 
     Raises:
-        OpAtlasError: devices of this kind have no such instrument.
+        OpAtlasError: devices of this kind do not have the instrument.
     """
     chosen = preferred_instrument(kind, name)
     return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
@@ -147,7 +147,7 @@ def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
     Imports torch.
 
     Raises:
-        OpAtlasError: devices of this kind have no such instrument.
+        OpAtlasError: devices of this kind do not have the instrument.
         InstrumentMissing: the instrument does not work on this machine.
     """
     names = (

@@ -49,7 +49,7 @@ class KernelRecord(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Records what the device runs.
+    """Records the kernels, copies and fills of the device.
 
     Attributes:
         name: name of the instrument.
@@ -68,7 +68,7 @@ class KernelRecords:
     def __init__(self, recorder: Recorder, mark: Callable[[], object], synchronize: Callable[[], None]) -> None:
         """
         Args:
-            recorder: records what the device runs.
+            recorder: records the launches of the device.
             mark: launches a kernel whose name contains MARK.
             synchronize: waits until all launched work has ended.
         """

@@ -79,8 +79,8 @@ class StopFilter:
 #: reach the power limit, and heat stays for hours.
 _PAUSE_S = 0.005
 _MOST_PAUSES = 100
-#: Samples that take longer together throttle the device themselves. Of 87 such rows on two H200s 84 throttled it again
-#: after a wait; of 108 rows whose samples took less than 100 ms, 3.
+#: Samples that take longer together throttle the device themselves. On two H200s 84 of 87 of these rows throttled it
+#: again after a wait; of 108 rows whose samples took less than 100 ms, 3.
 _OWN_THROTTLING_US = 150_000
 
 

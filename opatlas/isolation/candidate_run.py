@@ -21,7 +21,7 @@ _LONGEST = 64 << 10
 
 
 def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = "") -> RowOutcome:
-    """Runs a candidate, unless its source breaks a rule. Raises what `run` raises.
+    """Runs a candidate, unless its source breaks a rule. Raises the errors of `run`.
 
     Args:
         run: runs the job.

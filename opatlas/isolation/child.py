@@ -70,7 +70,7 @@ def start(
 class EndIfInterrupted:
     """A context around the use of a process, which ends the process if an exception leaves the context.
 
-    Otherwise a late answer of the process would count as the answer to the next message. Such an exception is a second
+    Otherwise a late answer of the process would count as the answer to the next message. The exception is a second
     Ctrl-C, a timeout of pytest-timeout, or an error in OpAtlas.
     """
 

@@ -1,7 +1,7 @@
 """Deals jobs to the devices of other machines, and keeps each of them busy; knows nothing of how they are reached.
 
 A device takes a few jobs at once, and answers after half a second, or after one job that takes longer. While it runs
-them, the next ones already wait there. What a lost device has not answered is dealt again, a job at a time: a job that
+them, the next ones already wait there. The open jobs of a lost device are dealt again, one at a time: a job that
 takes three devices along is the cause. Jobs of one row (implementations that compare) go to one device.
 """
 
@@ -41,7 +41,7 @@ _ALONE_LOSSES = 2
 
 @dataclass(frozen=True)
 class DeviceAnswer:
-    """What a device says when it was opened or has run jobs.
+    """The answer of a device after it was opened or has run jobs.
 
     Attributes:
         outcomes: the outcomes of the jobs that ran, by the job's id; the other jobs have not begun.
@@ -88,7 +88,7 @@ class RemoteDevice(Protocol):
 
 @dataclass(eq=False)
 class _Slot:
-    """A device, and what it has to do.
+    """A device, and its open work.
 
     Attributes:
         epoch: how often the device was lost; answers of an earlier epoch do not count.
@@ -178,14 +178,14 @@ class Dealer:
             while job_id in self._open_jobs:
                 self._step(BEAT_S)
         except KeyboardInterrupt:
-            # The user stops at once, and what has not arrived is not waited for.
+            # The user stops at once, without a wait for missing answers.
             self.kill()
             raise
         finally:
             self._wanted = None
 
     def turn(self) -> None:
-        """Takes what has arrived, and deals; returns at once."""
+        """Takes the answers that have arrived, and deals; returns at once."""
         if not self._ended:
             self._step(0.0)
 

@@ -269,7 +269,7 @@ class DeviceProcess(ChildExecutor):
         return code
 
     def _has_ended(self, within_s: float) -> bool:
-        """Returns whether the device process, without its launcher, ends in time; True if the system does not tell."""
+        """Returns whether the device process, without its launcher, ends in time; True if the system does not say."""
         return self._pidfd is None or bool(wait([self._pidfd], within_s))
 
     def _describe_end(self, code: int | None) -> str:

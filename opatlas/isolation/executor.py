@@ -47,7 +47,7 @@ class BatchExecutor(Executor, Protocol):
 
 
 def run_job(executor: Executor, job: Job, language: str = "") -> RowOutcome:
-    """Runs a job; the candidate of a task only where its source breaks no rule. Raises what the executor raises.
+    """Runs a job; the candidate of a task only where its source breaks no rule. Raises the errors of the executor.
 
     Args:
         language: the language whose kernels a candidate must have ("triton", "cuda"); "": any.

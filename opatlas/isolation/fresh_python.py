@@ -1,7 +1,7 @@
 """Starts a module of OpAtlas in a new Python, which imports nothing from the working folder.
 
-This file is also the script that the new Python runs: `python .../fresh_python.py MODULE ARGUMENT...` does what
-`python -m MODULE` does. `-m` would search the working folder first for every import, `-P` needs Python 3.11, and the
+This file is also the script that the new Python runs: `python .../fresh_python.py MODULE ARGUMENT...` acts like
+`python -m MODULE`. `-m` would search the working folder first for every import, `-P` needs Python 3.11, and the
 command line of msprof may hold no quotes.
 """
 
@@ -31,7 +31,7 @@ def import_environment() -> dict[str, str]:
 
 
 def import_paths() -> tuple[str, ...]:
-    """Returns the import path of this process for a new process, without "", which stands for the working folder."""
+    """Returns the import path of this process for a new process, without "", which means the working folder."""
     return tuple(filter(None, sys.path))
 
 

@@ -34,21 +34,21 @@ from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 from opatlas.model.versions import detect
 
-#: The most bytes that are kept of what a row printed.
+#: The most bytes that are kept of the output of a row.
 _MOST_PRINTED = 20_000
 _THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What must be equal on all hosts of a session, and the device.
+    """The facts that must be equal on all hosts of a session, and the device.
 
     Attributes:
         host: name of the machine.
-        software: versions and the digest of the code, by name; "" for what is not installed.
+        software: versions and the digest of the code, by name; "" for software that is not installed.
         driver: version of the device's driver; "" if there is none.
         cores: number of the host's cores that a process may use.
-        processor: what tells CPUs apart that have one name, such as `family 26, model 2`; "" if unknown.
+        processor: the difference between CPUs of one name, such as `family 26, model 2`; "" if unknown.
         spec: the device; None where the host has no fitting device.
         problem: why there is no device; "" if there is one.
     """
@@ -63,7 +63,7 @@ class HostFacts:
 
 
 def software() -> dict[str, str]:
-    """Returns the versions of the software of this machine that decide what is measured."""
+    """Returns the versions of the software of this machine that affect measurements."""
     versions = detect()
     digest = import_module("opatlas.plugins.run_manifest").present_code()
     return {"torch": versions.torch or "", "CANN": versions.cann or "", "OpAtlas' code": digest[:12]}
@@ -94,7 +94,7 @@ class HostActor:
         os.environ[SESSION_VARIABLE] = session
         sys.path[:] = dict.fromkeys((*sys.path, *paths))
         _undo_limits_of_ray()
-        # What rows print goes back with their outcome, and not into a log of Ray. Appended, so that it may be cut.
+        # The output of rows goes back with their outcome, and not into a log of Ray. Appended, so that it may be cut.
         self._printed = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - as long as the process
         for descriptor in (1, 2):
             os.dup2(self._printed.fileno(), descriptor)

@@ -26,7 +26,7 @@ def start_actor(kind: type, resources: Mapping[str, float], strategy: Any, *argu
 
     Args:
         kind: an Actor (ray_actor.py).
-        resources: what it has of the node, by Ray's names.
+        resources: its share of the node, by Ray's names.
         strategy: the node, as Ray's scheduling strategies say it.
         arguments: of the class, before the session and the import path.
     """

@@ -28,7 +28,7 @@ from opatlas.text import pluralize
 
 #: Address of a cluster of this machine alone, which begins and ends with the session.
 LOCAL = "local"
-#: What Ray calls the devices of a kind.
+#: Ray's name for the devices of a kind.
 _RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 #: Longest time in which the actors of a cluster start, in seconds.
 _START_S = 300.0
@@ -48,7 +48,7 @@ class DifferingCpus(OpAtlasError):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an actor runs, and what it has of the node: `resources` by Ray's names."""
+    """The node of an actor, and its share of it: `resources` by Ray's names."""
 
     node_id: str
     node: str
@@ -180,13 +180,13 @@ class RayCluster:
 
     @property
     def group_nodes(self) -> GroupNodes:
-        """What the hosts for groups have in common."""
+        """The facts that the hosts for groups have in common."""
         first = self.group_hosts[0]
         cores = min(facts.cores for _, facts in self._used)
         return GroupNodes(first.devices, cores, len(self.group_hosts))
 
     def nvlink_islands(self) -> NvlinkIslands | None:
-        """Returns the NVLink islands of a host for groups; None where its devices are no GPUs."""
+        """Returns the NVLink islands of a host for groups; None where its devices are not GPUs."""
         devices = self.group_hosts[0].devices
         if devices[0].kind != "cuda":
             return None
@@ -241,7 +241,7 @@ class RayCluster:
 
 
 def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
-    """Returns a note where CPUs that measure rows differ in what their name does not tell: cores, model.
+    """Returns a note where CPUs that measure rows differ in facts that their name does not state: cores, model.
 
     Raises:
         DifferingCpus: they may not be mixed.
@@ -255,11 +255,11 @@ def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
                 names.append(facts.host)
     if len(found) < 2:
         return []
-    told = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
+    groups = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
     if mixed:
-        return [f"--mixed: the CPUs of the cluster differ: {told}"]
+        return [f"--mixed: the CPUs of the cluster differ: {groups}"]
     raise DifferingCpus(
-        f"the CPUs of the cluster differ, so that their durations do not compare: {told}. Leave hosts out of the "
+        f"the CPUs of the cluster differ, so that their durations do not compare: {groups}. Leave hosts out of the "
         f"cluster, or let their durations be mixed (--mixed)",
         hosts=found,
     )
@@ -281,7 +281,7 @@ def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:
 
 
 def _difference(facts: HostFacts, here: Mapping[str, str], driver: str) -> str:
-    """Returns in what a host differs from this machine, or in its driver from most hosts; "" if in nothing."""
+    """Returns how a host differs from this machine, or in its driver from most hosts; "" if it does not."""
     for name, version in here.items():
         there = facts.software.get(name, "")
         if version and there != version:
@@ -311,7 +311,7 @@ def _join(address: str) -> None:
         # Ray raises errors of many kinds, from a refused connection to another version of Python.
         first = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise OpAtlasError(
-            f"--ray {address}: the cluster cannot be joined ({first}): `ray status` tells whether it runs; start it "
+            f"--ray {address}: the cluster cannot be joined ({first}): `ray status` shows whether it runs; start it "
             f"with `ray start --head`, or give {LOCAL}"
         ) from None
 

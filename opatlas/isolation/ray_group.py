@@ -105,7 +105,7 @@ class RayGroup:
         """
         Args:
             spec: the group, with the number of its hosts.
-            nodes: what the hosts have in common.
+            nodes: the facts that the hosts have in common.
             hosts: those that may take part; the first of them that live do.
             device: name or kind of the devices.
             tell: shows the user a line.
@@ -292,7 +292,7 @@ def combined(answers: Sequence[HostAnswer]) -> RowOutcome:
         total_elements=sum(each.total_elements for each in measured),
         throttled="; ".join(each.throttled for each in measured if each.throttled),
     )
-    return replace(first, measurement=measurement, changed=tuple(what for each in outcomes for what in each.changed))
+    return replace(first, measurement=measurement, changed=tuple(text for each in outcomes for text in each.changed))
 
 
 def _has_crashed(answer: HostAnswer) -> bool:

@@ -25,7 +25,7 @@ from opatlas.model.schema import Status
 
 @dataclass(frozen=True)
 class HostAnswer:
-    """What a host says of its part of a group.
+    """The answer of a host for its part of a group.
 
     Attributes:
         outcome: of a job.
@@ -80,7 +80,7 @@ class GroupActor(HostActor):
         super().__init__(device, session, paths)
         os.environ.update(variables)
         self._specs = specs
-        self._told = ""
+        self._line = ""
         self._waits = DeviceWaits(self._keep_line)
         self._group: GroupProcess | None = None
 
@@ -95,7 +95,7 @@ class GroupActor(HostActor):
 
         Args:
             spec: the group, with the number of this host.
-            nodes: what the hosts have in common.
+            nodes: the facts that the hosts have in common.
         """
         self.close()
         try:
@@ -134,11 +134,11 @@ class GroupActor(HostActor):
 
     def beat(self) -> str:
         """Returns whom a row or the start of the group waits for; "" if nothing was said since the last call."""
-        told, self._told = self._told, ""
-        return super().beat() or told
+        line, self._line = self._line, ""
+        return super().beat() or line
 
     def _keep_line(self, text: str) -> None:
-        self._told = text
+        self._line = text
 
     def _gone(self, error: OpAtlasError) -> HostAnswer:
         is_late = isinstance(error, GroupTimeout)

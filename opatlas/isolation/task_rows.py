@@ -20,7 +20,7 @@ from opatlas.text import pluralize
 
 #: Deadline of one task, in seconds. Inputs have no values, so that only files that compute something take long.
 _DEADLINE_S = 60.0
-#: The module that runs the files, and what it takes to start.
+#: The module that runs the files, and the seconds that its start may take.
 _READER, _START_S = "opatlas.engine.tasks.read_inputs", 120.0
 _SHOWN = 3
 
@@ -86,7 +86,7 @@ def _stored(task: Task, database: Database | None) -> list[Mapping[str, str]]:
 
 
 def _cells(task: Task, number: int, tensors: Sequence[tuple[str, str]]) -> Mapping[str, str]:
-    """Returns the cells of a row; the outputs stay empty, since only a run tells them."""
+    """Returns the cells of a row; the outputs stay empty, since only a run shows them."""
     cells = dict.fromkeys(BASE, "")
     cells[INPUT_SHAPES] = ";".join(shape for shape, _ in tensors)
     cells[INPUT_DTYPES] = ";".join(dtype for _, dtype in tensors)

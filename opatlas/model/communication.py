@@ -24,7 +24,7 @@ class Collective:
     Attributes:
         name: the name in torch.distributed.
         kernel_type: the name in HCCL, which is the name of the CSV on every device.
-        message: what message_bytes counts.
+        message: the message whose bytes message_bytes counts.
         in_parts: whether the message has a part for each device.
         bus_share: maps n to the least share of m that the busiest link carries. The bus bandwidth is this share of m
             divided by the duration, and is comparable with the bandwidth of the link. Source: doc/PERFORMANCE.md of

@@ -43,7 +43,7 @@ class NoKernelLaunched(ReplayError):
 
 
 class Unsupported(ReplayError):
-    """The device has no such operator, or not for these dtypes."""
+    """The device does not have the operator, or not for these dtypes."""
 
     status = Status.UNSUPPORTED
 

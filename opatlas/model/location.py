@@ -56,7 +56,7 @@ NPU_DEVICES = (
 #: The device of captures that do not name a device.
 UNNAMED_NPU = "an unnamed NPU"
 
-#: The file of a database that ships with OpAtlas; its text says what the database was measured on.
+#: The file of a database that ships with OpAtlas; its text names the machine of its measurements.
 SHIPPED = "SHIPPED.txt"
 _LARGEST_MARKER_BYTES = 1 << 20
 _LONGEST_MARKER = 300
@@ -66,17 +66,17 @@ _COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 #: The software whose versions name a compute database, and a communication database (torch contains Gloo).
 NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
 COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
-#: The software that a task uses: its rows are no rows of vllm-ascend.
+#: The software that a task uses: its rows are not rows of vllm-ascend.
 TASKS_NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
 _TASKS = "tasks"
 _SUITE = "suite_"
 _TASKS_DIR = re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?")
-#: Folder names of `version_dir`; a suffix tells databases of a machine apart (`torch2.11.0_cuda13.0_warm`).
+#: Folder names of `version_dir`; a suffix separates databases of a machine (`torch2.11.0_cuda13.0_warm`).
 _VERSION_DIRS = {
     _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
     _STACK["cuda"]: re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cpu)(?:_.*)?"),
 }
-#: Prefixes of the device names that torch.cuda lists; a name without such a prefix is a CPU.
+#: Prefixes of the device names that torch.cuda lists; any other name is a CPU.
 _CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
 _NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
 #: The software of the folder of an implementation, after the name and the version of the implementation.
@@ -159,7 +159,7 @@ def implementation_label(name: str, version: str) -> str:
 
 
 def parse_implementation(label: str) -> tuple[str, str]:
-    """Returns the name and the version in a text by `implementation_label`; "" for what it lacks."""
+    """Returns the name and the version in a text by `implementation_label`; "" for missing parts."""
     name, _, version = label.strip().partition(" ")
     return name, version
 
@@ -233,10 +233,10 @@ def _is_of_torch(library: str) -> bool:
 
 
 def beside(database: Path, place: Path) -> Path:
-    """Returns where a database that lies at `place` below ROOT lies beside another database.
+    """Returns where a database that lies at `place` below ROOT lies next to another database.
 
     Both have one root where the other one lies in the layout of this module. A database elsewhere (`DB`) has the root
-    `DB-replays` for those beside it.
+    `DB-replays` for those next to it.
     """
     other = database.resolve()
     root = other.parents[2] if parse_path(other) is not None else other.with_name(f"{other.name}-replays")
@@ -281,7 +281,7 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
 
 
 def shipped_note(database: Path) -> str:
-    """Returns what a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
+    """Returns the machine that a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
     try:
         text = read_safely(database / SHIPPED, _LARGEST_MARKER_BYTES)
     except FileNotFoundError:
@@ -364,7 +364,7 @@ def _require(components: Iterable[Component], versions: Versions) -> None:
         raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
 
 
-def _directory_name(name: str, what: str) -> str:
+def _directory_name(name: str, part: str) -> str:
     if not _DIRECTORY_NAME.fullmatch(name):
-        raise OpAtlasError(f"the {what} {name!r} cannot name a folder: use letters, digits and . _ + - only")
+        raise OpAtlasError(f"the {part} {name!r} cannot name a folder: use letters, digits and . _ + - only")
     return name

@@ -1,4 +1,4 @@
-"""Which database a name or a folder stands for: the newest default database of a device."""
+"""The database that a name or a folder means: the newest default database of a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def database_folder(place: Path | str) -> Path:
 
 
 def named_folder(place: Path | str) -> Path:
-    """Returns the folder that a name stands for: of a device, that of its newest default database; else the path.
+    """Returns the folder that a name means: of a device, that of its newest default database; else the path.
 
     A device is named by its name, or by the folder that has its databases.
     """
@@ -38,7 +38,7 @@ def expect_database(folder: Path) -> None:
 
 
 def meant_device(folder: Path) -> str:
-    """Returns what follows "a device" in an error about a missing folder: the devices that may have been meant."""
+    """Returns the text after "a device" in an error about a missing folder: the devices that may have been meant."""
     devices = _default_databases()
     none = f" with a database below {ROOT}, which has none; a checkout of OpAtlas has some in database/data"
     return suggest(folder.name, devices) or (f" ({', '.join(devices)})" if devices else none)

@@ -1,6 +1,6 @@
 """The quality of a row's samples: quiet, noisy, drifting, bimodal, throttled, shorter than possible, of a composition.
 
-The verdict depends only on the samples and on what the device reported meanwhile. docs/measurement.md has the rules.
+The verdict depends only on the samples and on the reports of the device meanwhile. docs/measurement.md has the rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def standard_deviation(samples: Sequence[float], mean: float) -> float:
     return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
 
 
-#: No launch takes longer than an hour: such a duration is the difference of two times that wrapped below zero.
+#: No launch takes longer than an hour: a longer duration is the difference of two times that wrapped below zero.
 LONGEST_US = 3.6e9
 
 
@@ -167,7 +167,7 @@ def is_composition(quality: str, stand_in: str) -> bool:
     """Returns whether a replayed duration is that of a composition, and no estimate of the kernel's own.
 
     Args:
-        quality, stand_in: the cells of Quality and Stand-In. A row with neither does not tell.
+        quality, stand_in: the cells of Quality and Stand-In. A row with neither is undecided.
     """
     return bool(stand_in.strip()) or Quality.from_cell(quality) is Quality.COMPOSITION
 

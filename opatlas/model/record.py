@@ -50,7 +50,7 @@ class LaunchedCase:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What ran when a row was measured.
+    """The software and the device that ran when a row was measured.
 
     Attributes:
         implementation: name and version ("flashinfer 0.5.3"), or the call of an NPU; "" if unknown.
@@ -96,7 +96,7 @@ class Measurement:
         checked_elements, total_elements: output elements that were compared with the reference, and all of them.
         assumptions: values that the row does not state, and that were assumed.
         counters: hardware counters of the call, by name.
-        stand_in: what was timed instead of the row's kernel; "" for the kernel itself.
+        stand_in: the call that was timed instead of the row's kernel; "" for the kernel itself.
         throttled: why the device ran below its clock during the samples; "" if it did not.
         bound_us: the least time that the peaks of the device allow; None if unknown.
         ran_as: the case that the call launched, if it is a sibling of the row; None if it is the row. The samples
@@ -244,7 +244,7 @@ class Record:
             if problem:
                 raise DecodeError(place, problem)
         _intern_words(record)
-        # The cells say which row it is; a signature beside them is not trusted.
+        # The cells say which row it is; a signature next to them is not trusted.
         _set(record, "signature", signature(record.kernel_type, record.cells))
         return record
 

@@ -1,7 +1,7 @@
-"""The peaks of devices, by their data sheets, and what a row must read, move and compute.
+"""The peaks of devices, by their data sheets, and the bytes and operations of a row.
 
 No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither cores nor memory channels, and a short
-measurement depends on other processes (12 GB/s instead of 45 beside two busy processes).
+measurement depends on other processes (12 GB/s instead of 45 with two busy processes).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
 
 
 def row_bytes(kernel_type: str, cells: Mapping[str, str]) -> int | None:
-    """Returns the bytes of all tensors of a row; None if its cells do not tell."""
+    """Returns the bytes of all tensors of a row; None if its cells do not say."""
     try:
         inputs, outputs = row_slots(kernel_type, cells)
     except CellError:

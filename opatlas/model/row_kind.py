@@ -1,4 +1,4 @@
-"""The two kinds of rows, calls of kernels and messages of collectives, and what differs between their tables."""
+"""The two kinds of rows, calls of kernels and messages of collectives, and the differences between their tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RowKind:
     Attributes:
         table: noun for the tables of this kind.
         identity_columns: the columns of a new table.
-        required_columns: a file without these columns is no table of this kind.
+        required_columns: a file without these columns is not a table of this kind.
         duration_columns: columns that may hold the duration of a row; replays write the first one.
         known_columns: candidates for a misspelt column. MicroBench columns may be named after any counter, and are not
             among the candidates.

@@ -211,7 +211,7 @@ def canonical_form(row: Mapping[str, str]) -> str | None:
         row: the cells by column name.
 
     Returns:
-        None if the row is no product of two matrices, or K is ambiguous.
+        None if the row is not a product of two matrices, or K is ambiguous.
     """
     inputs = slot_words(*(row.get(column, "") for column in INPUT_SLOTS))
     outputs = slot_words(*(row.get(column, "") for column in OUTPUT_SLOTS))

@@ -81,7 +81,7 @@ QUALITY_REASON = "Quality Reason"
 ASSUMPTIONS = "Assumptions"
 #: Output elements that were compared with the reference, and all: "4096/1048576".
 CHECKED_ELEMENTS = "Checked Elements"
-#: What was timed instead of the row's kernel; empty for the kernel itself.
+#: The call that was timed instead of the row's kernel; empty for the kernel itself.
 STAND_IN = "Stand-In"
 #: The implementation that was timed ("flashinfer 0.5.3").
 IMPLEMENTATION = "Implementation"
@@ -116,7 +116,7 @@ SUITE = (SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH)
 TASK_DIGEST = "Task Digest"
 TASK_INPUTS = "Task Inputs"
 TASK = (TASK_DIGEST, TASK_INPUTS)
-#: The judgement of the last run of such a row: the highest level that the candidate passed, its error class, whether
+#: The judgement of the last run of a task's row: the highest level that the candidate passed, its error class, whether
 #: all elements differ from the reference by less than 1e-3, and the share of the time in its own kernels.
 LEVEL = "Level"
 ERROR_CLASS = "Error Class"
@@ -202,7 +202,7 @@ RUNTIME = tuple(
     )
 )
 
-#: Runtime values that belong to the signature, because they change what an attention kernel does.
+#: Runtime values that belong to the signature, because they change the work of an attention kernel.
 RUNTIME_IN_SIGNATURE = tuple(
     RUNTIME_PREFIX + name
     for name in (
@@ -283,7 +283,7 @@ class Status(str, Enum):
     TIMEOUT = "timeout"
     OOM = "oom"
     DEVICE_ERROR = "device-error"  # the device itself reported an error
-    UNSUPPORTED = "unsupported"  # no such operator on this device
+    UNSUPPORTED = "unsupported"  # the device does not have the operator
     SKIPPED = "skipped"  # a stated precondition is missing
 
     def __str__(self) -> str:

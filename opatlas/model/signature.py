@@ -73,7 +73,7 @@ def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
 
 
 def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
-    """Returns the cells of a column of a table of text cells; empty cells if there is no such column."""
+    """Returns the cells of a column of a table of text cells; empty cells if the column is missing."""
     return frame[name].tolist() if name in frame.columns else [""] * len(frame)
 
 
@@ -211,13 +211,13 @@ def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> l
 def _extra_text(extra: Sequence[str]) -> str:
     """Returns the extra columns as text. If the lengths of the keys are empty, adds the columns that imply them."""
     values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
-    told = [_plain(cell) for cell in values]
+    texts = [_plain(cell) for cell in values]
     if lengths and not values[_KV_VALUES]:
         blocks, *averages = lengths
         average = next(filter(None, map(_average, averages)), "")
         if _plain(blocks) or average:
-            return "|" + "|".join([*told, _plain(blocks), average])
-    return "|" + "|".join(told) if any(told) else ""
+            return "|" + "|".join([*texts, _plain(blocks), average])
+    return "|" + "|".join(texts) if any(texts) else ""
 
 
 _KV_VALUES = 1
@@ -266,7 +266,7 @@ class RowChoice:
     Attributes:
         names: kernel types, ids, node ids of pytest, digests at the end of ids, or parts of ids in any case; empty
             for all rows.
-        kernel_types: kernel types that are known: such a name is no part of an id, so that Mul is not MatMulV2.
+        kernel_types: kernel types that are known: their names are not parts of ids, so that Mul is not MatMulV2.
     """
 
     names: Sequence[str] = ()

@@ -35,7 +35,7 @@ class ProductSizes:
 
 
 def product_sizes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> ProductSizes | None:
-    """Returns the sizes of a matrix product, whatever is transposed; None where the row does not tell them."""
+    """Returns the sizes of a matrix product, whatever is transposed; None where the row does not have them."""
     if base_type(kernel_type) not in PRODUCTS:
         return None
     done = operations(kernel_type, inputs, outputs)
@@ -65,7 +65,7 @@ _GROUPED = ("GroupedMatmul", "GroupedMatmulSwigluQuant")
 
 
 def grouped_sizes(kernel_type: str, inputs: Sequence[Slot]) -> GroupedSizes | None:
-    """Returns the sizes of products of experts; None where the row does not tell them."""
+    """Returns the sizes of products of experts; None where the row does not have them."""
     if kernel_type not in _GROUPED or len(inputs) < 2 or len(inputs[0].shape) != 2 or len(inputs[1].shape) < 3:
         return None
     m, k = inputs[0].shape
@@ -117,7 +117,7 @@ class AttentionSizes:
 
 
 def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> AttentionSizes | None:
-    """Returns the sizes of a call of attention; None where the row does not tell them."""
+    """Returns the sizes of a call of attention; None where the row does not have them."""
     if kernel_type == _RING:
         return _ring_sizes(inputs)
     if kernel_type not in ATTENTION_TYPES or len(inputs) <= _KEY or len(inputs[_QUERY].shape) < 3:

@@ -212,7 +212,7 @@ def dtype_of_torch(name: str) -> str:
 def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the dtypes of a row that OpAtlas does not know (65534), sorted.
 
-    Such a row is kept: its captured duration is valid, and a newer OpAtlas may know the dtype.
+    The row is kept: its captured duration is valid, and a newer OpAtlas may know the dtype.
     """
     unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
     return tuple(sorted(unknown))

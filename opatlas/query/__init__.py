@@ -1,6 +1,6 @@
 """Asks a database for durations: of rows that it has, and of shapes between and beyond them.
 
-result.py          what a question gets: a duration, its interval, and from which rows
+result.py          the answer to a question: a duration, its interval, and its rows
 question.py        a question: a kernel type and the known cells of a row
 compositions.py    whether a duration is that of a composition of torch operators
 stored_rows.py     the rows of one kernel type in one database, found by signature or by some of their cells
@@ -12,7 +12,7 @@ kernel_model.py    the model of a kernel type: a fitted roofline, kriging, and c
 model_cache.py     fitted models on disk, by a hash of their rows
 predictor.py       durations of rows that are not stored
 answers.py         the answers to many questions at once
-implementation_answers.py  what each implementation of a database answers
+implementation_answers.py  the answers of each implementation of a database
 database.py        `opatlas.open`: the implementations of a device, and the questions that they answer
 export.py          the rows for other tools: one long table, and the tables of aiconfigurator
 msmodeling.py      a data source for msmodeling's simulations
@@ -20,7 +20,7 @@ stack.py           which implementations answer for the steps of a model
 collectives.py     durations of messages between devices
 typed_rows.py      rows as typed columns
 next_rows.py       which rows to measure next, for steps of models
-model_cost.py      what a step of a model costs: the durations of its calls, and their sum
+model_cost.py      the cost of a step of a model: the durations of its calls, and their sum
 
 Imports neither torch nor pytest.
 """

@@ -71,8 +71,8 @@ class Answers:
 
         Args:
             where: the questions that no row of the implementation answers, after all stored rows were taken.
-            found: their predictions; None for a question without a prediction, or whose dtypes no row has beside a
-                stored row.
+            found: their predictions; None for a question without a prediction, or whose dtypes no row has where
+                there is a stored row.
             rows: the rows that the predictions come from.
         """
         cache, instrument = rows.conditions()

@@ -29,11 +29,11 @@ def answer_collective(
         messages: the communication database of the device; None if there is none.
 
     Raises:
-        NoAnswer: the database has no such messages.
-        OpAtlasError: there is no such collective, or it has fewer than two devices.
+        NoAnswer: the database does not have these messages.
+        OpAtlasError: the collective is unknown, or it has fewer than two devices.
     """
     if name not in BY_NAME:
-        raise OpAtlasError(f"{name}: there is no such collective: name one of {', '.join(BY_NAME)}")
+        raise OpAtlasError(f"{name}: unknown collective: name one of {', '.join(BY_NAME)}")
     if devices < 2:
         raise OpAtlasError(f"{name} between {devices}: a collective has 2 devices or more")
     kernel_type = BY_NAME[name].kernel_type
@@ -49,8 +49,8 @@ def answer_collective(
         for each, count in zip(rows.cells(TOPOLOGY_TIER), rows.cells(NUM_DEVICES), strict=True)
         if count.strip() == str(devices)
     )
-    told = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
-    cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: told}
+    chosen = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
+    cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: chosen}
     return messages.answer_row(label, kernel_type, cells)
 
 

@@ -20,13 +20,13 @@ _FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
 
 
 class Completion:
-    """Completes the questions about one kernel type of one implementation. What its rows have is read once."""
+    """Completes the questions about one kernel type of one implementation. The content of its rows is read once."""
 
     def __init__(self, rows: StoredRows) -> None:
         self._rows = rows
 
     def complete(self, question: Question) -> tuple[Mapping[str, str], str]:
-        """Returns the cells of a row, and what was assumed.
+        """Returns the cells of a row, and the assumptions.
 
         The form (dtypes, formats, number of axes) is the most frequent one of the rows that agrees with the question. A
         size of an output follows from the inputs by the rule that all rows of the form obey: it is a size of an input,
@@ -90,7 +90,7 @@ class Completion:
         """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow.
 
         Rows of products with transposed and other operands have no rule in common. Then rows count whose inputs agree
-        in sizes in which the asked ones agree, too: each group of such rows has to lead to the same outputs.
+        in sizes in which the asked ones agree, too: each group of these rows has to lead to the same outputs.
         """
         if (all_rows := self._follow_rule(found, asked)) is not None:
             return all_rows
@@ -102,7 +102,7 @@ class Completion:
         return cells.pop() if len(cells) == 1 else None
 
     def _follow_rule(self, found: Sequence[int], asked: Dims) -> str | None:
-        """Returns the cell of the outputs' shapes by the rule that all these rows obey; None without such a rule."""
+        """Returns the cell of the outputs' shapes by the rule that all these rows obey; None without one."""
         outputs = [self._outputs[i] for i in found]
         axes = Counter(map(_axes, outputs)).most_common(1)[0][0]
         usual = [i for i, dims in zip(found, outputs, strict=True) if _axes(dims) == axes]
@@ -145,7 +145,7 @@ def _equal_sizes(dims: Dims) -> frozenset[tuple[int, int]]:
 
 
 def _size(inputs: Sequence[tuple[int, ...]], sizes: Sequence[int], asked: Sequence[int]) -> int | None:
-    """Returns the size of an output by the first rule that all rows obey; None if there is no such rule."""
+    """Returns the size of an output by the first rule that all rows obey; None if there is none."""
     columns = list(zip(*inputs, strict=True))
     for column, value in zip(columns, asked, strict=True):
         if list(column) == list(sizes):

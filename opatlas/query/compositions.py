@@ -1,4 +1,4 @@
-"""Tells whether the duration of a row is that of a composition of torch operators.
+"""Decides whether the duration of a row is that of a composition of torch operators.
 
 A kernel type is one kernel on an NPU. Elsewhere torch may run several operators in its place.
 """
@@ -15,15 +15,15 @@ from opatlas.model.communication import is_communication
 from opatlas.model.quality import is_composition
 from opatlas.model.schema import INSTRUMENT, MICROBENCH_DEVICE_KERNELS, QUALITY, STAND_IN
 
-#: What a note says of rows of which `composition_of` knows nothing.
-NOT_TOLD = "the rows do not tell whether a composition of operators ran"
+#: The note of rows for which `composition_of` returns None.
+UNKNOWN_COMPOSITION = "the rows do not say whether a composition of operators ran"
 
 
 def composition_of(kernel_type: str, row: Mapping[str, str]) -> bool | None:
-    """Returns whether the replayed duration of a row is that of a composition; None if the row does not tell.
+    """Returns whether the replayed duration of a row is that of a composition; None if the row does not say.
 
-    Rows of another tool, and of some databases that ship, have neither Quality nor Stand-In. Such a row of torch on a
-    GPU or CPU tells only if one device kernel ran, or if the kernel type is that of an operator of torch.
+    Rows of another tool, and of some databases that ship, have neither Quality nor Stand-In. A row of torch without
+    both on a GPU or CPU says so only if one device kernel ran, or if the kernel type is that of an operator of torch.
     """
     quality, stand_in = row.get(QUALITY, "").strip(), row.get(STAND_IN, "").strip()
     if quality or stand_in:

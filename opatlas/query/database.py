@@ -43,12 +43,12 @@ def open(  # noqa: A001
     Args:
         place: a folder, or the name of a device: its newest default database.
         same_machine: whether the intervals are for the machine that measured the rows. On another one of the same
-            type, equal rows differ by 5.3 % at the 90th percentile, or by what the machines of a pooled row tell, and
-            the intervals are no narrower.
+            type, equal rows differ by 5.3 % at the 90th percentile, or by the difference of the machines of a
+            pooled row, and the intervals are at least as wide.
         compositions: whether rows answer whose duration is that of a composition of torch operators.
 
     Raises:
-        OpAtlasError: there is no such folder or device, or the folder has no CSVs.
+        OpAtlasError: the folder or device does not exist, or the folder has no CSVs.
     """
     rules = AnswerRules(same_machine, compositions)
     return OpenDatabase(ImplementationAnswers(database_folder(place), rules))
@@ -74,11 +74,11 @@ def model_cost(
         place, same_machine: as for `open`.
 
     Raises:
-        OpAtlasError: there is no such database or model, or the model cannot be divided so.
+        OpAtlasError: the database or the model does not exist, or the model cannot be divided so.
     """
     from opatlas.theory.sources import resolve_model
 
-    # A wrong model is told before a wrong database.
+    # The error of a wrong model comes before that of a wrong database.
     resolve_model(model)
     database = open(place, same_machine=same_machine)
     return database.model(
@@ -98,7 +98,7 @@ class OpenDatabase:
     """A database that answers questions. `opatlas.open` makes it.
 
     Attributes:
-        answers: what each implementation answers.
+        answers: the answers of each implementation.
         path: the folder.
         implementations: the databases of the implementations by name, the default one first.
     """
@@ -130,13 +130,13 @@ class OpenDatabase:
         Args:
             input_shapes: `["48,18432", "7168,18432"]`, `[(48, 18432), (7168, 18432)]` or a cell of the CSV.
             dtypes: a word for each input, or one word: the dtype of the first input.
-            runtime: what an attention kernel reads: `{"num_heads": 64, "actual_seq_lengths_kv_values": [4096]}`.
+            runtime: the values of an attention kernel: `{"num_heads": 64, "actual_seq_lengths_kv_values": [4096]}`.
             implementation: a name or several, of which the fastest that was measured; default: of all. A prediction
                 goes before a measured row only if its whole interval lies below the row's duration.
 
         Raises:
-            NoAnswer: no row tells, or several do.
-            OpAtlasError: the question is malformed, or there is no such kernel type or implementation.
+            NoAnswer: no row answers, or several do.
+            OpAtlasError: the question is malformed, or the kernel type or implementation is unknown.
         """
         question = ask(
             kernel_type,
@@ -206,7 +206,7 @@ class OpenDatabase:
 
         Raises:
             NoAnswer: as `query` does.
-            OpAtlasError: as `query` does, or heads are no multiple of kv_heads.
+            OpAtlasError: as `query` does, or heads are not a multiple of kv_heads.
         """
         from opatlas.theory.model_calls import call_cells
 
@@ -226,8 +226,8 @@ class OpenDatabase:
             cells: the identity columns of the CSV contract, such as those of `opatlas.theory.model_calls`.
 
         Raises:
-            NoAnswer: no row tells.
-            OpAtlasError: there is no such kernel type or implementation.
+            NoAnswer: no row answers.
+            OpAtlasError: the kernel type or implementation is unknown.
         """
         self._expect(kernel_type)
         return best_answer(self._chosen(implementation), lambda name: self.answers.answer_row(name, kernel_type, cells))
@@ -243,16 +243,16 @@ class OpenDatabase:
     ) -> QueryResult:
         """Returns the duration of a collective, from the newest communication database of the device.
 
-        More devices than any row has are told by the largest number, with as many bytes on the busiest link.
+        More devices than any row has have the duration of the largest number, with as many bytes on the busiest link.
 
         Args:
             name: all_reduce, all_gather, reduce_scatter, all_to_all or broadcast.
-            bytes: what `message_bytes` of the CSV counts.
+            bytes: the bytes in `message_bytes` of the CSV.
             tier: the topology tier; default: that of the most rows with as many devices.
 
         Raises:
-            NoAnswer: no communication database has such messages.
-            OpAtlasError: there is no such collective, or it has fewer than two devices.
+            NoAnswer: no communication database has these messages.
+            OpAtlasError: the collective is unknown, or it has fewer than two devices.
         """
         return answer_collective(self.answers.messages, name, bytes, devices, dtype, tier)
 
@@ -271,7 +271,7 @@ class OpenDatabase:
             implementation: default: the rows of all implementations.
 
         Raises:
-            OpAtlasError: there is no such kernel type or implementation.
+            OpAtlasError: the kernel type or implementation is unknown.
         """
         self._expect(kernel_type)
         names = self._chosen(implementation or FASTEST)
@@ -292,7 +292,7 @@ class OpenDatabase:
         implementation: str | Sequence[str] = (),
         tell: Callable[[str], object] = str,
     ) -> ModelCost:
-        """Returns what a step of a model costs on one device, if no two kernels run at once.
+        """Returns the cost of a step of a model on one device, if no two kernels run at once.
 
         One stack of implementations answers: for each kernel type the first with rows of it, and of rows with the
         dtypes of the call before others.
@@ -305,12 +305,12 @@ class OpenDatabase:
             tp, ep: the devices that share a layer, and the experts.
             batch, context: the sequences, and the tokens of each.
             phase, dtype: "decode" or "prefill"; the dtype of products (default: that of the model's weights).
-            implementation: the stack, a name or several in their order; "fastest": for each call what `query` answers.
+            implementation: the stack, a name or several in their order; "fastest": for each call the answer of `query`.
                 Default: the stack that the database names (`opatlas.query.stack`).
             tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
 
         Raises:
-            OpAtlasError: there is no such model, it cannot be divided so, or no row has the dtype of its weights.
+            OpAtlasError: the model is unknown, it cannot be divided so, or no row has the dtype of its weights.
         """
         from opatlas.query.model_cost import ModelCost, part_costs
         from opatlas.theory.model_calls import model_calls, step_dtype
@@ -355,7 +355,7 @@ class OpenDatabase:
         steps: Sequence[Step] = (),
         tell: Callable[[str], None] = lambda kernel_type: None,
     ) -> NextRows:
-        """Returns the rows whose measurement tells the most of what steps of models cost (`opatlas.query.next_rows`).
+        """Returns the rows whose measurement lowers the error of steps of models most (`opatlas.query.next_rows`).
 
         Args:
             n: the most rows.
@@ -379,7 +379,7 @@ class OpenDatabase:
             phase=phase,
             dtype=dtype,
         )
-        # What another machine would measure does not matter.
+        # The durations of another machine do not matter.
         answering = self.answers.under(same_machine=True)
         found = next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
         return replace(found, differs=next_rows.differences(steps))
@@ -396,7 +396,7 @@ class OpenDatabase:
             A table with the same index and the columns ANSWER_COLUMNS; `How` is "" where there is no answer.
 
         Raises:
-            OpAtlasError: there is no such kernel type or implementation, or a column is missing.
+            OpAtlasError: the kernel type or implementation is unknown, or a column is missing.
         """
         self._expect(kernel_type)
         return self.answers.answer_frame(self._chosen(implementation), kernel_type, frame)
@@ -408,7 +408,7 @@ class OpenDatabase:
         missing = [name for name in names if name not in self.implementations]
         if missing:
             raise OpAtlasError(
-                f"{missing[0]}: {self.path} has no such implementation: name {FASTEST} or one of "
+                f"{missing[0]}: {self.path} does not have this implementation: name {FASTEST} or one of "
                 f"{', '.join(self.implementations)}"
             )
         return names
@@ -417,6 +417,6 @@ class OpenDatabase:
         known = self.answers.kernel_types
         if kernel_type not in known:
             raise OpAtlasError(
-                f"{kernel_type}: {self.path} has no such kernel type{suggest(kernel_type, [*known, *BY_NAME])}: "
+                f"{kernel_type}: {self.path} does not have this kernel type{suggest(kernel_type, [*known, *BY_NAME])}: "
                 f"`opatlas show DB` lists them"
             )

@@ -87,7 +87,7 @@ def of_other_devices(database: OpenDatabase) -> Counter[str]:
     for kernel_type in database.kernel_types():
         for name in database.implementations:
             rows = answers.stored_rows(kernel_type, name)
-            found = [*rows.left_out.values(), *(each for beside in rows.beside for each in beside)]
+            found = [*rows.left_out.values(), *(each for others in rows.others for each in others)]
             counts.update(each.device for each in found if not are_one_device(each.device, answers.device))
     return counts
 
@@ -164,7 +164,7 @@ class PerfTable:
 def perf_tables(database: OpenDatabase) -> list[PerfTable]:
     """Returns the tables of aiconfigurator that the measured rows of a database fill.
 
-    Each key has the fastest of its rows. Where rows do not tell whether a composition of operators ran, `kernel_source`
+    Each key has the fastest of its rows. Where rows do not say whether a composition of operators ran, `kernel_source`
     says so.
     """
     found: dict[tuple[str, str, str, str], list[dict[str, object]]] = {}
@@ -202,7 +202,7 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_perf_tables(tables: Sequence[PerfTable], folder: Path) -> None:
-    """Writes tables as Parquet, and beside them the files with which aiconfigurator finds them. Raises OpAtlasError."""
+    """Writes tables as Parquet, and the files with which aiconfigurator finds them. Raises OpAtlasError."""
     by_folder: dict[Path, list[PerfTable]] = {}
     for table in tables:
         write_parquet(table.rows, folder / table.path)
@@ -221,7 +221,7 @@ _Maker = Callable[[str, _Line, Mapping[str, str]], "dict[str, object] | None"]
 
 
 def _makers(kernel_type: str) -> Iterator[tuple[str, str, _Maker]]:
-    """Yields the tables that rows of a kernel type belong to: family, name, and what makes a row."""
+    """Yields the tables that rows of a kernel type belong to: family, name, and the function that makes a row."""
     if kernel_type in _GEMM_TYPES:
         yield "gemm", "gemm_perf", _gemm
     elif kernel_type == _ATTENTION:

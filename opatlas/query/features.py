@@ -1,4 +1,4 @@
-"""What the duration of a row depends on: work, sizes, and which rows are comparable.
+"""The facts that the duration of a row depends on: work, sizes, and which rows are comparable.
 
 One function serves stored rows and questions.
 """
@@ -31,7 +31,7 @@ _BLOCKS = (512, 1024, 2048)
 
 @dataclass(frozen=True, slots=True)
 class RowFeatures:
-    """What a row's duration depends on.
+    """The facts that a row's duration depends on.
 
     Attributes:
         work: amounts whose cost adds up or overlaps: bytes, operations, elements, steps; at least 1 each, those that

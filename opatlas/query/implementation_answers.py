@@ -1,4 +1,4 @@
-"""The answers of each implementation of a database: stored rows, and predictions for what no row tells."""
+"""The answers of each implementation of a database: stored rows, and predictions for cases without a row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import make_case_id, row_cells, signature
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
-from opatlas.query.compositions import NOT_TOLD
+from opatlas.query.compositions import UNKNOWN_COMPOSITION
 from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question
 from opatlas.query.result import (
@@ -47,9 +47,9 @@ from opatlas.query.stored_rows import CAPTURED, Stored, StoredRows, source_word
 from opatlas.store.database import Database
 from opatlas.store.manifest import read_manifests
 
-#: AI cores of a 910B, whose manifests do not tell them.
+#: AI cores of a 910B, whose manifests do not have them.
 _CORES_IF_UNKNOWN = 24
-#: What tells rows with the same shapes apart, and what of `query` states it.
+#: The columns that distinguish rows with the same shapes, and the arguments of `query` for them.
 _TELLING = {
     INPUT_DTYPES: "dtypes",
     INPUT_FORMATS: "formats",
@@ -69,7 +69,7 @@ class AnswerRules:
 
 
 class ImplementationAnswers:
-    """What the implementations of a database answer. Tables are read, and models fitted, at the first question.
+    """The answers of the implementations of a database. Tables are read, and models fitted, at the first question.
 
     Attributes:
         path: the folder of the default implementation.
@@ -104,10 +104,10 @@ class ImplementationAnswers:
         """The newest communication database of the same device, itself if it has messages; None if there is none."""
         if next(self.path.glob("hcom_*.csv"), None):
             return self
-        beside = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
-        if not beside or parse_path(self.path) is None:
+        folders = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
+        if not folders or parse_path(self.path) is None:
             return None
-        return ImplementationAnswers(max(beside, key=newness), self.rules)
+        return ImplementationAnswers(max(folders, key=newness), self.rules)
 
     @cached_property
     def with_compositions(self) -> ImplementationAnswers:
@@ -119,7 +119,7 @@ class ImplementationAnswers:
         return ImplementationAnswers(self.path, replace(self.rules, **rules))
 
     def answer(self, name: str, question: Question) -> QueryResult:
-        """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none tells."""
+        """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none answers."""
         rows = self._answering_rows(question.kernel_type, name)
         found = rows.find(question)
         if len(found) > 1:
@@ -136,7 +136,7 @@ class ImplementationAnswers:
         return self.answer_row(name, question.kernel_type, cells, note)
 
     def answer_row(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str = "") -> QueryResult:
-        """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row tells."""
+        """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row answers."""
         rows = self._answering_rows(kernel_type, name)
         own = signature(kernel_type, cells)
         position = rows.by_signature.get(own)
@@ -148,16 +148,16 @@ class ImplementationAnswers:
             raise NoAnswer(
                 f"{kernel_type}: {_why(stored)}"
                 if stored
-                else f"{kernel_type}: the rows of {rows.label} tell nothing of such a call: check that its shapes fit "
+                else f"{kernel_type}: the rows of {rows.label} do not answer this call: check that its shapes fit "
                 f"together, or measure it"
             )
         composed = rows.any_composed
         cache, instrument = rows.conditions()
         has_dtypes = is_communication(kernel_type) or rows.has_dtypes(cells)
         other = "" if has_dtypes else "no row has these dtypes"
-        untold = NOT_TOLD if composed is None else ""
+        unknown = UNKNOWN_COMPOSITION if composed is None else ""
         why = _why(stored) if stored else prediction.note
-        note = "; ".join(filter(None, (why, other, note, untold)))
+        note = "; ".join(filter(None, (why, other, note, unknown)))
         return QueryResult(
             prediction.duration_us,
             prediction.interval_us,
@@ -190,8 +190,8 @@ class ImplementationAnswers:
     def _measured(self, rows: StoredRows, position: int) -> QueryResult:
         case_id, stored = rows.case_id(position), rows.found[position]
         own = self._of_row(rows, stored, case_id, position)
-        beside = tuple(self._of_row(rows, each, case_id) for each in rows.beside[position])
-        return replace(own, note=_note(rows, position), rivals=beside)
+        others = tuple(self._of_row(rows, each, case_id) for each in rows.others[position])
+        return replace(own, note=_note(rows, position), rivals=others)
 
     def _of_row(self, rows: StoredRows, stored: Stored, case_id: str, position: int | None = None) -> QueryResult:
         """Returns a duration of a row as an answer.
@@ -245,7 +245,7 @@ class ImplementationAnswers:
             asked = np.flatnonzero(there < 0)
             unread = [i for i in asked.tolist() if i not in cells] if len(rows) else []
             cells |= dict(zip(unread, row_cells(frame.iloc[unread]), strict=True))
-            # What rows of other dtypes tell goes before no stored row.
+            # A prediction from rows of other dtypes goes before no stored row.
             where = [i for i in asked.tolist() if len(rows) and (not has_row[i] or rows.has_dtypes(cells[i]))]
             if where:
                 found = self.predictor(kernel_type, name).predict([cells[i] for i in where])
@@ -253,14 +253,14 @@ class ImplementationAnswers:
         return best.frame(frame.index)
 
     def completion(self, kernel_type: str, implementation: str) -> Completion:
-        """Returns what completes questions from the rows. Raises TableError."""
+        """Returns the object that completes questions from the rows. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._completions:
             self._completions[key] = Completion(self.stored_rows(*key))
         return self._completions[key]
 
     def predictor(self, kernel_type: str, implementation: str) -> Predictor:
-        """Returns what predicts the durations of a kernel type in an implementation. Raises TableError."""
+        """Returns the predictor of a kernel type in an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._predictors:
             floor = 0.0 if self.rules.same_machine else OTHER_MACHINE_FLOOR
@@ -334,10 +334,10 @@ def _why(stored: Stored) -> str:
 
 
 def _note(rows: StoredRows, position: int) -> str:
-    """Returns what is to know of a stored row: populations of a capture's launches, a failed run, what ran."""
+    """Returns the note of a stored row: populations of a capture's launches, a failed run, a composition."""
     if lost := rows.found[position].lost:
         return f"the last run of the row ended with status {lost}: the duration is of an earlier one"
     if rows.captured[position] and rows.quality[position]:
         # The duration is the average: neither population may have it.
         return f"the capture has {rows.cells(PROFILING_POPULATIONS)[position]}: the duration is the average of all"
-    return "" if rows.composed[position] is not None else NOT_TOLD
+    return "" if rows.composed[position] is not None else UNKNOWN_COMPOSITION

@@ -1,7 +1,7 @@
-"""The model of a kernel type in one implementation: a fitted roofline, times what the rows around a question say.
+"""The model of a kernel type in one implementation: a fitted roofline, times the deviation of nearby rows.
 
-Of large tables it is the mean of several such models that err differently: the covariance of one is fitted, which suits
-questions beside rows, and those of the others reach farther.
+Of large tables it is the mean of several models that err differently: the covariance of one is fitted, which suits
+questions near rows, and those of the others reach farther.
 
 The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
 that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
@@ -36,7 +36,7 @@ _TOGETHER = 256
 #: The rows that are hidden in turn to find a quantile.
 _CALIBRATED = 300
 _LEVEL = 0.9
-#: The rows that tell how predictions are correlated: the time grows with the cube.
+#: The rows from which the correlation of predictions is estimated: the time grows with the cube.
 _MOST_JOINT = 1000
 #: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
 _BEYOND, _GAP = 0.5, 0.5
@@ -78,13 +78,13 @@ class Predictions:
 
 @dataclass(frozen=True)
 class _Smoother:
-    """A fitted roofline, and kriging of what it is off by.
+    """A fitted roofline, and kriging of its error.
 
     Attributes:
         roofline: the mean.
         covariance: of the logarithms of durations divided by the roofline.
         kinds: the kinds of work that the roofline has, the first ones.
-        off: what the rows are off the roofline by.
+        off: the deviations of the rows from the roofline.
     """
 
     roofline: FittedRoofline
@@ -172,7 +172,7 @@ class KernelModel:
         some = min(_KINDS, every)
         rooflines = {kinds: fit_roofline(self._work[:, :kinds], np.exp(self._log_us)) for kinds in {some, every}}
         residuals = {kinds: self._log_us - each.log_us(self._work[:, :kinds]) for kinds, each in rooflines.items()}
-        # Fitting large tables flatters what lies near their rows, at the cost of new weights and models.
+        # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
         near = fit_covariance(self._covariance(residuals[some]), self._matrix, residuals[some])
         self._add(_Smoother(rooflines[some], near, some))
         self._add(_Smoother(rooflines[some], self._covariance(residuals[some], _FAR_OCTAVES), some))

@@ -53,7 +53,7 @@ class Covariance:
 
     @property
     def variance(self) -> float:
-        """The variance of a value that no row tells."""
+        """The variance of a value without a row."""
         return self.smooth**2 + self.rough**2
 
 
@@ -117,7 +117,7 @@ def _krige(
     among = covariance.between(rows, rows)
     among[:, np.arange(count), np.arange(count)] += covariance.noise**2 + 1e-10
     to_point = covariance.between(asked[:, None, :], rows)[:, 0, :]
-    # A hidden row that is still among the nearest, because too few others are there, tells nothing.
+    # A hidden row that is still among the nearest, because too few others are there, has no weight.
     to_point = np.where(np.isfinite(distance), to_point, 0.0)
     hidden_rows = ~np.isfinite(distance)
     if hidden_rows.any():
@@ -203,7 +203,7 @@ def _likelihood(at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, val
     return float(loss), -0.5 * np.array([*gradient, *parts, noise]) + prior / sd
 
 
-#: Rows that tell where values jump, places that are tried for each feature at first, and the gain of a jump in the
+#: Rows that show where values jump, places that are tried for each feature at first, and the gain of a jump in the
 #: logarithm of the likelihood.
 _MOST_SEARCHED, _PLACES, _LEAST_GAIN = 160, 24, 6.0
 

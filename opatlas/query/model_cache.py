@@ -24,7 +24,7 @@ _LARGEST_BYTES = 1 << 28
 
 
 def model_key(*parts: object) -> str:
-    """Returns the name of a model: a hash of what it is fitted to."""
+    """Returns the name of a model: a hash of the data that it is fitted to."""
     digest = blake2b(repr(_VERSION).encode(), digest_size=16)
     for part in parts:
         digest.update(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode())

@@ -1,4 +1,4 @@
-"""What a step of a model costs on one device: the duration of each of its calls, and their sum."""
+"""The cost of a step of a model on one device: the duration of each of its calls, and their sum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opatlas.query.stack import levels
 from opatlas.query.stored_rows import StoredRows
 from opatlas.theory.model_calls import ModelCall, Phase
 
-#: How a part is known whose duration nothing tells.
+#: The word for a part without a known duration.
 MISSING = "missing"
 #: Words in the names of kernel types that touch few rows of their largest tensors: an embedding, or a cache of keys.
 _TOUCH_FEW = ("Gather", "Index", "Cache", "Scatter")
@@ -41,17 +41,16 @@ class PartCost:
         kernel_type: the kernel type that answered; that of the call if none did.
         calls: calls in a step.
         layers: the number of layers with this part; 0 for a part outside of layers.
-        us_per_call: the duration of a call in microseconds; None if nothing tells it.
-        interval_us: its 90 % interval; None if nothing tells it.
+        us_per_call: the duration of a call in microseconds; None if unknown.
+        interval_us: its 90 % interval; None if unknown.
         how: measured, interpolated, extrapolated, analytic or missing.
-        implementation: name and version of what ran; "" if nothing tells the duration.
-        device, cache, instrument: on what, with which cache state and by which instrument the rows were measured, as in
-            `QueryResult`; "" if unknown.
-        composed: whether only compositions of operators tell the duration; None if the rows do not tell what ran.
-        other_dtypes: whether all rows that tell the duration have other dtypes.
+        implementation: name and version of the software that ran; "" if the duration is unknown.
+        device, cache, instrument: those of the rows, as in `QueryResult`; "" if unknown.
+        composed: whether only compositions of operators have the duration; None if unknown.
+        other_dtypes: whether all rows that the duration comes from have other dtypes.
         signature: the signature of the row.
-        bytes_per_call: what a call reads and writes at least, by its shapes and dtypes; 0 if they do not tell.
-        source: whether the rows were replayed or captured, as in `QueryResult`; "" if nothing tells the duration.
+        bytes_per_call: the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown.
+        source: whether the rows were replayed or captured, as in `QueryResult`; "" if the duration is unknown.
         reason: why the duration is missing; "" if it is not.
     """
 
@@ -75,13 +74,13 @@ class PartCost:
 
     @property
     def us(self) -> float | None:
-        """The duration of all calls of a step; None if nothing tells it."""
+        """The duration of all calls of a step; None if unknown."""
         return None if self.us_per_call is None else self.us_per_call * self.calls
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a step of a model costs on one device.
+    """The cost of a step of a model on one device.
 
     Attributes:
         model: the model.
@@ -140,7 +139,7 @@ class ModelCost:
 
     @property
     def missing(self) -> list[PartCost]:
-        """The parts whose durations nothing tells."""
+        """The parts without a known duration."""
         return [part for part in self.parts if part.how == MISSING]
 
     @property
@@ -166,12 +165,12 @@ class ModelCost:
 
     @property
     def untold_us(self) -> float:
-        """How much of the sum rests on rows that do not tell whether a composition of operators ran."""
+        """How much of the sum rests on rows that do not say whether a composition of operators ran."""
         return sum(part.us or 0.0 for part in self.parts if part.composed is None)
 
     @property
     def other_dtypes_us(self) -> float:
-        """How much of the sum is told by rows with other dtypes."""
+        """The share of the sum that comes from rows with other dtypes, in microseconds."""
         return sum(part.us or 0.0 for part in self.parts if part.other_dtypes)
 
     def us_by(self, field: PartField) -> dict[str, float]:
@@ -194,7 +193,7 @@ def part_costs(
     calls: Iterable[tuple[ModelCall, ModelCall]],
     tell: Callable[[str], object],
 ) -> list[PartCost]:
-    """Returns what the calls of a step cost. Rows of compositions answer where no others do.
+    """Returns the costs of the calls of a step. Rows of compositions answer where no others do.
 
     Args:
         stack: the implementations that answer, in their order; FASTEST for the best of all.
@@ -250,7 +249,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
 def answer_call(
     layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
 ) -> tuple[ModelCall, QueryResult] | None:
-    """Returns what answers a call; None if no row tells. Rows of compositions answer where no others do.
+    """Returns the answer to a call; None if no row answers. Rows of compositions answer where no others do.
 
     Args:
         layouts: the call with its weight in ND, and in FRACTAL_NZ.
@@ -260,26 +259,26 @@ def answer_call(
 
 
 def _estimated_bytes(call: ModelCall) -> float:
-    """Returns what a call reads and writes at least, by its shapes and dtypes; 0 if they do not tell."""
+    """Returns the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown."""
     features = row_features(call.kernel_type, call.cells, 1)
     if features is None or not any(word in call.kernel_type for word in _TOUCH_FEW):
         return 0.0 if features is None else features.work[0]
     inputs, outputs = row_slots(call.kernel_type, call.cells)
     sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
-    # What it takes from the table, or brings there, is read and written.
+    # The rows that it takes from the table, or brings there, are read and written.
     return 2.0 * sum(size for size in sizes if size < max(sizes))
 
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:
-    """Returns why nothing tells the duration of a call."""
+    """Returns why the duration of a call is missing."""
     names = [name for level in levels(stack, answers) for name in level]
     tables = [] if call.kernel_type in BY_KERNEL_TYPE else list(_tables(call, answers, names))
     if not any(map(len, tables)):
         left_out = [each.device for rows in tables for each in rows.left_out.values()]
         if others := joined(device for device in left_out if not are_one_device(device, answers.device)):
             return f"only on {others}"
-        beside = [name for name in answers.implementations if name not in names]
-        if found := [rows.label for rows in _tables(call, answers, beside) if len(rows)]:
+        unasked = [name for name in answers.implementations if name not in names]
+        if found := [rows.label for rows in _tables(call, answers, unasked) if len(rows)]:
             return f"only in {', '.join(found)}"
     return "no similar row" if tables else "no rows"
 
@@ -287,7 +286,7 @@ def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str
 def _answer(
     layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
 ) -> tuple[ModelCall, QueryResult] | None:
-    """Returns what answers a call by the rows of a database; None if no row tells.
+    """Returns the answer to a call by the rows of a database; None if no row answers.
 
     It is the first implementation of the stack that has rows with its dtypes, or else the first with others. Of its
     rows a stored one comes before others, and after it the layout that most rows have.

@@ -6,7 +6,7 @@ else of the default one of OpAtlas.
 
 Answered here are products, attention with its lengths, operators whose tensors are those of a row, and those that
 launch no kernel. All others go to the data source that is given as `base`, such as msmodeling's own: composites,
-collectives, and what no row tells.
+collectives, and calls that no row answers.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class OpAtlasDataSource:
         """
         Args:
             place, same_machine, compositions: as for `opatlas.open`.
-            base: a data source of msmodeling for what is not answered here; None: nothing is.
+            base: a data source of msmodeling for the calls that are not answered here; None: no source.
 
         Raises:
-            OpAtlasError: msmodeling is not installed, there is no such database, or its op_mapping.yaml is malformed.
+            OpAtlasError: msmodeling is not installed, the database does not exist, or its op_mapping.yaml is malformed.
         """
         from opatlas.query.database import open as open_database
 
@@ -84,7 +84,7 @@ class OpAtlasDataSource:
         self.last_miss_reason = ""
 
     def lookup(self, op_invoke_info: Any) -> Any:
-        """Returns msmodeling's QueryResult for an operator; None if neither the database nor the base tells."""
+        """Returns msmodeling's QueryResult for an operator; None if neither the database nor the base answers."""
         self.last_miss_reason = ""
         name = str(op_invoke_info.func).removeprefix("torch.ops.")
         operator = self._operators.get(name)
@@ -106,7 +106,7 @@ class OpAtlasDataSource:
         raise NotImplementedError("this data source is read-only")
 
     def _answer(self, operator: MappedOperator, info: Any) -> QueryResult | None:
-        """Returns the best answer of the operator's kernel types; None, with the reason, if none tells."""
+        """Returns the best answer of the operator's kernel types; None, with the reason, if none answers."""
         mode = operator.query_mode
         if operator.composite or operator.is_communication:
             return None

@@ -1,8 +1,8 @@
-"""Which rows to measure next: those whose durations tell the most of what steps of models cost.
+"""Which rows to measure next: those whose durations lower the error of the cost of models' steps most.
 
 The weight of a row is its share of the time of the steps (calls x duration), times the deviation of its prediction. A
-measured row tells its own duration, and something of similar rows. So rows are chosen one after the other, each for
-what the earlier rows leave open.
+measured row has its own duration, and improves predictions of similar rows. So rows are chosen one after the other,
+each for the error that the earlier rows leave.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def next_rows(
     steps: Sequence[Sequence[ModelCall]],
     tell: Callable[[str], None] = lambda kernel_type: None,
 ) -> NextRows:
-    """Returns the rows whose measurement tells the most of some steps, at most `n`.
+    """Returns the rows whose measurement lowers the error of some steps most, at most `n`.
 
     All steps count alike, whatever they take. A row is measured if the implementation has measured it that answers in
     `OpenDatabase.model`: of the default stack the first with rows of the kernel type.
@@ -264,7 +264,7 @@ def _duration(call: ModelCall, answer: QueryResult | None) -> tuple[float, float
 
 
 def _guess_us(features: RowFeatures | None) -> float:
-    """Returns the order of magnitude of a duration that no row tells."""
+    """Returns the order of magnitude of a duration without a row."""
     if features is None:
         return _LAUNCH_US
     moved, done, *_ = features.work
@@ -348,8 +348,8 @@ class _Choice:
     def _gains(self) -> Floats:
         """Returns for each candidate by how much its measurement lowers the sum of all errors."""
         variance = np.maximum(np.diag(self._joint), 1e-12)
-        told = np.minimum(self._joint**2 / (variance[:, None] * variance[None, :]), 1.0)
-        lowered: Floats = (1 - np.sqrt(1 - told)) @ (self._value * np.sqrt(variance))
+        explained = np.minimum(self._joint**2 / (variance[:, None] * variance[None, :]), 1.0)
+        lowered: Floats = (1 - np.sqrt(1 - explained)) @ (self._value * np.sqrt(variance))
         return lowered
 
     def _take(self, position: int) -> None:

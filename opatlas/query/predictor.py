@@ -20,7 +20,7 @@ from opatlas.query.stored_rows import StoredRows
 
 #: The rows that an answer names.
 _NAMED = 8
-#: The interval of a duration that few rows tell: a factor.
+#: The interval of a duration that comes from few rows: a factor.
 _FACTOR_OF_FEW = 3.0
 _REASONS = {
     Asked.NEAR: "no row of this signature",
@@ -62,7 +62,7 @@ class Predictor:
         found = [row_features(rows.kernel_type, cells, cores) for cells in row_cells(rows.frame)]
         telling = rows.telling.tolist()
         widths = [
-            _width(each) if each is not None and tells else None for each, tells in zip(found, telling, strict=True)
+            _width(each) if each is not None and used else None for each, used in zip(found, telling, strict=True)
         ]
         usual = max(set(widths) - {None}, key=widths.count, default=None)
         self._positions = np.array([i for i, width in enumerate(widths) if width and width == usual], dtype=np.intp)
@@ -75,7 +75,7 @@ class Predictor:
         if self._model is None and len(self._features) >= LEAST_ROWS:
             duration_us = self._rows.duration_us[self._positions]
             telling = self._rows.telling.tolist()
-            names = "\n".join(name for name, tells in zip(self._rows.signatures, telling, strict=True) if tells)
+            names = "\n".join(name for name, used in zip(self._rows.signatures, telling, strict=True) if used)
             key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
             stored = model_cache.load(key)
             with _one_blas_thread():
@@ -85,7 +85,7 @@ class Predictor:
         return self._model
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
-        """Returns the durations of rows; None where the cells mean no tensors, or no stored row tells.
+        """Returns the durations of rows; None where the cells mean no tensors, or no stored row helps.
 
         Args:
             cells: the cells of each row by column.

@@ -59,7 +59,7 @@ def ask(
         runtime: values of Runtime columns, with or without the prefix ("num_heads" or "Runtime num_heads").
 
     Raises:
-        OpAtlasError: a shape has no dimensions, a dtype is unknown, or there is no such Runtime column.
+        OpAtlasError: a shape has no dimensions, a dtype is unknown, or a Runtime column is unknown.
     """
     shapes = _shapes_cell(input_shapes)
     names = _words(dtypes)

@@ -1,4 +1,4 @@
-"""What a question gets: a duration with its interval, and the rows that it comes from."""
+"""The answer to a question: a duration with its interval, and the rows that it comes from."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LARGEST_HALF_WIDTH = 0.99
 
 
 class NoAnswer(OpAtlasError):
-    """A question without an answer. The message says what is missing, and what the database has instead.
+    """A question without an answer. The message names the missing data, and the data that the database has instead.
 
     Attributes:
-        give: the arguments of `OpenDatabase.query` that would tell; empty if none does.
+        give: the missing arguments of `OpenDatabase.query`; empty if none helps.
     """
 
     def __init__(self, text: str, give: Collection[str] = ()) -> None:
@@ -74,19 +74,19 @@ class QueryResult:
         interval_us: the lower and the upper end of the 90 % interval.
         how: whether the row is stored, or the duration is derived from others.
         kernel_type: the kernel type of the question.
-        implementation: name and version of what ran ("torch", "flashinfer 0.5.3").
+        implementation: name and version of the software that ran ("torch", "flashinfer 0.5.3").
         source: "replayed", or "captured" by a profiler; "captured, replayed" of rows of both.
         rows: the stored rows that the answer comes from, the nearest first.
         device: the device that measured the rows; "" if unknown.
         cache: the cache state of the rows ("cold", "warm"), several with commas; "" if unknown.
         instrument: the instrument that measured the rows ("cupti"), several with commas; "capture" for a captured
             duration; "" if unknown.
-        machines: the number of machines that measured the row; None unless the row is stored and tells.
+        machines: the number of machines that measured the row; None unless the row is stored and has it.
         quality: the quality of the row's samples; "" unless the row is stored and its quality is known.
-        note: what was assumed, or why the row is not stored; "" if there is nothing to say.
+        note: the assumptions, or why the row is not stored; "" if there is nothing to say.
         composed: whether a composition of torch operators ran in place of the one kernel of an NPU; None if the rows do
-            not tell.
-        other_dtypes: whether no row that tells the duration has the dtypes of the question.
+            not say.
+        other_dtypes: whether no row that the duration comes from has the dtypes of the question.
         rivals: the other answers: those of the other implementations, the fastest first, then the capture of a row
             that was also replayed, and durations of the row on other devices.
     """

@@ -21,7 +21,7 @@ _LARGEST_BYTES = 1 << 16
 
 
 def default_stack(answers: ImplementationAnswers) -> tuple[str, ...]:
-    """Returns the stack that a database names; of others the default implementation, then those beside it.
+    """Returns the stack that a database names; of others the default implementation, then those next to it.
 
     Implementations without a database are left out.
 

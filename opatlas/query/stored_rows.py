@@ -65,7 +65,7 @@ _WRONG = (Status.FAILED, Status.INVALID)
 _UNSEEN = -2
 _OF_INPUTS = (INPUT_DTYPES, INPUT_FORMATS)
 #: The shapes of the slots that a column describes.
-_SHAPES_BESIDE = {
+_SHAPES_OF = {
     **dict.fromkeys(_OF_INPUTS, INPUT_SHAPES),
     **dict.fromkeys((OUTPUT_DTYPES, OUTPUT_FORMATS), OUTPUT_SHAPES),
 }
@@ -74,7 +74,7 @@ _NZ = "FRACTAL_NZ"
 _SPREAD = {PROFILING_AVERAGE: (PROFILING_STD, PROFILING_SAMPLES)}
 
 
-#: What a duration is: that of a replay, or of a profiler's capture.
+#: The source of a duration: that of a replay, or of a profiler's capture.
 REPLAYED, CAPTURED_SOURCE = "replayed", "captured"
 
 
@@ -82,11 +82,11 @@ class Stored(NamedTuple):
     """A duration in a row.
 
     Attributes:
-        duration_us, std_us, samples: the duration, and what is known of its samples (else NaN).
+        duration_us, std_us, samples: the duration, and the known facts of its samples (else NaN).
         quality: the quality of the samples, as in the column Quality; of a captured duration BIMODAL if the capture
             has two populations of its launches, else "".
         run_id: the run that measured it; "" for a captured one.
-        composed: whether it is that of a composition of torch operators; None if the row does not tell.
+        composed: whether it is that of a composition of torch operators; None if the row does not say.
         captured: whether it is that of a capture, and not of a replay.
         device: the device that it was measured on; "" if unknown.
         noisy: whether its samples are noisy, drifting, bimodal or throttled.
@@ -117,7 +117,7 @@ class StoredRows:
         frame: their cells, as text.
         signatures: their signatures; the same for equal rows.
         found: the duration of each row that answers; the replay of a row that also was captured.
-        beside: the other durations of each row: its capture beside its replay, those of other devices.
+        others: the other durations of each row: its capture in addition to its replay, those of other devices.
         left_out: durations that do not answer, by the signature of their row.
     """
 
@@ -152,7 +152,7 @@ class StoredRows:
         self.frame = frame.iloc[kept].reset_index(drop=True)
         self.signatures = signatures(kernel_type, self.frame)
         self.found = [each for each in first if each is not None]
-        self.beside = [[each for each in stored[position] if each is not first[position]] for position in kept]
+        self.others = [[each for each in stored[position] if each is not first[position]] for position in kept]
         lost = [position for position, found in enumerate(stored) if found and first[position] is None]
         names = signatures(kernel_type, frame.iloc[lost]) if lost else []
         self.left_out: Mapping[str, Stored] = {
@@ -186,7 +186,7 @@ class StoredRows:
 
     @cached_property
     def composed(self) -> list[bool | None]:
-        """Whether each duration is that of a composition of torch operators; None if the row does not tell."""
+        """Whether each duration is that of a composition of torch operators; None if the row does not say."""
         return [each.composed for each in self.found]
 
     @cached_property
@@ -196,7 +196,7 @@ class StoredRows:
 
     @cached_property
     def source(self) -> list[str]:
-        """What each duration is, in a word: REPLAYED or CAPTURED_SOURCE."""
+        """The source of each duration, in a word: REPLAYED or CAPTURED_SOURCE."""
         return [source_word(each) for each in self.found]
 
     @cached_property
@@ -228,7 +228,7 @@ class StoredRows:
 
     @cached_property
     def any_composed(self) -> bool | None:
-        """Whether some duration is that of a composition; None if none is known to be, and some row does not tell."""
+        """Whether some duration is that of a composition; None if none is known to be, and some row does not say."""
         return True if True in self.composed else None if None in self.composed else False
 
     @cached_property
@@ -246,7 +246,7 @@ class StoredRows:
         return make_case_id(self.kernel_type, self.signatures[position])
 
     def cells(self, column: str) -> Sequence[str]:
-        """Returns the cells of a column; empty ones if there is no such column."""
+        """Returns the cells of a column; empty ones if the column is missing."""
         if column not in self.frame.columns:
             return [""] * len(self)
         cells: list[str] = self.frame[column].tolist()
@@ -276,7 +276,7 @@ class StoredRows:
 
     @cached_property
     def machines(self) -> list[tuple[int | None, float | None]]:
-        """The number of machines that measured each row, and their spread as a share; None if the row does not tell."""
+        """The number of machines that measured each row, and their spread as a share; None if the row does not say."""
         cells = zip(self.is_pooled, self.cells(POOLED_MACHINES), self.cells(POOLED_SPREAD), strict=True)
         return [(parse_whole(count), _share(percent)) if holds else (None, None) for holds, count, percent in cells]
 
@@ -351,7 +351,7 @@ class StoredRows:
     def normal_cells(self, column: str) -> list[tuple[str, ...]]:
         """Returns the cells of a column as words, so that equal ones are equal however they are written."""
         if column not in self._normals:
-            columns = dict.fromkeys((column, _SHAPES_BESIDE.get(column, column)))
+            columns = dict.fromkeys((column, _SHAPES_OF.get(column, column)))
             rows = zip(*map(self.cells, columns), strict=True)
             self._normals[column] = [
                 normal_words(self.kernel_type, column, dict(zip(columns, row, strict=True))) for row in rows
@@ -371,7 +371,7 @@ def normal_words(kernel_type: str, column: str, cells: Mapping[str, str]) -> tup
     """
     words = [dtype_name(word).removeprefix("FORMAT_") for word in split_cell(cells.get(column, ""))]
     words = [word if (known := known_dtype(word)) is None else known.name for word in words]
-    shapes = cells.get(_SHAPES_BESIDE.get(column, ""), "")
+    shapes = cells.get(_SHAPES_OF.get(column, ""), "")
     if shapes:
         optional = (optional_inputs if column in _OF_INPUTS else optional_outputs)(kernel_type)
         there = [bool(shape) for shape in split_cell(shapes)]
@@ -406,7 +406,7 @@ def _judged_columns(kernel_type: str, frame: pd.DataFrame) -> list[str]:
 
 
 def source_word(stored: Stored) -> str:
-    """Returns what a duration is: REPLAYED or CAPTURED_SOURCE."""
+    """Returns the source of a duration: REPLAYED or CAPTURED_SOURCE."""
     return CAPTURED_SOURCE if stored.captured else REPLAYED
 
 

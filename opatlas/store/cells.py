@@ -225,7 +225,7 @@ class TableEdit:
         return len(self._frame) + len(self._appended)
 
     def __getitem__(self, name: str) -> list[str]:
-        """Returns the cells of a column, to be read or changed in place; empty cells if there is no such column."""
+        """Returns the cells of a column, to be read or changed in place; empty cells if the column is missing."""
         cells = self._taken.get(name)
         if cells is None:
             cells = column_cells(self._frame, name)

@@ -76,7 +76,7 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
         kernel_type: the kernel type; default: the name of the file.
 
     Raises:
-        TableError: the file is missing, a Git LFS pointer or empty, has no header of such a CSV, a repeated column, a
+        TableError: the file is missing, a Git LFS pointer or empty, has the header of another CSV, a repeated column, a
             line with another number of fields, or text that is not UTF-8.
     """
     frame = read_text_csv(path)
@@ -153,7 +153,7 @@ def _read_error(path: Path, header: CsvHeader, block_bytes: int, error: pa.Arrow
     return TableError(
         path,
         f"{first.actual_columns} fields where the header has {first.expected_columns} columns"
-        + (f" (and {len(rejected) - 1} more such lines)" if len(rejected) > 1 else ""),
+        + (f" (and {len(rejected) - 1} more of these lines)" if len(rejected) > 1 else ""),
         RESTORE,
         line=first.number,
     )
@@ -251,7 +251,7 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
 
 def _printable_cells(row: Sequence[object]) -> Sequence[object]:
     """Escapes control characters, which a terminal would execute."""
-    # Nearly all rows have none, and one look at a row tells.
+    # Nearly all rows have none, which one look at a row shows.
     if "".join(map(str, row)).isprintable():
         return row
     return [printable_lines(cell) if isinstance(cell, str) else cell for cell in row]
@@ -269,7 +269,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[str], object]) -> None:
-    """Calls `write` with the path of a temporary file beside `path`, then renames the file to `path`.
+    """Calls `write` with the path of a temporary file next to `path`, then renames the file to `path`.
 
     Raises:
         OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
@@ -299,7 +299,7 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
 
 
 def _temporary_beside(path: Path, mode: int) -> tuple[int, str]:
-    """Creates an empty, locked file beside `path`; returns its handle and name. The lock marks a living writer."""
+    """Creates an empty, locked file next to `path`; returns its handle and name. The lock marks a living writer."""
     while True:
         temporary = f"{path.parent / f'.{path.name}.{secrets.token_hex(8)}'}{TEMPORARY_SUFFIX}"
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

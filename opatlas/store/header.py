@@ -120,7 +120,7 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
         raise TableError(path, problem, SAVE_OR_RESTORE, line=len(text)) from None
     except csv.Error as error:
         _expect_commas(text, path)
-        raise TableError(path, f"the header is no CSV ({error})", RESTORE, line=1) from None
+        raise TableError(path, f"the header is not CSV ({error})", RESTORE, line=1) from None
     if len(names) == 1:
         _expect_commas(text, path)
     if len(names) < 2 and not "".join(names).strip():

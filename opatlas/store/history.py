@@ -121,7 +121,7 @@ def read(database: Database, run_id: str) -> JournalContents:
 
 
 def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
-    """Yields the records of all runs; after the record of a row, the record of what was launched in its place.
+    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
 
     Args:
         problems: receives a sentence for each history that cannot be read.
@@ -228,8 +228,8 @@ def _lines(path: Path) -> Iterator[bytes]:
                 line = file.readline(left + 1)
                 left -= len(line)
                 if left < 0 or number > _MOST_LINES:
-                    what = f"{most:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
-                    raise DamagedHistory(f"{path}: a history of more than {what}, which is too large: {_REMEDY}")
+                    limit = f"{most:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
+                    raise DamagedHistory(f"{path}: a history of more than {limit}, which is too large: {_REMEDY}")
                 if number == 1:
                     journal.parse([line], path)
                 elif not line:

@@ -36,7 +36,7 @@ from opatlas.typed_json import DecodeError, decode, json_line
 VERSION = 3
 _SUFFIX = ".jsonl"
 _LARGEST_BYTES = 1 << 30
-#: What may stand around the text of a line: after a power failure a line may be padded with zeros.
+#: Characters that may surround the text of a line: after a power failure a line may be padded with zeros.
 _PADDING = b"\0\r\n\t "
 #: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
 _SYNC_PAUSE_S = 0.02

@@ -33,7 +33,7 @@ VERSION = 1
 #: Prefix of an ingest's files in `runs/` (opatlas/capture/manifest.py).
 INGEST_PREFIX = "ingest-"
 LARGEST_BYTES = 64 << 20
-#: Endings of files that affect what is measured.
+#: Endings of files that affect measurements.
 _DECIDING = (".py", ".yaml", ".json")
 #: Folders without code: `database/data` has databases.
 _NO_CODE = frozenset({"__pycache__", "data"})
@@ -56,7 +56,7 @@ class Manifest:
         host, system, python, packages: machine and software.
         statuses: the number of rows by status.
         machine_at_start, machine_at_end: load, steal, other processes, CPU quota, frequency governors, clocks of GPUs,
-            and what disturbed; empty if unknown.
+            and disturbances; empty if unknown.
     """
 
     run_id: str
@@ -127,7 +127,7 @@ def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind
         subject: "a run" or "an ingest", for the error.
 
     Raises:
-        OpAtlasError: the text is no such manifest.
+        OpAtlasError: the text is not a manifest.
     """
     try:
         return decode(text, kind, str(path))
@@ -185,7 +185,7 @@ def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifes
 
 
 def code_digest(directories: Iterable[Path]) -> str:
-    """Returns a digest of names and contents of all files in some folders that affect what is measured.
+    """Returns a digest of names and contents of all files in some folders that affect measurements.
 
     These are code, and tables that the code reads (the catalog of theory rows, the calls of kernels), not databases.
     """
@@ -226,7 +226,7 @@ class RunOrder:
     """Orders runs by their start.
 
     The start is in the manifest of the run, or else in its id, in UTC. A start in the future comes from a wrong clock;
-    such a run counts as older than all runs with a known start.
+    its run counts as older than all runs with a known start.
 
     Attributes:
         ahead: the ids of compared runs whose start is in the future.

@@ -1,6 +1,6 @@
 """Reads and writes op_mapping.yaml, by which a simulator such as msmodeling finds the rows of an operator.
 
-The file lies beside the CSVs of a compute database. Under `operator_mappings` each operator has fields that name its
+The file lies next to the CSVs of a compute database. Under `operator_mappings` each operator has fields that name its
 kernel types; other top-level keys are settings of the simulator.
 """
 
@@ -211,7 +211,7 @@ def write_default_mapping(
         sources: databases whose files are preferred as the source of the copy.
 
     Returns:
-        What was written; None if there is a file, or the rows are not of an NPU.
+        The written file and its source; None if there is a file, or the rows are not of an NPU.
 
     Raises:
         OpAtlasError: the file cannot be written.
@@ -227,8 +227,8 @@ def write_default_mapping(
     for source in candidates:
         text = _copy_text(source, settings)
         if text is not None:
-            told = f"{_COPY}{os.path.relpath(source, database)}: notes and thresholds are of that version.\n"
-            write_text(path, told + re.sub(rf"\A{_COPY}.*\n", "", text))
+            origin = f"{_COPY}{os.path.relpath(source, database)}: notes and thresholds are of that version.\n"
+            write_text(path, origin + re.sub(rf"\A{_COPY}.*\n", "", text))
             return WrittenMapping(path, source)
     write_text(path, _with_settings(_DEFAULT.read_text(encoding="utf-8"), settings))
     return WrittenMapping(path, None)

@@ -12,7 +12,7 @@ from opatlas.store.manifest import Manifest
 #: theory rows on an H200, which ran 17 to 44 a second.
 _ASSUMED_S_A_ROW = {"cuda": 0.05}
 _ASSUMED_ELSEWHERE_S_A_ROW = 1.0
-#: A run of a smaller share of the rows of the largest run does not tell the pace.
+#: A run of a smaller share of the rows of the largest run does not show the pace.
 _LEAST_SHARE = 0.01
 
 
@@ -42,7 +42,7 @@ def replay_pace(manifests: Iterable[Manifest], kind: str = "") -> Pace:
     Runs of far fewer rows than the largest run do not count: most of their time is start and end.
 
     Args:
-        kind: the kind of device, for a pace where there is no such run.
+        kind: the kind of device, for a pace where no run has one.
     """
     found = []
     for manifest in sorted(manifests, key=lambda each: (each.started_at, each.run_id), reverse=True):

@@ -128,7 +128,7 @@ class TableUpdate:
 
         Args:
             append: append rows for measured records without a row.
-            update_siblings: append or update rows that were launched for a sibling. If False, such records fill only
+            update_siblings: append or update rows that were launched for a sibling. If False, these records fill only
                 rows without a duration.
             order: keep the results of runs later than the record's; None: the records are the latest.
         """

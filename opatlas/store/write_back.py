@@ -94,7 +94,7 @@ def write_back(
     """
     result = WriteBackResult()
     histories = Histories(database)
-    # Run ids tell the second of a start, manifests its fraction.
+    # Run ids have the second of a start, manifests its fraction.
     starts = {run: each.started_at for run, each in read_manifests(database, []).items()} if keep_newer else {}
     order = RunOrder(starts) if keep_newer else None
     with nullcontext() if rehearse else database.lock(), gc_paused():
@@ -184,7 +184,7 @@ class RecoveredJournal:
         run_id: the session; the name of the journal if the header cannot be read.
         statuses: the number of records written to the CSVs, by status.
         outdated: the number of records that were ignored, because a later run measured their rows.
-        problems: what was wrong, and the consequence.
+        problems: each problem, and its consequence.
         incomplete: whether some records are not in the CSVs.
     """
 
@@ -200,10 +200,10 @@ class RecoveredJournal:
 
     def __str__(self) -> str:
         """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
-        what = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
         merged = f"merged {pluralize(self.statuses.total(), 'record')} that session {self.run_id} left behind"
         ignored = f"; ignored {self.outdated:,}, because a later run measured their rows" if self.outdated else ""
-        return f"{merged}{what and f' ({what})'}{ignored}"
+        return f"{merged}{counts and f' ({counts})'}{ignored}"
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
     try:
         contents = journal.read(path)
     except journal.NotAJournal as error:
-        told = (str(error), f"it is kept as {_set_aside(path)}")
-        return RecoveredJournal(path.stem, problems=told, incomplete=True)
+        set_aside = (str(error), f"it is kept as {_set_aside(path)}")
+        return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
     header = contents.header
     result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
     if result.problems:
@@ -380,8 +380,8 @@ def _keep_unmatched(
 def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
     """Saves records that are in no journal; returns a sentence with the path."""
     path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
-    what = f"no room in the journal for {pluralize(len(records), 'record')}"
+    problem = f"no room in the journal for {pluralize(len(records), 'record')}"
     with suppress(OpAtlasError):
         journal.write(path, header, records)
-        return f"{what}, kept in {path}: the next session merges them"
-    return f"{what}, {journal.save_in_temporary_folder(journal.journal_text(header, records), path)}"
+        return f"{problem}, kept in {path}: the next session merges them"
+    return f"{problem}, {journal.save_in_temporary_folder(journal.journal_text(header, records), path)}"

@@ -68,9 +68,9 @@ def candidate_function(path: Path) -> str:
     """Returns the class or function of a candidate to be called; "" if the file has none.
 
     The first that the file has: ModelNew, the function `kernel`, a function whose name ends in `_torch`, `_numpy` or
-    `_mindspore` (AKG), Model, the only public function that is no kernel of Triton.
+    `_mindspore` (AKG), Model, the only public function that is not a kernel of Triton.
 
-    A file without a statement, or that is not Python, has ModelNew: its judgement says what is wrong.
+    A file without a statement, or that is not Python, has ModelNew: its judgement names the problem.
 
     Raises:
         OpAtlasError: the file cannot be read.
@@ -121,7 +121,7 @@ def _is_kernel(decorator: ast.expr) -> bool:
 def _by_name(tasks: Sequence[Task]) -> Mapping[str, Task]:
     """Returns the tasks by the names that a file may have, in lower case: full, within the set, or its last part.
 
-    A short name that several tasks have stands for none.
+    A short name that several tasks have means none of them.
     """
     found: dict[str, Task] = {}
     # A longer name counts where it is the shorter name of another task.

@@ -1,6 +1,6 @@
 """Reads task files without running them.
 
-A task is a Python file with a class `Model`, which says what is to be computed, and a function `get_inputs`, or
+A task is a Python file with a class `Model`, which defines the computation, and a function `get_inputs`, or
 `get_inputs_dyn_list` for inputs of several shapes. `get_init_inputs` returns the arguments of Model.
 
 {set}/level1/19_ReLU.py                         KernelBench; any folder with folders level1, level2, ...
@@ -37,12 +37,12 @@ _LEVEL = re.compile(r"level\d+")
 _AKG_SETS = {"akg_kernels_bench": "akg", "akg_kernels_bench_lite": "akg_lite"}
 #: AKG's twins of KernelBench lie in `kernelbench/{kind}/{name}/{name}_{kind}.py`.
 _AKG_TWINS = "kernelbench"
-#: A file of robust-kbench, and the file of its arguments beside it.
+#: A file of robust-kbench, and the file of its arguments next to it.
 _ROBUST = re.compile(r"func_(forward|backward)")
-#: What each task file defines; a file without both is no task, one with either may have been meant as one.
+#: The definitions of each task file; a file without both is not a task, one with either may be meant as one.
 _DEFINES_MODEL = re.compile(rf"^class {MODEL}\b".encode(), re.MULTILINE)
 _DEFINES_INPUTS = re.compile(rf"^def {GET_INPUTS}".encode(), re.MULTILINE)
-#: Words in the text of each task file, which may import what these name.
+#: Words in the text of each task file, which may import these names.
 _WORDS = (MODEL.encode(), GET_INPUTS.encode())
 _IS_OTHER_FILE = f"has no class {MODEL} with a function {GET_INPUTS}"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_+-]+")
@@ -124,14 +124,14 @@ def kernel_type_of(task_set: str, name: str) -> str:
 def read_tasks(path: Path, incomplete: list[str] | None = None) -> list[Task]:
     """Returns the tasks in a folder and its subfolders, or in one file, by full name. The files are not run.
 
-    Files of a folder without Model or without inputs are no tasks. Hidden folders, `__pycache__`, and files whose names
-    begin with `_` or `.` are left out.
+    Files of a folder without Model or without inputs are not tasks. Hidden folders, `__pycache__`, and files whose
+    names begin with `_` or `.` are left out.
 
     Args:
-        incomplete: gets the files that have either Model or inputs, and what each lacks.
+        incomplete: gets the files that have either Model or inputs, and the missing part of each.
 
     Raises:
-        OpAtlasError: there is no such file or folder; a file is not Python; nothing is a task; two tasks of a set have
+        OpAtlasError: the file or folder does not exist; a file is not Python; there is no task; two tasks of a set have
             one name; or a name cannot be part of the name of a CSV file.
     """
     root = path.resolve()
@@ -160,7 +160,7 @@ def read_tasks(path: Path, incomplete: list[str] | None = None) -> list[Task]:
 
 
 def _read_task(path: Path, root: Path) -> tuple[Task | None, str]:
-    """Returns the task in a file, or None and what the file lacks."""
+    """Returns the task in a file, or None and the missing part."""
     content = _read(path)
     if not all(word in content for word in _WORDS):
         # Any other file of a large checkout, which need not even be Python of this version.

@@ -41,7 +41,7 @@ class CatalogMistake:
 
     Attributes:
         place: the part of the file, such as "pattern 'matmul', key 'let'"; "" for the file as a whole.
-        problem: what is wrong, and the remedy.
+        problem: the mistake, and the remedy.
     """
 
     place: str

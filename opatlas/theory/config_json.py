@@ -1,8 +1,8 @@
 """The sizes of a model, read from the config.json that is published with it.
 
-Only what is known to decide a call is read, for the kinds of models of `MODEL_KINDS`. A key that may decide a call and
-is not read is refused, so that no step is told of another model. What the calls leave out is told
-(`ModelFacts.differs`).
+Only keys that are known to decide a call are read, for the kinds of models of `MODEL_KINDS`. A key that may decide a
+call and is not read is refused, so that no step is that of another model. `ModelFacts.differs`
+lists the calls that are left out.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _REQUIRED = -1
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_KS = ("num_experts_per_tok", "experts_per_token", "moe_topk")
 _PREDICTIONS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-#: The file of modelopt beside a config.json.
+#: The file of modelopt next to a config.json.
 _HF_QUANT_CONFIG = "hf_quant_config.json"
 
-#: A key with such a name may decide a call.
+#: A key with one of these names may decide a call.
 _MAY_MATTER = re.compile(
     r"(index|linear|mamba|moe|compress|hc|o|q|qk|kv|v|ssm|conv|num|n|shared|attn|attention|mlp|mixer|expert|experts)_.*"
     r"|.*_(sizes?|dims?|ranks?|heads|layers|windows?|experts|groups|ratios?|freq|pattern|types?|bias|norm|gate|interval)"
     r"|.*(sliding|window|sparse|hybrid|recurrent|latent|compress).*"
 )
-#: Keys with such names that decide none.
+#: Keys with these names that decide none.
 _MATTERS_NOT = frozenset(
     {
         *("model_type", "problem_type", "position_embedding_type", "rope_type", "ep_size", "chunk_size_feed_forward"),
@@ -57,9 +57,9 @@ def load_config_file(path: Path) -> ModelFacts:
         TargetError: the file is not a config.json of a known kind of model.
     """
     content = _read_json(path)
-    beside = path.with_name(_HF_QUANT_CONFIG)
-    if "quantization_config" not in content and beside.is_file():
-        content = {**content, "quantization_config": {**_read_json(beside), "quant_method": "modelopt"}}
+    extra = path.with_name(_HF_QUANT_CONFIG)
+    if "quantization_config" not in content and extra.is_file():
+        content = {**content, "quantization_config": {**_read_json(extra), "quant_method": "modelopt"}}
     name = content.get("_name_or_path")
     return read_config(name if isinstance(name, str) and name else path.resolve().parent.name, content, str(path))
 
@@ -83,7 +83,7 @@ def read_config(name: str, content: Mapping[str, Any], given: str = "") -> Model
     Args:
         name: the model's name.
         content: the configuration, as in config.json.
-        given: what the user named the model by.
+        given: the model as the user named it.
 
     Raises:
         TargetError: the configuration is none of a known kind of model, or has keys that may matter and are unknown.
@@ -192,7 +192,7 @@ class _Reader:
         return next(iter(found.values()), otherwise)
 
     def _list(self, key: str) -> list[str] | None:
-        """Returns what a key says of each layer; None if it says nothing."""
+        """Returns the values of a key for each layer; None if the key is missing."""
         value = self._get(key)
         if value is None:
             return None
@@ -202,7 +202,7 @@ class _Reader:
         return [str(each) for each in value]
 
     def _kinds_of_layers(self) -> list[str]:
-        """Returns the kind of each layer's attention, and tells of windows."""
+        """Returns the kind of each layer's attention, and notes windows."""
         family, window = self._family, self._size("sliding_window", otherwise=0)
         if not self._get("use_sliding_window", True):
             window = 0
@@ -213,7 +213,7 @@ class _Reader:
         first = self._size("max_window_layers", otherwise=0)
         kinds = kinds or [SLIDING if window and i >= first else "full_attention" for i in range(self._layers)]
         if unknown := {*kinds} - _FULL - {family.other, SLIDING}:
-            self._refuse(f"layer_types has {min(unknown)[:60]!r}: no calls of such a layer are known")
+            self._refuse(f"layer_types has {min(unknown)[:60]!r}: no calls of this kind of layer are known")
         sliding = kinds.count(SLIDING)
         if sliding and not window:
             self._refuse("layer_types has sliding_attention, and sliding_window has no size: give one")
@@ -262,7 +262,7 @@ class _Reader:
         family = self._family
         if not family.width:
             return None, 0
-        # Files state these also where no layer has such a network.
+        # Files state these also where no layer has experts.
         self._keys_read |= {"intermediate_size", *_TOP_KS, MOE_WIDTH, "n_shared_experts"}
         count = self._size(
             *_EXPERT_COUNTS, otherwise=0 if any(key in self._text for key in _EXPERT_COUNTS) else _REQUIRED

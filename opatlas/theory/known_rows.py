@@ -233,7 +233,7 @@ class KnownRows:
         return any(row.captured and any(name == NZ for *_, name in (*row.inputs, *row.outputs)) for row in self.rows)
 
     def unknown_dtypes(self) -> list[str]:
-        """Returns the dtypes without a known size. Rows with such a dtype give no forms."""
+        """Returns the dtypes without a known size. Rows with one of these give no forms."""
         names = {word[1] for row in self.rows for word in (*row.inputs, *row.outputs) if word[1]}
         return sorted(name for name in names if known_dtype(name) is None)
 

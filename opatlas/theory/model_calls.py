@@ -1,6 +1,6 @@
 """The kernel calls of one step of a model, as rows of a database.
 
-A step is what an engine computes at once: the next token of each sequence (decode), or all tokens of each sequence
+A step is one forward pass of an engine: the next token of each sequence (decode), or all tokens of each sequence
 (prefill). The shapes of a call come from the catalog, and the sizes of the model's parts from its facts.
 """
 
@@ -82,7 +82,7 @@ def model_calls(
     """Returns the calls of one device in a step, in the order of their first launch.
 
     Attention and dense layers are divided among `tp` devices. With `ep` 1 the experts are divided like dense layers.
-    An `ep` of several times `tp` stands for as many replicas of the attention, each with a batch of its own, and
+    An `ep` of several times `tp` means as many replicas of the attention, each with a batch of its own, and
     tokens travel between all `ep` devices.
 
     Args:
@@ -93,7 +93,7 @@ def model_calls(
         context: tokens of each sequence, in decode with the token that is computed.
         dtype: BF16 or FLOAT16; or INT8 or FLOAT8_E4M3FN for quantized products between activations in BF16. Default:
             that of the model's weights.
-        nz_weights: whether weights are stored in FRACTAL_NZ, where the catalog has such calls. Only NPUs have them.
+        nz_weights: whether weights are stored in FRACTAL_NZ, where the catalog has calls with it. Only NPUs have them.
         tier: the topology tier of the collectives.
 
     Raises:
@@ -119,7 +119,7 @@ def step_dtype(model: ModelFacts, asked: str = "") -> str:
         )
     known = known_dtype(asked or model.dtype)
     if known is None or known.name not in (*_ACTIVATIONS, *_QUANTIZED):
-        raise UsageError(f"{asked!r} is no dtype of a model's step: give one of {dtypes}")
+        raise UsageError(f"{asked!r} is not a dtype of a model's step: give one of {dtypes}")
     return known.name
 
 
@@ -144,11 +144,11 @@ def call_cells(
 
 
 def _expect_possible(model: ModelFacts, tp: int, ep: int, batch: int, context: int, phase: str) -> None:
-    for what, number in (("tp", tp), ("ep", ep), ("batch", batch), ("context", context)):
+    for name, number in (("tp", tp), ("ep", ep), ("batch", batch), ("context", context)):
         if number < 1:
-            raise UsageError(f"{what} is {number}: give a whole number above 0")
+            raise UsageError(f"{name} is {number}: give a whole number above 0")
     if phase not in ("prefill", "decode"):
-        raise UsageError(f"{phase!r} is no phase: give 'prefill' or 'decode'")
+        raise UsageError(f"{phase!r} is not a phase: give 'prefill' or 'decode'")
     if not model.tp_sizes((tp,)):
         sizes = ", ".join(map(str, model.tp_sizes(range(1, 65))))
         raise TargetError("tp", str(tp), f"does not divide {model.name}: give one of {sizes}")
@@ -250,7 +250,7 @@ class _ModelStep:
             yield self.unknown("attention_gate", "SigmoidMul", layers, [(m, features)] * 2, (m, features))
 
     def delta_net(self, delta: DeltaNet) -> Iterator[ModelCall]:
-        """Yields the calls of layers with a gated delta net: its products, and what no row has."""
+        """Yields the calls of layers with a gated delta net: its products, and calls without rows."""
         m, layers = self.tokens, delta.layers
         features, heads = delta.features(self.tp), delta.value_heads // self.tp
         values = heads * delta.value_dim
@@ -432,7 +432,7 @@ class _ModelStep:
     def unknown(
         self, part: str, kernel_type: str, layers: int, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
     ) -> ModelCall:
-        """Returns a call of which the catalog has no pattern. No row tells it, so that a step lists it as missing."""
+        """Returns a call of which the catalog has no pattern. No row has its duration: a step lists it as missing."""
         shapes = [",".join(map(str, shape)) for shape in inputs]
         cells = {
             "Input Shapes": ";".join(shapes),

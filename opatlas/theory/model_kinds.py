@@ -20,12 +20,12 @@ class ModelKind:
         attention: multi-head latent attention, with or without an indexer, or queries that share keys.
         width: the key with the features of an expert; "" without experts.
         sparse: which layers have experts: all, those after the first dense ones, or each of some steps.
-        defaults: what transformers takes for keys that a file may leave out. Other keys are required.
+        defaults: transformers' values of keys that a file may leave out. Other keys are required.
         head_norms: whether queries and keys are normalized, or the key that says so.
         cycle: each layer of this number has full attention, if the file does not list the kinds of layers.
         other: the kind of the other layers.
         gated: whether the attention's output has a gate.
-        differs: what the calls leave out of each such model.
+        differs: the parts of each of these models that the calls leave out.
     """
 
     attention: Literal["shared", "latent", "indexed"] = "shared"

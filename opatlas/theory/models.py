@@ -23,7 +23,7 @@ class TargetError(UsageError):
     Attributes:
         argument: "model", "tp" or "ep".
         value: the value, as the user gave it.
-        problem: what is wrong with the value.
+        problem: the problem with the value.
     """
 
     def __init__(self, argument: Literal["model", "tp", "ep"], value: str, problem: str) -> None:
@@ -52,7 +52,7 @@ class Weight:
         cut: the features that tensor parallelism divides.
         least: the smallest number of output features of a part on a device. A head that several devices share stays
             whole.
-        calls: how often a forward pass multiplies with such a weight: once in each layer that has one.
+        calls: how often a forward pass multiplies with a weight of this kind: once in each layer that has one.
     """
 
     role: str
@@ -161,11 +161,11 @@ class ModelFacts:
         vocab: rows of the embedding table and outputs of the LM head.
         weights: all matrices of linear layers, each kind once, without the matrices of routed experts.
         head_norms: whether queries and keys are normalized head by head.
-        latent, indexer, experts, delta: None where the model has no such part.
+        latent, indexer, experts, delta: None where the model does not have the part.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
         dtype: the dtype of a step unless another one is asked for; "" where no row has that of the weights.
         stored: how the published weights are stored, where not in `dtype` alone.
-        differs: what the calls leave out of the model, or have in another way.
+        differs: the parts of the model that the calls leave out, or have in another way.
     """
 
     name: str

@@ -28,7 +28,7 @@ _LARGEST = 1 << 40
 
 
 def _quotient(value: Ints, divisor: Ints) -> Ints:
-    """Returns `value // divisor`, and 0 where the divisor is 0: no tensor has such a size."""
+    """Returns `value // divisor`, and 0 where the divisor is 0: no tensor has this size."""
     if isinstance(value, int) and isinstance(divisor, int):
         return value // divisor if divisor else 0
     with np.errstate(divide="ignore"):

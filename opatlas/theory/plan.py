@@ -27,7 +27,7 @@ from opatlas.theory.rows import Batch, TheoryRow
 from opatlas.theory.sources import Targets, deal_by_calls
 from opatlas.theory.space import Space, row_bytes
 
-#: Tells for each row of a frame whether a device's kernel accepts the row.
+#: Returns for each row of a frame whether a device's kernel accepts the row.
 Accepts = Callable[[pd.DataFrame], np.ndarray]
 
 

@@ -14,7 +14,7 @@ _NEVER_QUANTIZED = re.compile(
 
 
 def read_quantization(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the dtype of a step with such weights, "" if no row has it, and how the weights are stored."""
+    """Returns the dtype of a step with quantized weights, "" if no row has it, and how the weights are stored."""
     method = str(found.get("quant_method") or "").lower()
     algorithm = str(found.get("quant_algo") or "").upper()
     dtype, stored = "", f"weights by quant_method {method[:60]!r}"

@@ -1,7 +1,7 @@
 """The shapes that a device's DispatchFFNCombine was tried with and accepts: constraints/DispatchFFNCombine.csv.
 
 `python -m opatlas.cli.probe_dispatch_ffn_combine` writes the table, one row for each case that it tried.
-`Constraints.accepts` tells whether a theory row may be added; nothing is refused for kernels that were not tried.
+`Constraints.accepts` says whether a theory row may be added; nothing is refused for kernels that were not tried.
 """
 
 from __future__ import annotations

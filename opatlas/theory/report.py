@@ -194,7 +194,7 @@ def _share(shapes: Sequence[ShapeCoverage], division: str | None) -> str:
 def coverage_page(results: Sequence[KernelResult], title: str) -> str:
     """Returns the coverage report in Markdown.
 
-    A shape is what a model gives a kernel type on one device, for each way to divide the model. Its sizes are the
+    A shape is one of a model for a kernel type on one device, for each way to divide the model. Its sizes are the
     different numbers of tokens, sequences or keys of its rows.
     """
     rows, few = [], []

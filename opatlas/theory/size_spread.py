@@ -7,10 +7,10 @@ from math import log
 
 from opatlas.theory.patterns import Axis
 
-#: Offsets of sizes at the edge of a tile and beside it.
-BESIDE = (-1, 0, 1)
-#: Sizes at the edges of tiles and beside them that each shape gets besides.
-_EDGES = tuple(tile + beside for tile in (64, 128, 256) for beside in BESIDE)
+#: Offsets of sizes at the edge of a tile and next to it.
+OFFSETS = (-1, 0, 1)
+#: Sizes at the edges of tiles and next to them that each shape gets besides.
+_EDGES = tuple(tile + offset for tile in (64, 128, 256) for offset in OFFSETS)
 #: The least number of sizes between two powers of two that spread sizes are chosen from: 8, 9 ... 15, 16, 18 ... 30.
 _STEPS = 8
 

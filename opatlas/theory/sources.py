@@ -60,7 +60,7 @@ class ShapeSource:
 
     Attributes:
         names: the variables of the sizes.
-        sizes_of: yields the parts of a model with such sizes, for each way to divide the model.
+        sizes_of: yields the parts of a model with these sizes, for each way to divide the model.
     """
 
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ def model_shapes(pattern: Pattern, targets: Targets) -> list[Shape]:
 
 
 def interleave_models(shapes: Sequence[Shape]) -> list[int]:
-    """Orders shapes such that the models take turns; generic shapes come last.
+    """Orders shapes so that the models take turns; generic shapes come last.
 
     Returns:
         Positions in `shapes`. A shape of several models takes the turn of the first of them.
@@ -174,7 +174,7 @@ def _next(queue: list[_Turn], calls: Mapping[int, int], dealt: list[int], counts
 
 
 def missing_source(pattern: Pattern, targets: Targets) -> str:
-    """Returns a source of the pattern that none of the models has; "" without such a source."""
+    """Returns a source of the pattern that none of the models has; "" if each has one."""
     return next((axis.source for axis in pattern.axes if axis.source and not _axis_shapes(axis, targets)), "")
 
 
@@ -400,5 +400,5 @@ def resolve_model(name: str) -> ModelFacts:
     raise TargetError(
         "model",
         name,
-        f"no such model{suggest(name, models_by_name())}: give a model's config.json or its folder, or one of {names}",
+        f"unknown model{suggest(name, models_by_name())}: give a model's config.json or its folder, or one of {names}",
     )

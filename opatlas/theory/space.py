@@ -29,7 +29,7 @@ from opatlas.theory.patterns import (
     nz_block,
 )
 from opatlas.theory.rows import Batch, TheoryRow
-from opatlas.theory.size_spread import BESIDE, size_candidates, spread_sizes
+from opatlas.theory.size_spread import OFFSETS, size_candidates, spread_sizes
 from opatlas.theory.sources import (
     SOURCES,
     Targets,
@@ -77,7 +77,7 @@ TILES = (16, 32, 64, 128)
 #: of the grid.
 _CODES = 64
 _EDGES_FROM = 32
-_BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(BESIDE)
+_BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(OFFSETS)
 #: The golden ratio: the fractional parts of any number of multiples spread evenly over 0 ... 1.
 _GOLDEN = 0.6180339887498949
 
@@ -317,13 +317,13 @@ class Space:
         return total
 
     def _edges(self, legal: Array) -> Array:
-        """Returns the points whose first free axis is at a tile's edge or beside one, each for another shape."""
+        """Returns the points whose first free axis is at a tile's edge or next to one, each for another shape."""
         if not self._free or not len(legal):
             return np.empty(0, dtype=np.int64)
         sizes = self._of_point[self._free[0].name][legal % self._points]
         shapes = legal // self._points
         found = []
-        wanted = [tile + beside for tile in TILES for beside in BESIDE]
+        wanted = [tile + offset for tile in TILES for offset in OFFSETS]
         for i, size in enumerate(wanted):
             at = np.flatnonzero(sizes == size)
             own = at[shapes[at] == i % len(self.shapes)]
@@ -374,8 +374,8 @@ def _nearby_size(axis: Axis, size: int, code: int) -> int:
     if code < _EDGES_FROM:
         return size
     if code < _BETWEEN_FROM:
-        tile, beside = divmod(code - _EDGES_FROM, len(BESIDE))
-        edge = -(-size // TILES[tile]) * TILES[tile] + BESIDE[beside]
+        tile, offset = divmod(code - _EDGES_FROM, len(OFFSETS))
+        edge = -(-size // TILES[tile]) * TILES[tile] + OFFSETS[offset]
         return max(axis.grid[0], min(axis.grid[-1], edge))
     later = axis.grid.index(size) + 1
     step = axis.grid[later] - size if later < len(axis.grid) else 0

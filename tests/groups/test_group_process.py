@@ -393,7 +393,7 @@ def test_a_group_names_the_missing_nodes_and_gives_up(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
-    for name, value in (("TOLD_AFTER_S", 0.0), ("TOLD_EVERY_S", 0.2), ("time", clock)):
+    for name, value in (("SHOWN_AFTER_S", 0.0), ("SHOWN_EVERY_S", 0.2), ("time", clock)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setenv(MARK, "waiting")
     spec = GroupSpec(2, nnodes=nodes, in_cluster=in_cluster, master_port=port if nodes > 1 else None)

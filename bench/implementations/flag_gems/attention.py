@@ -45,7 +45,7 @@ def fused_infer_attention_score(
     expect_dtype(HALF, query=query)
     if query_rope is not None and key_rope is not None:
         expect(block_table is not None, "keys with a rope part that are not in pages", "flash_mla with pages")
-        expect(key is value, "values of their own beside a rope part", "keys that are the values too")
+        expect(key is value, "values of their own with a rope part", "keys that are the values too")
         expect(num_key_value_heads == 1, f"{num_key_value_heads} latent heads", "one")
         assert block_table is not None
         return _latent(query, query_rope, key, key_rope, block_table, actual_seq_lengths_kv, block_size)

@@ -67,16 +67,16 @@ def reshape_and_cache(
     value_cache: torch.Tensor,
     slot_indices: torch.Tensor,
 ) -> Prepared:
-    for what, first, second in (
+    for name, first, second in (
         ("shapes", tuple(key.shape), tuple(value.shape)),
         ("dtypes", key.dtype, value.dtype),
     ):
-        expect(first == second, f"{what} {first} and {second}", f"keys and values of equal {what}")
+        expect(first == second, f"{name} {first} and {second}", f"keys and values of equal {name}")
     return written_to_cache(flag_gems, key, value, key_cache, value_cache, slot_indices)
 
 
 def _one_tensor(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, adjacent: bool) -> Prepared:
-    """Rotates one tensor: its last head stands for the key, which the kernel requires."""
+    """Rotates one tensor: its last head serves as the key, which the kernel requires."""
     heads = axis_of_heads(x, cos, SUPPORT)
     tokens = tokens_by_heads(x, heads, SUPPORT)
     q, k = tokens[:, :-1], tokens[:, -1:]

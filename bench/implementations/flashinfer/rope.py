@@ -26,7 +26,7 @@ def apply_rotary_pos_emb(
 
 @implements("RotaryPositionEmbedding")
 def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
-    """Works in place; the last head stands for the key, which the kernel requires."""
+    """Works in place; the last head serves as the key, which the kernel requires."""
     heads = axis_of_heads(x, cos, SUPPORT)
     tokens = tokens_by_heads(x, heads, SUPPORT)
     expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")

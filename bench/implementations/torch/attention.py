@@ -326,7 +326,7 @@ def attention_update(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merges results (N, D) of attention over parts, with their log-sum-exps (N).
 
-    `update_type` tells an NPU whether to return the log-sum-exps over all parts.
+    With `update_type` an NPU decides whether to return the log-sum-exps over all parts.
     """
     sums = torch.stack([tensor.float() for tensor in lse])
     total = torch.logsumexp(sums, 0)

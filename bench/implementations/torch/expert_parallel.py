@@ -199,9 +199,9 @@ def moe_distribute_dispatch_v2(
     )
     k = expert_ids.shape[1]
     rank = torch.full_like(sent.copies, ep_rank_id)
-    told = arrived(torch.stack([rank, sent.copies // k, sent.copies % k], dim=1).to(torch.int32))
-    assist = told.new_zeros(max(expert_ids.numel(), len(expand_x) * _INFO_SIZE))
-    assist[: len(told) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3] = told
+    info = arrived(torch.stack([rank, sent.copies // k, sent.copies % k], dim=1).to(torch.int32))
+    assist = info.new_zeros(max(expert_ids.numel(), len(expand_x) * _INFO_SIZE))
+    assist[: len(info) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3] = info
     return expand_x, dynamic_scales, assist, *rest
 
 
@@ -264,8 +264,8 @@ def moe_distribute_combine_v2(
     """Combines tokens like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
     assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
     sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    told = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()
-    _, token, choice = sent.send_back(told, ep_send_counts).long().unbind(1)
+    info = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()
+    _, token, choice = sent.send_back(info, ep_send_counts).long().unbind(1)
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
     copies[token * expert_ids.shape[1] + choice] = sent.send_back(expand_x, ep_send_counts)
     return _weighted_sum(copies, expert_scales)

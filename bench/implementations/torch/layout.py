@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    """Returns x in the layout of `destination`, whose values do not count; the numbers of axes tell the layouts.
+    """Returns x in the layout of `destination`, whose values do not count; the numbers of axes give the layouts.
 
     NC1HWC0 has 5 axes and its plain tensor 4; FRACTAL_Z has 4 and 4; FRACTAL_NZ has two more than its plain tensor.
     """

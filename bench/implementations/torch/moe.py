@@ -87,7 +87,7 @@ def grouped_matmul(
 
     Args:
         bias, scale: (E, N); scale may be (E, K / 128, N / 128) for FP8.
-        per_token_scale: (M); (M, K / 128) with such a scale.
+        per_token_scale: (M); (M, K / 128) with a scale for FP8.
         group_list: the end of each group of rows.
     """
     assert (split_item, group_type, group_list_type) == (2, 0, 0)

@@ -84,7 +84,7 @@ def sparse_flash_attention(
     sparse_mode: int,
     attention_mode: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 stands for no key.
+    """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 means no key.
 
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
     result, statistics for training, are empty.

@@ -20,7 +20,7 @@ class KernelRemoved(Exception):
 
 
 class _NoKernel:
-    """Stands in for a kernel, and raises KernelRemoved at every use."""
+    """Replaces a kernel, and raises KernelRemoved at every use."""
 
     def __getattr__(self, name: str) -> Any:
         raise KernelRemoved(name)

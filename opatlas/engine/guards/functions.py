@@ -72,7 +72,7 @@ class FunctionTable:
         """Raises CandidateRejected if a function was replaced.
 
         Args:
-            step: what the candidate did meanwhile ("its import").
+            step: the step of the candidate meanwhile ("its import").
         """
         if names := self.replaced():
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

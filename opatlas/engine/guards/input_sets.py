@@ -176,13 +176,13 @@ class InputSets:
         return numbers
 
     def expect_margins(self) -> None:
-        """Raises CandidateRejected if something wrote beside a tensor. Waits for the device."""
+        """Raises CandidateRejected if something wrote outside a tensor. Waits for the device."""
         for number, tensor in enumerate(self.tensors()):
             if _has_margins(tensor) and not all(_is_untouched(part) for part in _margins(tensor)):
                 raise CandidateRejected(
                     ErrorClass.HACK,
                     "out-of-bounds",
-                    f"the candidate wrote beside the memory of input {number}: check the bounds of its stores",
+                    f"the candidate wrote outside the memory of input {number}: check the bounds of its stores",
                 )
 
 

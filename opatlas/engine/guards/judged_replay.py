@@ -54,7 +54,7 @@ SETS = 3
 _SEEDS = 1 << 30
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
-#: What the status of a row is, by class; `failed` for any other.
+#: The status of a row, by class; `failed` for any other.
 _STATUS = {
     ErrorClass.OOM: Status.OOM,
     ErrorClass.TIMEOUT: Status.TIMEOUT,
@@ -77,7 +77,7 @@ class JudgedReplay(ABC):
         self._device = device
         self._group = group
         self._is_cold = settings.cache == "cold"
-        #: The file of what is called.
+        #: The file of the called function.
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
@@ -124,14 +124,14 @@ class JudgedReplay(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Makes what the row needs besides the candidate. Raises MissingPrecondition and ReplayError."""
+        """Makes the objects that the row needs besides the candidate. Raises MissingPrecondition and ReplayError."""
 
     @abstractmethod
     def _judge(self) -> RowOutcome:
-        """Runs the steps of a judgement. Raises what the candidate raises, and what the guards raise."""
+        """Runs the steps of a judgement. Raises the errors of the candidate and of the guards."""
 
     def _step(self, phase: Phase) -> None:
-        """Notes what the candidate does next; the process may end meanwhile."""
+        """Notes the next step of the candidate; the process may end meanwhile."""
         self._phase = phase
         if phase is Phase.IMPORT:
             self._start = perf_counter()
@@ -140,7 +140,7 @@ class JudgedReplay(ABC):
             Path(self._job.phase_file).write_text(phase.value, encoding="utf-8")
 
     def _load(self, torch_function: Callable[..., Any]) -> Callable[..., Any]:
-        """Imports the candidate. Raises what its file raises, and Unsupported."""
+        """Imports the candidate. Raises the errors of its file, and Unsupported."""
         source = self._job.source
         assert source is not None
         if b"cpp_extension" in Path(source.path).read_bytes():
@@ -208,7 +208,7 @@ class JudgedReplay(ABC):
         """Raises CandidateRejected for an impossible duration.
 
         Args:
-            make_own: returns a call of what the candidate replaces, which is measured if the duration is in doubt.
+            make_own: returns a call of the replaced function, which is measured if the duration is in doubt.
         """
         if not samples.durations_us:
             return
@@ -322,6 +322,6 @@ def _loaded_module(source: KernelSource) -> ModuleType | None:
 
 
 def _without_type(text: str) -> str:
-    """Returns an error's text without the type of the last exception, which is given beside it."""
+    """Returns an error's text without the type of the last exception, which is given separately."""
     head, colon, rest = text.strip().partition(": ")
     return rest if colon and head.replace(".", "").replace("_", "").isalnum() else text.strip()

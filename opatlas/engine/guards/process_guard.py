@@ -19,10 +19,10 @@ from opatlas.engine.guards.threads import ThreadWatch
 
 
 class ProcessGuard:
-    """Compares the process with what it was when this object was made, before the candidate was imported.
+    """Compares the process with its state when this object was made, before the candidate was imported.
 
     Attributes:
-        notes: what was restored, a phrase for each change.
+        notes: the restored settings, a phrase for each change.
     """
 
     def __init__(self, device: torch.device, files: Iterable[Path] = ()) -> None:
@@ -38,7 +38,7 @@ class ProcessGuard:
         """Restores settings, and raises CandidateRejected if functions were replaced or threads are left.
 
         Args:
-            step: what the candidate did meanwhile ("its import").
+            step: the step of the candidate meanwhile ("its import").
         """
         self.restore(step)
         self._functions.expect_same(step)
@@ -46,15 +46,15 @@ class ProcessGuard:
 
     def restore(self, step: str) -> None:
         """Restores settings of torch and of the GPU that the candidate has changed."""
-        told = (*self._settings.restore(), *self._cache.reset())
-        self.notes += [note for phrase in told if (note := f"{step} {phrase}") not in self.notes]
+        restored = (*self._settings.restore(), *self._cache.reset())
+        self.notes += [note for phrase in restored if (note := f"{step} {phrase}") not in self.notes]
 
     def expect_files(self) -> None:
         """Raises CandidateRejected if a file was changed. Takes some hundredths of a second."""
         self._files.expect_same()
 
 
-#: What decides about a row. Data and pages are left out.
+#: Endings of the files that decide about a row. Data and pages are left out.
 _SUFFIXES = frozenset({".py", ".ini", ".json", ".yaml"})
 
 

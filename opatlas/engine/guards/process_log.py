@@ -1,4 +1,4 @@
-"""The log of a candidate: what its process writes to stderr, in a file that is left if the process ends."""
+"""The log of a candidate: the output of its process on stderr, in a file that is left if the process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 4_000
 
 @contextmanager
 def logged(log: str) -> Iterator[None]:
-    """Writes stderr of this process into a file too: the process may end before it can tell."""
+    """Writes stderr of this process into a file too: the process may end before it can report them."""
     if not log:
         yield
         return

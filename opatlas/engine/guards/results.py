@@ -20,10 +20,10 @@ FlatResults = tuple[Any, ...]
 
 
 def plain_results(returned: Any) -> FlatResults:
-    """Returns the values in what was returned; nested lists, tuples and mappings are flattened, views resolved.
+    """Returns the values in a return value; nested lists, tuples and mappings are flattened, views resolved.
 
     Raises:
-        CandidateRejected: a tensor is no plain one, or has no values in memory.
+        CandidateRejected: a tensor is not a plain one, or has no values in memory.
     """
     if isinstance(returned, Mapping):
         returned = list(returned.values())
@@ -36,7 +36,7 @@ def plain_results(returned: Any) -> FlatResults:
 
 
 def has_views(returned: Any) -> bool:
-    """Returns whether what was returned holds a conjugate or negative view: torch computes one when it is read."""
+    """Returns whether a return value holds a conjugate or negative view: torch computes one when it is read."""
     if type(returned) in _PLAIN:
         return bool(returned.is_conj() or returned.is_neg())
     if isinstance(returned, Mapping):
@@ -45,7 +45,7 @@ def has_views(returned: Any) -> bool:
 
 
 def resolved(returned: Any) -> Any:
-    """Returns what was returned with the values of conjugate and negative views computed."""
+    """Returns a return value with the values of conjugate and negative views computed."""
     if type(returned) in _PLAIN:
         return returned.resolve_conj().resolve_neg()
     if isinstance(returned, Mapping):

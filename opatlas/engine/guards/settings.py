@@ -42,7 +42,7 @@ class TorchSettings:
         changed = [name for name, value in self._before.items() if after[name] != value]
         if not changed:
             return []
-        told = changes(self._before, {name: after[name] for name in changed})
+        phrases = changes(self._before, {name: after[name] for name in changed})
         # The precision of products has several names: the last one that is set decides.
         for name in changed:
             setter = _setter(name)
@@ -50,8 +50,8 @@ class TorchSettings:
             try:
                 setter(self._before[name])
             except (RuntimeError, TypeError, ValueError) as error:
-                told.append(f"{name} cannot be restored ({error})")
-        return [f"changed {phrase}; restored" for phrase in told]
+                phrases.append(f"{name} cannot be restored ({error})")
+        return [f"changed {phrase}; restored" for phrase in phrases]
 
 
 def _setter(name: str) -> Callable[[Any], object] | None:

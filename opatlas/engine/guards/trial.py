@@ -35,7 +35,7 @@ _FRESH_SHARE = 0.5
 _FRESH_KEPT = 3
 #: Share of the calls that get their inputs at new addresses.
 _MOVED_SHARE = 0.125
-#: Largest number of further calls before the samples; the number is random, so that no count tells a timed call.
+#: Largest number of further calls before the samples; the number is random, so that no count reveals a timed call.
 _FURTHER_CALLS = 3
 _SEEDS = 1 << 31
 #: Share of wrong timed calls of a candidate that is not merely unstable. It gains only if the median call is wrong, and
@@ -85,7 +85,7 @@ class CandidateTrial:
             synchronize: waits until all launched work has ended.
             threads: the threads of the process before the candidate was imported.
             bind: called with the arguments before each call of the candidate; this is not timed.
-            results_of: returns the results of a call from what the candidate returned; None: these are the results.
+            results_of: returns the results of a call from its return value; None: these are the results.
             generator: draws the order of calls; None: a generator that a candidate cannot foresee.
         """
         self.notes: list[str] = []
@@ -119,7 +119,7 @@ class CandidateTrial:
         """Calls the candidate for the first time, where it compiles. Returns its results.
 
         Raises:
-            CandidateRejected: a result is no plain tensor.
+            CandidateRejected: a result is not a plain tensor.
             Exception: whatever the candidate raises.
         """
         if self._device.type != "cpu":
@@ -133,7 +133,7 @@ class CandidateTrial:
 
         Raises:
             CandidateRejected: two calls on equal inputs differ; results have elements that nothing has written; a call
-                leaves a thread, or writes beside its inputs.
+                leaves a thread, or writes outside its inputs.
         """
         for variant in self._shuffled():
             self._known[variant] = kept(self._call(variant))
@@ -184,7 +184,7 @@ class CandidateTrial:
             compare: compares results with the expected results; raises ReplayError if an element is wrong.
             model: calls the task's model in its own dtypes. A candidate may change the inputs that the model changes.
 
-        Returns what `compare` has returned for each set.
+        Returns the return value of `compare` for each set.
 
         Raises:
             CandidateRejected: a guard objects.
@@ -314,13 +314,13 @@ class CandidateTrial:
         ]
         if self._inputs.has_weights and variant.base:
             others.append((variant, 0, "weights"))
-        for other, weights_of, what in others:
+        for other, weights_of, stale in others:
             arguments, weights = self._inputs.values(other, weights_of)
             try:
                 compare(self._known[variant], reference(arguments, weights))
             except ReplayError:
                 continue
-            raise _stale(what)
+            raise _stale(stale)
 
     def _expect_unchanged(self, model: Reference) -> None:
         """Raises CandidateRejected if the candidate has changed an input that the model leaves as it is."""
@@ -410,9 +410,9 @@ def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> boo
     return True
 
 
-def _stale(what: str) -> CandidateRejected:
+def _stale(values: str) -> CandidateRejected:
     return CandidateRejected(
         ErrorClass.HACK,
         "stale-result",
-        f"the candidate returned the result of earlier {what}: compute each result from the {what} of its call",
+        f"the candidate returned the result of earlier {values}: compute each result from the {values} of its call",
     )

@@ -52,7 +52,7 @@ class Compared:
 def interface_problem(
     results: Sequence[Any], expected: Sequence[Any], device: torch.device, checks_dtypes: bool = True
 ) -> tuple[str, str]:
-    """Returns sub-class and text of what is wrong with the form of results; ("", "") if nothing is.
+    """Returns sub-class and text of the problem with the form of results; ("", "") without one.
 
     Args:
         results: of the candidate.
@@ -63,19 +63,19 @@ def interface_problem(
     if len(results) != len(expected):
         return "count", f"{len(results)} results, not {len(expected)}"
     for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
-        what = f"result {number}" if len(results) > 1 else "the result"
+        name = f"result {number}" if len(results) > 1 else "the result"
         if result is None and wanted is not None:
-            return "none", f"{what} is None"
+            return "none", f"{name} is None"
         if not isinstance(wanted, torch.Tensor) or not isinstance(result, torch.Tensor):
             if isinstance(wanted, torch.Tensor) or type(result) is not type(wanted):
-                return "type", f"{what} is of type {type(result).__name__}, not {type(wanted).__name__}"
+                return "type", f"{name} is of type {type(result).__name__}, not {type(wanted).__name__}"
             continue
         if result.shape != wanted.shape:
-            return "shape", f"{what} has the shape {list(result.shape)}, not {list(wanted.shape)}"
+            return "shape", f"{name} has the shape {list(result.shape)}, not {list(wanted.shape)}"
         if checks_dtypes and result.dtype != wanted.dtype:
-            return "dtype", f"{what} is {result.dtype}, not {wanted.dtype}"
+            return "dtype", f"{name} is {result.dtype}, not {wanted.dtype}"
         if result.device.type != device.type:
-            return "device", f"{what} is on {result.device}, not on {device}"
+            return "device", f"{name} is on {result.device}, not on {device}"
     return "", ""
 
 
@@ -89,15 +89,15 @@ def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: floa
     """
     worst, difference, elements = 0.0, 0.0, 0
     for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
-        what = f"result {number}" if len(results) > 1 else "the result"
+        name = f"result {number}" if len(results) > 1 else "the result"
         if not isinstance(wanted, torch.Tensor):
-            # A number that is no tensor has the tolerance of float32.
+            # A number that is not a tensor has the tolerance of float32.
             result, wanted = (torch.as_tensor(each, dtype=torch.float32) for each in (result, wanted))
         relative = limit * RELATIVE_TOLERANCE.get(result.dtype, 0.0)
         own = _compare(result, wanted.to(result.device), relative)
         worst, difference, elements = max(worst, own.error), max(difference, own.difference), elements + result.numel()
         if own.wrong:
-            return Compared(worst, difference, elements, f"{what} {own.wrong}", _sub_class(result, wanted, relative))
+            return Compared(worst, difference, elements, f"{name} {own.wrong}", _sub_class(result, wanted, relative))
     return Compared(worst, difference, elements)
 
 

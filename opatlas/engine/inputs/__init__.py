@@ -2,7 +2,7 @@
 
 row_slots.py    reads the slots of a row
 replay_row.py   makes tensors from slots: `row` in the body of a replay
-shape_rules.py  what follows from shapes: transposed factors, permutations, repetitions
+shape_rules.py  rules of shapes: transposed factors, permutations, repetitions
 operands.py     factors of products, their scales and biases, indexed axes
 attention.py    the call of a FusedInferAttentionScore row
 sequences.py    lengths of sequences: recorded or assumed

@@ -67,7 +67,7 @@ _LENGTHS = (
     f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
     f"opatlas ingest --attention-records (docs/captures.md), or correct the shapes"
 )
-#: The mask that stands for every causal mask of any lengths (sparse_mode 2 and 3).
+#: The mask that means a causal mask of any lengths (sparse_mode 2 and 3).
 CAUSAL_MASK = (2048, 2048)
 
 Shape = tuple[int, ...]
@@ -257,7 +257,7 @@ class _AttentionReader:
         if mode not in (0, 3):
             raise self.row.refuse(column, "only 0 (no mask) and 3 (causal) are replayed", "correct it, if it is wrong")
         if mask is not None and (mask[-2:] != CAUSAL_MASK or math.prod(mask[:-2]) != 1):
-            raise self.refuse("slot 4 (atten_mask) must have the shape 2048,2048, which stands for a causal mask")
+            raise self.refuse("slot 4 (atten_mask) must have the shape 2048,2048, which means a causal mask")
         if mask is not None and mode == 0:
             raise self.row.refuse(
                 column, "slot 4 holds a causal mask, and sparse_mode 0 does not apply it", "correct it"
@@ -290,24 +290,24 @@ class _AttentionReader:
 
     def count(self, table: tuple[int, int] | None) -> int:
         """Returns the number of sequences; refuses slots and columns that disagree."""
-        told = {}
+        counts = {}
         for slot, name in ((QUERY_LENGTHS, "actual_seq_lengths"), (KV_LENGTHS, "actual_seq_lengths_kv")):
             values = runtime_numbers(self.row, f"{name}_values")
             shape = self.shape(slot) or tuple(runtime_numbers(self.row, f"{name}_shape") or ())
             if values is not None:
-                told[f"{RUNTIME_PREFIX}{name}_values"] = len(values)
+                counts[f"{RUNTIME_PREFIX}{name}_values"] = len(values)
             elif shape:
-                told[f"slot {slot} ({name})"] = math.prod(shape)
+                counts[f"slot {slot} ({name})"] = math.prod(shape)
         if table is not None:
-            told["slot 14 (block_table)"] = table[0]
+            counts["slot 14 (block_table)"] = table[0]
         if len(self.needed(QUERY)) == 4:
-            told["slot 0 (query)"] = self.needed(QUERY)[0]
-        if not told:
+            counts["slot 0 (query)"] = self.needed(QUERY)[0]
+        if not counts:
             raise self.refuse("the number of sequences is not recorded (slots 5, 6)", _LENGTHS)
-        if len(set(told.values())) > 1:
-            detail = ", ".join(f"{count} in {where}" for where, count in told.items())
+        if len(set(counts.values())) > 1:
+            detail = ", ".join(f"{count} in {where}" for where, count in counts.items())
             raise self.refuse(f"the number of sequences differs: {detail}", _LENGTHS)
-        return next(iter(told.values()))
+        return next(iter(counts.values()))
 
     def query_lengths(self, layout: str, query: Shape, count: int) -> list[int]:
         """Returns the number of queries of each sequence."""

@@ -184,7 +184,7 @@ def feature_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
 def distinct_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
     """Returns a feature map without equal numbers in any window of up to 16 x 16, so that the maximum is unique.
 
-    Each plane repeats an order of 256 numbers in [-1, 1), which half types tell apart.
+    Each plane repeats an order of 256 numbers in [-1, 1), which half types can distinguish.
     """
     n, c, h, w = shape
     order = row.tensor(slot, shape=(n, c, DISTINCT**2)).argsort(dim=-1)

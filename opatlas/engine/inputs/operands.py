@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def factors(
     row: ReplayRow, a: torch.Tensor, b: torch.Tensor, *, transposed_b_first: bool, rank: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the factors (..., M, K) and (..., K, N) as views; the shape of the output tells which are transposed.
+    """Returns the factors (..., M, K) and (..., K, N) as views; the shape of the output shows which are transposed.
 
     Args:
         rank: number of axes of the product; see `ReplayRow.matrices`.
@@ -92,7 +92,7 @@ def scale_of_blocks(row: ReplayRow, slot: int, weight: torch.Tensor, stored_by_c
     """
     *batch, k, n = weight.shape
     shape = (*batch, blocks(n), blocks(k)) if stored_by_columns else (*batch, blocks(k), blocks(n))
-    row.expect_shape(slot, shape, what=f"the scale of each {SCALE_BLOCK} x {SCALE_BLOCK} block")
+    row.expect_shape(slot, shape, meaning=f"the scale of each {SCALE_BLOCK} x {SCALE_BLOCK} block")
     if row.input_slots[slot].dtype != "FLOAT":
         raise row.refuse(INPUT_DTYPES, f"slot {slot} has scales of blocks, which are FLOAT", "correct its dtype")
     scale = row.tensor(slot, *scale_range(k))

@@ -55,9 +55,9 @@ class RowSlots:
         """Returns whether the row has a tensor in an input slot."""
         return slot < len(self.input_slots) and not self.input_slots[slot].absent
 
-    def assume(self, what: str) -> None:
+    def assume(self, text: str) -> None:
         """Records an assumption about a property that the row does not record."""
-        self.assumptions.append(what)
+        self.assumptions.append(text)
 
     def shape(self, slot: int) -> tuple[int, ...]:
         """Returns the shape of an input slot. Raises InvalidRow for an absent slot."""
@@ -110,10 +110,10 @@ class RowSlots:
                 else f"remove slots from {max(counts)} on, if they are not tensors of this kernel",
             )
 
-    def expect_shape(self, slot: int, *shapes: tuple[int, ...], what: str = "") -> None:
-        """Refuses a row whose input slot has none of these shapes; `what` describes the slot in the message."""
+    def expect_shape(self, slot: int, *shapes: tuple[int, ...], meaning: str = "") -> None:
+        """Refuses a row whose input slot has none of these shapes; `meaning` describes the slot in the message."""
         if self.shape(slot) not in shapes:
-            named = f"slot {slot} ({what})" if what else f"slot {slot}"
+            named = f"slot {slot} ({meaning})" if meaning else f"slot {slot}"
             raise self.refuse(
                 INPUT_SHAPES, f"{named} must have the shape {' or '.join(map(_cell, shapes))}", "correct its shape"
             )
@@ -149,14 +149,16 @@ class RowSlots:
                 OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
             )
 
-    def expect_list(self, slot: int, length: int, what: str) -> None:
+    def expect_list(self, slot: int, length: int, meaning: str) -> None:
         """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
 
-        A capture has the lengths of such lists (of sizes, of axes) without their values.
+        A capture has the lengths of these lists (of sizes, of axes) without their values.
         """
         if slot < len(self.input_slots) and self.shape(slot) != (length,):
             raise self.refuse(
-                INPUT_SHAPES, f"slot {slot} lists {what} and must have the shape {length}", "correct one of the shapes"
+                INPUT_SHAPES,
+                f"slot {slot} lists {meaning} and must have the shape {length}",
+                "correct one of the shapes",
             )
 
     def expect_broadcast(self) -> None:
@@ -173,7 +175,7 @@ class RowSlots:
             )
 
     def expect(self, fits: object, column: str, problem: str, remedy: str = "correct what does not fit") -> None:
-        """Refuses a row whose cell in `column` does not fit: `problem` says what it is or must be."""
+        """Refuses a row whose cell in `column` does not fit: `problem` describes the cell."""
         if not fits:
             raise self.refuse(column, problem, remedy)
 

@@ -1,4 +1,4 @@
-"""What follows from shapes: broadcasting, transposed factors, permuted, concatenated, reduced and repeated axes."""
+"""Rules of shapes: broadcasting, transposed factors, permuted, concatenated, reduced and repeated axes."""
 
 from __future__ import annotations
 

@@ -89,12 +89,12 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def needs_gradients(inputs: Any) -> bool:
-    """Returns whether a tensor in inputs requires gradients: such a task calls autograd."""
+    """Returns whether a tensor in inputs requires gradients: the task calls autograd."""
     return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tree_leaves(inputs))
 
 
 def drop_gradients(*tensors: Any) -> None:
-    """Drops what an earlier call has accumulated in `grad`."""
+    """Drops the gradients that an earlier call has accumulated in `grad`."""
     for tensor in tree_leaves(tensors):
         # The property of another class could be code of a candidate.
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_leaf:

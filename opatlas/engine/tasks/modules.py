@@ -1,4 +1,4 @@
-"""Imports task files, and stands in for packages that they name and that are not installed."""
+"""Imports task files, and replaces packages that they name and that are not installed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def input_lists(module: ModuleType, task: Task) -> list[Sequence[Any]]:
         found = [getattr(module, GET_INPUTS)(**_configured(task, "input", "shared"))]
     found = [[each] if hasattr(each, "shape") else each for each in found]
     if not found or not all(isinstance(each, (list, tuple)) for each in found):
-        raise OpAtlasError(f"{task.path}: the inputs are no list: return a list of tensors and numbers")
+        raise OpAtlasError(f"{task.path}: the inputs are not a list: return a list of tensors and numbers")
     return found
 
 
@@ -90,7 +90,7 @@ def _configured(task: Task, *kinds: str) -> dict[str, Any]:
 def stand_ins_for_missing_packages(task: Task) -> Iterator[None]:
     """Lets a task import packages that are not installed, so that its functions that do not need them can run.
 
-    A name of such a package is a class that takes any arguments and does nothing. mindspore's functions that make
+    A name of a missing package is a class that takes any arguments and does nothing. mindspore's functions that make
     tensors make torch's.
     """
     imported = _imported_packages(task.source)
@@ -126,7 +126,7 @@ class _AnyType(type):
 
 
 class StandIn(metaclass=_AnyType):
-    """Stands for a class or a function of a package that is not installed."""
+    """Replaces a class or a function of a package that is not installed."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes any arguments."""
@@ -142,7 +142,7 @@ class StandIn(metaclass=_AnyType):
 
 
 class _Package(ModuleType):
-    """Stands for a package or a module that is not installed."""
+    """Replaces a package or a module that is not installed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

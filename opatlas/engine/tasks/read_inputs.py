@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     # A task that loads a model from a hub must find the files on this machine: the hub would be asked for minutes.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # Loads what device "meta" needs: each fork would load it again.
+    # Loads the parts of torch that device "meta" needs: each fork would load it again.
     torch.randint(0, 2, (2, 2), device="meta").bool().tril().T.contiguous()
     found = [_in_fork(task, deadline_s) for task in wanted["tasks"]]
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
@@ -77,7 +77,7 @@ def _in_fork(wanted: Mapping[str, str], deadline_s: float) -> Mapping[str, Any]:
 
 
 def _read(descriptor: int, until: float) -> tuple[bytes, bool]:
-    """Returns what a fork wrote, and whether the time was up before the end."""
+    """Returns the bytes that a fork wrote, and whether the time was up before the end."""
     parts: list[bytes] = []
     while (left := until - monotonic()) > 0:
         if not select.select([descriptor], [], [], left)[0]:

@@ -117,7 +117,7 @@ class Reference:
         return self._model
 
     def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        # Dropout draws what it draws for the candidate.
+        # Dropout draws the same numbers as for the candidate.
         set_seeds(CALL_SEED)
         if not isinstance(model, torch.nn.Module):
             return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))

@@ -42,7 +42,7 @@ from opatlas.model.schema import TASK_INPUTS
 from opatlas.tasks.task import Task, TaskKind
 from opatlas.text import exception_line
 
-#: Memory of a row relative to its inputs: three sets, float64, results and what the candidate needs.
+#: Memory of a row relative to its inputs: three sets, float64, results and the memory of the candidate.
 _MEMORY_FACTOR = 12.0
 #: A candidate may be as far off as Model itself in the dtypes of the task, and this many times as far.
 _OF_MODEL = 2.0
@@ -50,7 +50,7 @@ _OF_MODEL = 2.0
 
 @dataclass
 class _Row:
-    """A row of a task: what `row` is in the body of the replay."""
+    """A row of a task: the `row` in the body of the replay."""
 
     task: Task
     number: int
@@ -85,7 +85,7 @@ class TaskReplay(JudgedReplay):
         try:
             self._module = load_task(self._row.task)
         except ImportError as error:
-            raise MissingPrecondition(f"the task cannot be imported ({error}): install what it needs") from error
+            raise MissingPrecondition(f"the task cannot be imported ({error}): install its packages") from error
         except Exception as error:
             raise ReferenceFailed(f"the task cannot be imported: {exception_line(error)}") from error
 
@@ -133,7 +133,7 @@ class TaskReplay(JudgedReplay):
     def _construct(
         self, function: Callable[..., Any], reference: Reference
     ) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
-        """Returns what is called with the inputs, and its weights by the names of Model's.
+        """Returns the function that is called with the inputs, and its weights by the names of Model's.
 
         The weights are Model's where names and shapes agree; else both are made with the same seed.
         """
@@ -196,7 +196,7 @@ class TaskReplay(JudgedReplay):
 
 
 def _nothing() -> None:
-    """Stands for the function of torch where an implementation wraps none."""
+    """Replaces the function of torch where an implementation wraps none."""
 
 
 def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,8 +74,8 @@ def _config(launch: LaunchRequest) -> Any:
     spec = launch.spec
     if spec.nnodes == 1 and spec.master_port is None:
         # The ranks of one node meet in a file that only this user can read. A store on a port, as in
-        # `torchrun --standalone`, would be open to everybody who reaches this machine, and the launcher unpickles what
-        # it finds there.
+        # `torchrun --standalone`, would be open to everybody who reaches this machine, and the launcher unpickles its
+        # content.
         backend, endpoint, more = "c10d", str(Path(launch.folder) / "rendezvous"), {"store_type": "file"}
     else:
         # As torchrun does with --master-port.

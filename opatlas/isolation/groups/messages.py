@@ -80,11 +80,11 @@ class StepReport:
 
     Attributes:
         step: counts up; the others wait for the rank with the lowest step.
-        what: the step in words ("in its first call").
+        text: the step in words ("in its first call").
     """
 
     step: int
-    what: str
+    text: str
 
 
 @dataclass(frozen=True)

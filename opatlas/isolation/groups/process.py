@@ -104,7 +104,7 @@ class GroupProcess(ChildExecutor):
             self._kill()
 
     def _end(self, running: RunningGroup) -> None:
-        """Ends a group whose ranks cannot run the next job; launchers (msprof) still write what they recorded."""
+        """Ends a group whose ranks cannot run the next job; launchers (msprof) still write their records."""
         if self._launcher is not None:
             running.kill_ranks()
             running.wait_for_end()
@@ -174,7 +174,7 @@ class GroupProcess(ChildExecutor):
             # Another node may have lost its ranks, and wait to launch the group again.
             is_ready = False
         name = self.spec.rank_name
-        changed = tuple(f"{name(rank)} {what}" for rank in sorted(outcomes) for what in outcomes[rank].changed)
+        changed = tuple(f"{name(rank)} {change}" for rank in sorted(outcomes) for change in outcomes[rank].changed)
         if not is_ready or changed:
             self._end(running)
         if statuses == {Status.MEASURED}:
@@ -213,7 +213,7 @@ class GroupProcess(ChildExecutor):
         self._note_failure()
         self._end(running)
         who = self.spec.rank_name(message.local_rank)
-        return RowOutcome(Status.CRASHED, f"{who}: {message.what}; the group was ended")
+        return RowOutcome(Status.CRASHED, f"{who}: {message.text}; the group was ended")
 
     def _timed_out(
         self, job: Job, running: RunningGroup, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
@@ -224,7 +224,7 @@ class GroupProcess(ChildExecutor):
         late = [rank for rank, step in left.items() if step.step == least]
         who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.rank_names(late)
         others = "; the others wait" if len(late) < self.spec.local_ranks else ""
-        where = " or ".join(dict.fromkeys(left[rank].what for rank in late))
+        where = " or ".join(dict.fromkeys(left[rank].text for rank in late))
         running.write_stacks(left)
         self._end(running)
         return RowOutcome(

@@ -2,7 +2,7 @@
 
 torchrun's launcher runs `opatlas.isolation.groups.rank_keeper FOLDER PARENT FD COMMAND...`, and ends all ranks as soon
 as one of them ends with an error. A rank of HCCL may die of a segmentation fault while it shuts down, when other ranks
-or their profilers still write what they recorded.
+or their profilers still write their records.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def main(address: str, *, under_launcher: bool) -> None:
         channel.send(RankHello(local_rank, os.getpid()))
         start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
-        # Before torch, or what it loads, looks for devices.
+        # Before torch, or a module that it loads, looks for devices.
         os.environ.update(device_environment(start.spec))
         try:
             from opatlas.engine.runner import Runner
@@ -93,7 +93,7 @@ def main(address: str, *, under_launcher: bool) -> None:
         try:
             answers = _JobMessages(channel)
             group = _join_group(
-                rank, size, runner.torch_device, lambda step, what: answers.give(StepReport(step, what))
+                rank, size, runner.torch_device, lambda step, text: answers.give(StepReport(step, text))
             )
             runner.join(group)
             channel.send(RankJoined(runner.describe()))
@@ -230,7 +230,7 @@ def _with_node_remark(outcome: RowOutcome, group: Group) -> RowOutcome:
     assert outcome.measurement is not None
     if ranks_of_node() == group.size:
         return outcome
-    said = f"the slowest of {ranks_of_node()} of {group.size} ranks: msprof tells each node of its own ranks"
+    said = f"the slowest of {ranks_of_node()} of {group.size} ranks: msprof shows each node its own ranks"
     assumptions = (*outcome.measurement.assumptions, said)
     return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
 

@@ -48,13 +48,13 @@ from opatlas.isolation.groups.messages import (
 from opatlas.isolation.groups.rank_keeper import mark_group_ended
 from opatlas.model.errors import GroupTimeout
 
-#: When the user is first told what a starting group waits for; most groups have started by then.
-TOLD_AFTER_S = 10.0
-#: Time between further such lines.
-TOLD_EVERY_S = 30.0
+#: When the user first sees the reason of the wait of a starting group; most groups have started by then.
+SHOWN_AFTER_S = 10.0
+#: Time between further lines about it.
+SHOWN_EVERY_S = 30.0
 #: The launcher waits for other nodes so much longer than pytest, whose message names the missing node.
 _LAUNCHER_LATER_S = 60.0
-#: Time within which a rank that was told to end, or killed, is gone.
+#: Time within which a rank that was asked to end, or killed, is gone.
 _END_TIMEOUT_S = 20.0
 #: Time within which the launcher reports the end of a rank: it looks ten times a second, and ends the others first.
 _REPORT_TIMEOUT_S = 5.0
@@ -69,9 +69,9 @@ class _Step(IntEnum):
     JOINED = 3
 
 
-#: What a rank does next after a step.
+#: The next action of a rank after a step.
 _NEXT = {_Step.NOT_STARTED: "start", _Step.STARTED: "open a device", _Step.OPENED: "meet the others"}
-#: What a user can do where other nodes do not join, by whether the session launches their ranks (`--ray`).
+#: The remedy for the user where other nodes do not join, by whether the session launches their ranks (`--ray`).
 _NODE_REMEDY = {
     False: "run the same command there, with its --node-rank",
     True: "let the hosts of the cluster reach each other, on the network of GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
@@ -91,12 +91,12 @@ class RanksDied(Exception):
 
 
 class UnexpectedMessage(Exception):
-    """A rank has sent a message that is no answer to its job."""
+    """A rank has sent a message that is not an answer to its job."""
 
-    def __init__(self, local_rank: int, what: str) -> None:
-        super().__init__(local_rank, what)
+    def __init__(self, local_rank: int, text: str) -> None:
+        super().__init__(local_rank, text)
         self.local_rank = local_rank
-        self.what = what
+        self.text = text
 
 
 def end_reason(spec: GroupSpec, exit_codes: Mapping[int, int], missing: Collection[int]) -> str:
@@ -123,7 +123,7 @@ class RunningGroup:
         Args:
             spec: the group.
             starts: the first message to each rank of this node.
-            waits: shows the user what the group waits for.
+            waits: shows the user the reason of the wait.
             launcher: runs each rank; its command may hold RANK_PLACEHOLDER.
         """
         self._spec = spec
@@ -169,7 +169,7 @@ class RunningGroup:
         return self._wait_for_ranks(time.monotonic())
 
     def expect_idle(self) -> None:
-        """Raises ChannelBroken, EOFError or OSError where a rank has ended, or says what nobody has asked for."""
+        """Raises ChannelBroken, EOFError or OSError where a rank has ended, or has sent an unexpected message."""
         for channel in self._ranks.values():
             if not channel.is_silent():
                 raise ChannelBroken
@@ -269,7 +269,7 @@ class RunningGroup:
         assert agent is not None
         joined: dict[int, DeviceDescription] = {}
         unknown: list[Channel] = []
-        deadline, tell_at = began + self._spec.join_limit_s, began + TOLD_AFTER_S
+        deadline, tell_at = began + self._spec.join_limit_s, began + SHOWN_AFTER_S
         while len(joined) < self._spec.local_ranks:
             channels = [agent, *unknown, *self._ranks.values()]
             waited = [listener.fileno(), *(channel.fileno() for channel in channels)]
@@ -281,7 +281,7 @@ class RunningGroup:
                 )
             if not ready:
                 self._waits.tell(f"waiting for {self._awaited()}, {deadline - time.monotonic():.0f} s left")
-                tell_at = time.monotonic() + TOLD_EVERY_S
+                tell_at = time.monotonic() + SHOWN_EVERY_S
             if listener.fileno() in ready:
                 with contextlib.suppress(OSError):
                     # If the rank has ended meanwhile, the launcher reports it.
@@ -359,7 +359,7 @@ class RunningGroup:
         return least, [rank for rank, step in self._steps.items() if step is least]
 
     def _awaited(self) -> str:
-        """Returns what the group waits for: "node 1 at 10.0.0.1:29500", "rank 1 of 2 to open a device"."""
+        """Returns the object of the wait: "node 1 at 10.0.0.1:29500", "rank 1 of 2 to open a device"."""
         if not self._launching:
             return "torchrun's launcher to start"
         if self._waits_for_other_nodes():

@@ -1,6 +1,6 @@
 """Records rows that ran under msprof on disk, and reads their samples from msprof's output, even in a later session.
 
-A file beside msprof's output of a process has a line for each correct row that the process ran. The file is there from
+A file next to msprof's output of a process has a line for each correct row that the process ran. The file is there from
 the start, and is removed when the rows have their outcomes: where it remains, the session was killed.
 """
 
@@ -214,7 +214,7 @@ def expect_pending(output: Path) -> None:
 
 
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
-    """Appends a row to the file beside msprof's output. Each line can be read without later lines. Raises OSError."""
+    """Appends a row to the file next to msprof's output. Each line can be read without later lines. Raises OSError."""
     assert outcome.pending is not None
     measurement = outcome.measurement
     assert measurement is not None
