@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opatlas.query.next_rows import NextRow, NextRows
     from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
-    from opatlas.store.database import Database, Table
+    from opatlas.store.database import Database, RowTable
     from opatlas.suites.override import use
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "PartCost",
     "Prepared",
     "QueryResult",
-    "Table",
+    "RowTable",
     "TimedRow",
     "TimedRows",
     "Unsupported",
@@ -68,7 +68,7 @@ _MODULES = {
     "PartCost": "query.model_cost",
     "Prepared": "implementations.contract",
     "QueryResult": "query.result",
-    "Table": "store.database",
+    "RowTable": "store.database",
     "TimedRow": "report.plots.timed_rows",
     "TimedRows": "report.plots.timed_rows",
     "Unsupported": "model.errors",

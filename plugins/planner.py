@@ -34,7 +34,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import column_cells, digest, signature, signatures
 from opatlas.store.cells import duration_columns, identity_columns
 from opatlas.store.csv_files import release_memory
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.header import misspelt_columns
 from opatlas.store.history import without_measurement
 from opatlas.store.row_copy import with_captured
@@ -128,7 +128,7 @@ def make_plan(
 class _Rows:
     """A table, whose first `in_file` rows are in its file."""
 
-    table: Table
+    table: RowTable
     in_file: int
 
 
@@ -144,7 +144,7 @@ def _table(database: Database, name: str, requested: Mapping[str, Sequence[Mappi
     there = set(signatures(name, frame))
     missing = [row for row in requested[name] if signature(name, row) not in there]
     together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
-    return _Rows(Table(name, path, together), len(frame))
+    return _Rows(RowTable(name, path, together), len(frame))
 
 
 def _plan_table(

@@ -45,7 +45,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import signatures
 from opatlas.store.cells import TableEdit, positions_by_key
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.text import add_counts, pluralize
 
 #: Separates the run ids of a cell.
@@ -183,7 +183,7 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
                 )
             )
     if counts.new or counts.updated:
-        database.write(Table(kernel_type, path, rows.edit.frame()))
+        database.write(RowTable(kernel_type, path, rows.edit.frame()))
     counts.kernel_types.append(kernel_type)
     return counts
 
@@ -266,7 +266,7 @@ def clear_edited_rows(
             for name in filter(is_profiling_column, columns):
                 rows.edit[name][at] = ""
         if edited:
-            database.write(Table(kernel_type, table.path, rows.edit.frame()))
+            database.write(RowTable(kernel_type, table.path, rows.edit.frame()))
     return found
 
 

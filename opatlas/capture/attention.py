@@ -51,7 +51,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
 from opatlas.store.cells import TableEdit, positions_by_key
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.text import add_counts, parse_real, printable
 
@@ -242,7 +242,7 @@ def _fill_table(
         append_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
         counts.pruned = len(old)
     if counts.filled or counts.added:
-        database.write(Table(kernel_type, table.path, rows.edit.frame()))
+        database.write(RowTable(kernel_type, table.path, rows.edit.frame()))
     add_counts(outcome, counts)
 
 

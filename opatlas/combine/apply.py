@@ -28,7 +28,7 @@ from opatlas.model.slots import unknown_dtypes
 from opatlas.progress import track
 from opatlas.store import history
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.history import EditedLookup, Histories, without_measurement
 from opatlas.store.journal import JournalContents
 from opatlas.store.manifest import LARGEST_BYTES, Manifest, RunOrder
@@ -308,7 +308,7 @@ def _combine_tables(
         return
     save_durations(target, kernel_type, not_taken, histories)
     if any(tally.added or tally.edited for tally in tallies):
-        target.write(Table(kernel_type, path, frame))
+        target.write(RowTable(kernel_type, path, frame))
         result.new += [kernel_type] * is_new
     add_counts(result.target_rows, duration_counts(frame))
     new = frame.iloc[there:]

@@ -45,7 +45,7 @@ from opatlas.progress import track
 from opatlas.store import history
 from opatlas.store.cells import TableEdit, measured_cells, microseconds
 from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.manifest import Manifest, read_manifests
 from opatlas.text import parse_real
 
@@ -252,7 +252,7 @@ def _pool_table(
     if lost:
         history.save_replaced(database, COMBINE, kernel_type, table.frame.iloc[lost])
     if is_changed:
-        database.write(Table(kernel_type, table.path, rows.frame()))
+        database.write(RowTable(kernel_type, table.path, rows.frame()))
     return pooled
 
 

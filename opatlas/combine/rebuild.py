@@ -19,7 +19,7 @@ from opatlas.model.signature import column_cells, signatures
 from opatlas.store import history
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.history import Histories, save_replaced, without_measurement
 from opatlas.store.manifest import RunOrder, read_manifests
 from opatlas.store.pruned import pruned_path
@@ -81,7 +81,7 @@ def rebuild(database: Database) -> RebuiltRows:
 
 
 class _RebuiltTable:
-    def __init__(self, table: Table, histories: Histories, excluded: frozenset[str]) -> None:
+    def __init__(self, table: RowTable, histories: Histories, excluded: frozenset[str]) -> None:
         """`excluded` has the signatures of rows that are not added again."""
         self._before = table
         self._pruned_signatures = excluded
@@ -123,7 +123,7 @@ class _RebuiltTable:
             return
         try:
             self._keep_replaced(database, changed)
-            database.write(Table(kernel_type, self._before.path, after))
+            database.write(RowTable(kernel_type, self._before.path, after))
         except OpAtlasError as error:
             rebuilt.problems.append(str(error))
             return

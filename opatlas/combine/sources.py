@@ -17,7 +17,7 @@ from opatlas.model.schema import BASE
 from opatlas.progress import track
 from opatlas.store import journal
 from opatlas.store.cells import TableEdit
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.manifest import Manifest, manifest_paths
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import write_back
@@ -169,7 +169,7 @@ def _add_journal(
         rows = TableEdit(pd.DataFrame(), BASE)
         for record in records.values():
             rows.append(record.cells)
-        database.write(Table(kernel_type, database.csv_path(kernel_type), rows.frame()))
+        database.write(RowTable(kernel_type, database.csv_path(kernel_type), rows.frame()))
     merged = write_back(database, contents.records, UpdateMode.ALL, prune=False)
     opened.problems += merged.problems
     if merged.unmatched:

@@ -33,7 +33,7 @@ from opatlas.typed_json import DecodeError, decode, json_line
 
 
 @dataclass
-class Table:
+class RowTable:
     """The rows of one kernel type. `frame` holds text cells only."""
 
     kernel_type: str
@@ -117,20 +117,20 @@ class Database:
                 found += misspelt_columns(path, [modern.get(name, name) for name in names])
         return found
 
-    def read(self, kernel_type: str) -> Table:
+    def read(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type. Raises TableError."""
         path = self.csv_path(kernel_type)
-        return Table(kernel_type, path, read_frame(path, kernel_type))
+        return RowTable(kernel_type, path, read_frame(path, kernel_type))
 
-    def read_or_empty(self, kernel_type: str) -> Table:
+    def read_or_empty(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type; no rows if there is no file. Raises TableError."""
         path = self.csv_path(kernel_type)
         if path.exists():
             return self.read(kernel_type)
         columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
-        return Table(kernel_type, path, pd.DataFrame(columns))
+        return RowTable(kernel_type, path, pd.DataFrame(columns))
 
-    def write(self, table: Table) -> None:
+    def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""
         write_frame(table.frame, table.path)
 

@@ -28,7 +28,7 @@ from opatlas.model.signature import column_cells, signature, signatures
 from opatlas.store import journal
 from opatlas.store.cells import duration_columns, is_measured_column
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import INGEST_PREFIX
 from opatlas.typed_json import decode
@@ -361,7 +361,7 @@ def _complete_histories(database: Database) -> set[str]:
     return {run for run in all_runs if not any(name == run or name.startswith(f"{run}-") for name in with_journal)}
 
 
-def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str) -> None:
+def _clear(database: Database, table: RowTable, edited: Sequence[int], run_id: str) -> None:
     kernel_type, frame = table.kernel_type, table.frame
     own_duration = duration_columns(kernel_type)[0]
     durations = column_cells(frame, own_duration)
@@ -370,4 +370,4 @@ def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str)
         save_edited(database, run_id, kernel_type, frame.iloc[held])
     pooled = [name for name in POOLED if name in frame.columns]
     cleared = _without(without_measurement(kernel_type, frame, edited), edited, pooled)
-    database.write(Table(kernel_type, table.path, cleared))
+    database.write(RowTable(kernel_type, table.path, cleared))

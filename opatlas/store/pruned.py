@@ -16,7 +16,7 @@ from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, row_cells, signatures
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.csv_files import read_frame, write_frame
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 
 PRUNED_REASON = "Pruned Reason"
 
@@ -90,7 +90,7 @@ def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpr
             restored[positions[-1]] = row
             kept += [row] * (len(positions) - 1)
     if restored:
-        database.write(Table(kernel_type, table.path, _with_rows(table.frame, pruned.iloc[sorted(restored)])))
+        database.write(RowTable(kernel_type, table.path, _with_rows(table.frame, pruned.iloc[sorted(restored)])))
         left = pruned.drop(index=pruned.index[list(restored)])
         if left.empty:
             path.unlink()

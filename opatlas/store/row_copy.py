@@ -9,7 +9,7 @@ import pandas as pd
 from opatlas.model.schema import POOLED, is_profiling_column
 from opatlas.model.signature import row_cells, signature, signatures
 from opatlas.store.cells import duration_columns, is_measured_column
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.pruned import pruned_signatures
 
 
@@ -43,7 +43,7 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
             new = [row for name, row in missing.items() if name not in known]
             if new:
                 frame = pd.concat([table.frame, pd.DataFrame(new)], ignore_index=True).fillna("")
-                database.write(Table(kernel_type, table.path, frame))
+                database.write(RowTable(kernel_type, table.path, frame))
                 added += len(new)
     return added
 

@@ -24,7 +24,7 @@ from opatlas.model.schema import RUN_ID, STATUS_REASON
 from opatlas.model.signature import column_cells, signatures
 from opatlas.store import history, journal
 from opatlas.store.cells import duration_columns
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.history import Histories, save_replaced
 from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import RunOrder, read_manifests
@@ -146,7 +146,7 @@ def _merge_table(
     result.pruned += gone
 
 
-def _keep_replaced(database: Database, histories: Histories, table: Table, updated: Mapping[int, Record]) -> None:
+def _keep_replaced(database: Database, histories: Histories, table: RowTable, updated: Mapping[int, Record]) -> None:
     """Saves the rows whose durations are replaced and are in no history, by the run that replaces them."""
     frame, kernel_type = table.frame, table.kernel_type
     durations = column_cells(frame, duration_columns(kernel_type)[0])
@@ -162,13 +162,13 @@ def _keep_replaced(database: Database, histories: Histories, table: Table, updat
         save_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
 
 
-def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> None:
+def _write(database: Database, table: RowTable, frame: pd.DataFrame, pruned: Sequence[int]) -> None:
     """Saves pruned rows, then writes the table without them."""
     gone = frame.iloc[list(pruned)]
     if pruned:
         append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
         frame = frame.drop(index=gone.index)
-    database.write(Table(table.kernel_type, table.path, frame))
+    database.write(RowTable(table.kernel_type, table.path, frame))
 
 
 #: The number of unreadable lines of a journal that are reported.

@@ -18,7 +18,7 @@ from opatlas.model.quality import valid_duration
 from opatlas.model.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.model.signature import column_cells
 from opatlas.model.slots import known_dtype, slot_words
-from opatlas.store.database import Table
+from opatlas.store.database import RowTable
 from opatlas.text import parse_whole
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.models import built_in_models
@@ -129,7 +129,7 @@ def is_blocked(template: Template, word: Word) -> bool:
     return template is not None and len(template) >= 2 and len(shape) == len(template) + 2 and name in (NZ, "")
 
 
-def read_rows(table: Table) -> Iterator[KnownRow]:
+def read_rows(table: RowTable) -> Iterator[KnownRow]:
     """Yields the rows of a table. Raises TableError with the line of a dimension that is not a whole number."""
     frame, kernel_type = table.frame, table.kernel_type
     slots = ((0, INPUT_SHAPES, optional_inputs(kernel_type)), (3, OUTPUT_SHAPES, optional_outputs(kernel_type)))
@@ -184,7 +184,7 @@ def _dimension(text: str) -> int:
 class KnownRows:
     """The rows of a kernel type, matched with the patterns of the catalog."""
 
-    def __init__(self, kernel: CatalogKernel, table: Table, targets: Targets) -> None:
+    def __init__(self, kernel: CatalogKernel, table: RowTable, targets: Targets) -> None:
         """Reads the rows and matches them.
 
         Args:
@@ -314,7 +314,7 @@ _Sizes = dict[tuple[str, ...], dict[str, set[int]]]
 
 
 def model_coverage(
-    kernel: CatalogKernel, table: Table, targets: Targets, sizes: int = ENOUGH_SIZES
+    kernel: CatalogKernel, table: RowTable, targets: Targets, sizes: int = ENOUGH_SIZES
 ) -> list[ModelCoverage]:
     """Returns the coverage of each model's shapes by the rows of a table; nothing if no axis depends on models.
 

@@ -18,7 +18,7 @@ from opatlas.model.roofline import device_peak
 from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
 from opatlas.model.signature import signatures
 from opatlas.model.slots import FP8, split_cell
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
@@ -144,7 +144,9 @@ def pattern_spaces(
     return spaces
 
 
-def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
+def plan_kernel(
+    kernel: CatalogKernel, table: RowTable, request: Request, *, forms_of_database: bool = True
+) -> KernelPlan:
     """Returns the rows of a run that a table lacks; see `add_theory_rows`.
 
     Rows of earlier runs count towards `request.rows`, so that a repeated run adds nothing. Captured rows do not count.
@@ -272,12 +274,12 @@ def _required(space: Space) -> Iterator[_Entry]:
     return (by_position[int(position)] for position in positions)
 
 
-def read_table(database: Database, kernel_type: str) -> Table:
+def read_table(database: Database, kernel_type: str) -> RowTable:
     """Reads the rows of a kernel type; an empty table if there is no CSV. Raises OpAtlasError."""
     path = database.csv_path(kernel_type)
     if path.exists():
         return database.read(kernel_type)
-    return Table(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in (*BASE, AVERAGE)}))
+    return RowTable(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in (*BASE, AVERAGE)}))
 
 
 def add_theory_rows(
@@ -306,7 +308,7 @@ def add_theory_rows(
             known = set(signatures(kernel.kernel_type, table.frame))
             plan = plan.without(known)
         if plan.signatures:
-            database.write(Table(kernel.kernel_type, table.path, _append(table.frame, plan.frame)))
+            database.write(RowTable(kernel.kernel_type, table.path, _append(table.frame, plan.frame)))
     return plan
 
 
@@ -325,7 +327,7 @@ def append_rows(database: Database, kernel_type: str, rows: Sequence[Mapping[str
     names = signatures(kernel_type, frame)
     new = frame[[name not in known and name not in names[:i] for i, name in enumerate(names)]]
     if len(new):
-        database.write(Table(kernel_type, table.path, _append(table.frame, new)))
+        database.write(RowTable(kernel_type, table.path, _append(table.frame, new)))
     return len(new)
 
 

@@ -21,7 +21,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from tests.benchmarks.children import Cost, measure
 from tests.benchmarks.databases import write_adds
 
@@ -62,7 +62,7 @@ def write_measured(folder: Path, rows: int, run_id: str) -> Path:
     frame = database.read("Add").frame
     measured = {CACHE_STATE: "cold", INSTRUMENT: "wall-clock", STATUS: Status.MEASURED.value, RUN_ID: run_id}
     durations = [f"{int(run_id[6:8])}.{number:06d}" for number in range(rows)]
-    database.write(Table("Add", path, frame.assign(**{AVERAGE: durations, **measured})))
+    database.write(RowTable("Add", path, frame.assign(**{AVERAGE: durations, **measured})))
     return path
 
 

@@ -18,7 +18,7 @@ from opatlas.capture.attention import SOURCE_PROFILE
 from opatlas.cli.main import main
 from opatlas.model.schema import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME_PREFIX
 from opatlas.model.signature import signatures
-from opatlas.store.database import Database, SessionLock, Table
+from opatlas.store.database import Database, RowTable, SessionLock
 
 KV = "actual_seq_lengths_kv_values"
 CAPTURE = "capture/kernel_details.csv"
@@ -254,7 +254,7 @@ def test_values_that_a_record_contradicts_stay(fill, database):
 
 def test_rows_that_stand_twice_are_filled_twice(fill, database):
     stored = database.read(ATTENTION)
-    database.write(Table(ATTENTION, stored.path, pd.concat([stored.frame, stored.frame[:1]], ignore_index=True)))
+    database.write(RowTable(ATTENTION, stored.path, pd.concat([stored.frame, stored.frame[:1]], ignore_index=True)))
     fill(decode())
     kv = [row[RUNTIME_PREFIX + KV] for row in rows(database)]
     assert kv == ["300,128,7", "", "300,128,7"]
@@ -350,7 +350,7 @@ def test_a_record_fills_the_row_of_its_mean_length(fill, database):
     stored = database.read(ATTENTION)
     twice = pd.concat([stored.frame.iloc[:1]] * 2 + [stored.frame.iloc[1:]], ignore_index=True)
     twice["avg_seq_len"] = ["999", "145", ""]
-    database.write(Table(ATTENTION, stored.path, twice))
+    database.write(RowTable(ATTENTION, stored.path, twice))
     assert fill(decode())[1]["filled"] == 1
     assert [runtime(row, KV) for row in rows(database)] == [[""], ["300,128,7"], [""]]
     # Of a call with another mean length the row with 999 is none, and a row is added.

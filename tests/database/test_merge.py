@@ -15,7 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.manifest import Manifest
 from opatlas.store.update_mode import UpdateMode
 from opatlas.store.write_back import WriteBackResult, write_back
@@ -173,7 +173,7 @@ def test_a_record_is_measured_if_and_only_if_it_has_a_measurement() -> None:
 def test_what_could_not_be_written_counts_for_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     write(database, [cells(1), cells(2)])
 
-    def full(table: Table) -> None:
+    def full(table: RowTable) -> None:
         raise OpAtlasError(f"{table.path} was not written")
 
     monkeypatch.setattr(database, "write", full)

@@ -23,7 +23,7 @@ from opatlas.store.csv_files import (
     write_rows,
     write_text,
 )
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.store.header import read_header
 
 ROOT = Path(__file__).parents[2]
@@ -307,7 +307,7 @@ def test_write_and_read_through_the_database(tmp_path):
     database = Database(tmp_path)
     frame = read_frame(write(tmp_path / "MatMulV3.csv", HEADER + ROW))
     with database.lock():
-        database.write(Table("Other", database.csv_path("Other"), frame))
+        database.write(RowTable("Other", database.csv_path("Other"), frame))
     assert database.read("Other").frame.equals(frame)
 
 

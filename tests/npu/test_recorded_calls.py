@@ -20,7 +20,7 @@ from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
 from opatlas.model.schema import BASE, RUNTIME_PREFIX, Status
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.
@@ -56,7 +56,7 @@ def database(records, tmp_path) -> Database:
     """The captured rows, filled in."""
     database = Database(tmp_path / "database")
     frame = pd.DataFrame([cells_of(row) for row in CAPTURED]).reindex(columns=BASE, fill_value="").astype(str)
-    database.write(Table(ATTENTION, database.csv_path(ATTENTION), frame))
+    database.write(RowTable(ATTENTION, database.csv_path(ATTENTION), frame))
     assert main(["ingest", "--attention-records", str(records), "--database-path", str(database.path)]) == 0
     return database
 

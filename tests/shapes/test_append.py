@@ -32,7 +32,7 @@ from opatlas.model.schema import (
     RUNTIME_PREFIX,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.plan import KernelPlan, add_theory_rows
 
@@ -200,7 +200,7 @@ def test_rows_that_another_process_adds_meanwhile_are_not_added_twice(
 
     def slowly(*arguments: object, **named: object) -> KernelPlan:
         plan = plan_kernel(*arguments, **named)  # type: ignore[arg-type]
-        table = Table("SwiGlu", database.csv_path("SwiGlu"), pd.DataFrame(plan.frame.iloc[:15]))
+        table = RowTable("SwiGlu", database.csv_path("SwiGlu"), pd.DataFrame(plan.frame.iloc[:15]))
         database.write(table)
         return plan
 

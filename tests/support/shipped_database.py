@@ -16,7 +16,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.location import SHIPPED
 from opatlas.model.quality import is_composition, valid_duration
 from opatlas.model.schema import AVERAGE, QUALITY, STAND_IN, STATUS, Status
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, RowTable
 
 
 def ship(source: Database, target: Path, note: str) -> dict[str, tuple[int, int]]:
@@ -48,7 +48,7 @@ def ship(source: Database, target: Path, note: str) -> dict[str, tuple[int, int]
         ]
         counts[kernel_type] = (sum(kept), len(kept) - sum(kept))
         if any(kept):
-            tables.append(Table(kernel_type, Database(target).csv_path(kernel_type), frame[kept]))
+            tables.append(RowTable(kernel_type, Database(target).csv_path(kernel_type), frame[kept]))
     if not tables:
         raise OpAtlasError(f"{source.path} has no measured row")
     target.mkdir(parents=True)
