@@ -156,7 +156,7 @@ def test_a_combined_database_takes_the_mapping_of_a_source(place, tmp_path: Path
     target = tmp_path / "together"
     assert main(["combine", str(target), str(source)]) == 0
     assert kernel_types(target) == {"Near"}
-    assert (target / MAPPING).read_text() == (source / MAPPING).read_text()
+    assert "kernel_type: Near" in (target / MAPPING).read_text()
 
 
 def test_a_lone_0_dim_tensor_is_no_missing_cell(tmp_path: Path) -> None:
