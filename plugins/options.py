@@ -167,14 +167,6 @@ ROWS = (
         help="move rows that were run and still have no valid duration to pruned/ "
         "(default: keep them, with their status)",
     ),
-    declare(
-        "--wait",
-        Scope.REPLAYS,
-        type=positive,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for another session that has the database (default: do not wait)",
-    ),
 )
 MEASURING = (
     declare(

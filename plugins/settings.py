@@ -54,7 +54,6 @@ class Settings:
         prof_path: profiles to look rows up in; None: rows are run.
         measure: how a row is measured.
         case_timeout_s: deadline of a row in the device process; None: depends on whether it ran before.
-        wait_s: how long to wait for another session that has the database.
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
         in_process: run the bodies of replays in pytest's own process.
         collect_only: nothing is run, and nothing is written.
@@ -82,7 +81,6 @@ class Settings:
     prof_path: Path | None
     measure: MeasureSettings
     case_timeout_s: float | None
-    wait_s: float
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
@@ -174,7 +172,6 @@ def settings_of(config: pytest.Config) -> Settings:
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
         measure=_measure_settings(option, workload.cache),
         case_timeout_s=option.case_timeout,
-        wait_s=option.wait,
         msprof_rows=SESSION_ROWS if has_msprof else None,
         in_process=_is_in_process(option, kind),
         collect_only=option.collectonly,
@@ -246,8 +243,7 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     elif option.read_only:
         raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")
     if option.read_only:
-        about_writing = named("--mixed", "--prune-empty-duration-rows", "--wait")
-        refuse(config, about_writing, "--read-only writes nothing")
+        refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:
         _refuse_with_ray(config)
     if option.in_process and is_distributed(config):

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt_columns()]
         if not arguments.dry_run:
             lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
-            lock.acquire(0, show)
+            lock.acquire()
             try:
                 done = _combine(Database(target), opened, arguments.pool, dry_run=False)
             finally:

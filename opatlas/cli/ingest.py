@@ -35,7 +35,7 @@ from opatlas.options import add_database_path, at_least, versions
 from opatlas.progress import Progress
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
-from opatlas.text import print_problems, printable, show
+from opatlas.text import print_problems, printable
 
 #: The largest number of rows that a captured row becomes: each row costs time in a replay.
 _MAX_ROWS = 100
@@ -168,7 +168,7 @@ def _fill(
         expect_folder(database.path, _MAKES)
     # A session writes rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
-    lock.acquire(0, show)
+    lock.acquire()
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
         records = _read(files, total_mb, row_keys(database), limit)
