@@ -87,16 +87,6 @@ def percent(text: str) -> float:
 positive = real("a number above 0", lambda number: number > 0)
 
 
-def share(text: str) -> float:
-    """Reads `5%` or `0.05`. A number without the sign is at most 1, since `5` could mean either."""
-    digits = text.strip().removesuffix("%").rstrip()
-    number = parse_real(digits)
-    is_percent = text.strip().endswith("%")
-    if number is None or not 0 < number < math.inf or (number > 1 and not is_percent):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, such as 5% or 0.05")
-    return number / 100 if is_percent else number
-
-
 def names(text: str) -> tuple[str, ...]:
     """Reads one name, or several names with commas between them."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

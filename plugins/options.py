@@ -26,7 +26,6 @@ from opatlas.options import (
     names,
     positive,
     reset,
-    share,
     versions,
 )
 from opatlas.store.update_mode import UpdateMode
@@ -184,14 +183,6 @@ MEASURING = (
         default=MeasureSettings.time_limit_s,
         metavar="SECONDS",
         help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
-    ),
-    declare(
-        "--max-noise",
-        Scope.RUNNING,
-        type=share,
-        metavar="SHARE",
-        help="5%% or 0.05: measure a row up to 3 times (under msprof once) while the standard deviation of its samples "
-        "is a larger share of their mean, and fail the row if it stays larger (default: any noise)",
     ),
     declare(
         "--cache",

@@ -17,7 +17,6 @@ from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.files import absolute_path
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
 from opatlas.isolation.msprof.command import SESSION_ROWS
-from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import Scope, at_least, changed
 from opatlas.store.update_mode import UpdateMode
 
@@ -311,19 +310,12 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
 
 
 def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings:
-    repeat_count = option.repeat_count or _repeat_count_of_environment()
-    if option.max_noise is not None and repeat_count is not None and repeat_count < LEAST_FOR_NOISE:
-        raise pytest.UsageError(
-            f"--max-noise needs at least {LEAST_FOR_NOISE} samples of a row, and --repeat-count or "
-            f"{REPEAT_COUNT_VARIABLE} asks for {repeat_count}"
-        )
     return MeasureSettings(
-        repeat_count=repeat_count,
+        repeat_count=option.repeat_count or _repeat_count_of_environment(),
         cache=option.cache or cache,
         time_limit_s=option.time_limit,
         instrument=option.instrument,
         aic_metrics=option.aic_metrics,
-        max_noise=option.max_noise,
     )
 
 

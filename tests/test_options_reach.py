@@ -81,7 +81,6 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "threads": None,
         "instrument": None,
         "aic_metrics": "PipeUtilization",
-        "max_noise": None,
         "msprof_rows": 11,
         "case_timeout_s": 9.0,
         "in_process": True,

@@ -353,7 +353,7 @@ def mark_lines(used: set[str]) -> Iterator[str]:
     if _SPREAD in used:
         yield f"{_SPREAD}: {STANDARD_ERRORS:g} standard errors of both calls' samples; SLOW and FAST differ by more"
     if PairVerdict.AMBIGUOUS.value in used:
-        yield f"{PairVerdict.AMBIGUOUS}: the samples do not tell; --max-noise 5% repeats noisy rows"
+        yield f"{PairVerdict.AMBIGUOUS}: the samples do not tell; measure noisy rows again on an idle machine"
     if _PARTIAL in used:
         yield f"{_PARTIAL}: outputs are missing, or inputs or results were converted outside the measured time"
     if _COMPOSITION in used:

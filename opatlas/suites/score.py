@@ -15,7 +15,7 @@ from opatlas.suites.overload import is_folder, overload_of
 from opatlas.text import parse_whole, percent_text, pluralize
 
 #: Statuses of a case whose result was right.
-_RIGHT = frozenset({Status.MEASURED, Status.CHECKED, Status.NOISY})
+_RIGHT = frozenset({Status.MEASURED, Status.CHECKED})
 NO_DATA = "no data"
 
 

@@ -154,7 +154,7 @@ def test_a_rival_with_half_of_its_rows_ambiguous_has_no_mean(
     shown = [run(capsys, "compare", ours, *more)[1] for more in ((), ("--format", "markdown"))]
     # The speed-up of the row is shown, beside its spread.
     assert [text.count("0.25x") for text in shown] == [1, 1]
-    assert [text.count("--max-noise") for text in shown] == [1, 1]
+    assert [text.count("AMBIGUOUS: ") for text in shown] == [1, 1]
     # Means tell where most of the rows do.
     for telling in (1, 2):
         sizes = range(2, 2 + telling)

@@ -57,14 +57,6 @@ def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(
     assert not (sessions.database / "profiles").exists()
 
 
-def test_a_limit_of_noise_holds_once_durations_are_known(sessions: Sessions, npus: StandInNpus) -> None:
-    """The stand-in's durations differ from call to call; there is one attempt, for they are known at the end."""
-    sessions.write("Toy", [row(1), row(2)])
-    done = npus.run("--max-noise=0.000001%")
-    assert done.ledger() == {"noisy": 2}, done.output
-    assert all("one attempt" in each["Status Reason"] for each in sessions.read("Toy"))
-
-
 @pytest.mark.parametrize(
     "faults",
     [
