@@ -78,8 +78,8 @@ DATABASE = (
         "--read-only",
         Scope.ANY,
         action="store_true",
-        help="write nothing into the database's folder: only measure and compare with its durations, or print which "
-        "theory rows would be added (default: durations and theory rows are written)",
+        help="write nothing into the database's folder: only measure and compare with its durations, or say what the "
+        "samples of --prof-path would change, or which theory rows would be added (default: all this is written)",
     ),
     declare(
         "--versions",
@@ -144,12 +144,6 @@ ROWS = (
         help="all: run every row; unreplayed: run only rows without a replayed duration; missing-only: run only rows "
         "without any duration, replayed or captured; stale: run only rows whose replayed duration was measured by "
         "other code, another driver or other versions (default: %(default)s)",
-    ),
-    declare(
-        "--dry-run",
-        Scope.PROFILES,
-        action="store_true",
-        help="say what the samples of --prof-path would change in the database, and write nothing (default: written)",
     ),
     declare(
         "--where",

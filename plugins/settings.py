@@ -59,7 +59,6 @@ class Settings:
         where: the rows to run, by their cells; None: all rows.
         strict: rows that failed before fail, instead of being xfail.
         read_only: rows are measured and compared, and nothing is written.
-        dry_run: the session says what it would write, and writes nothing.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         workload: what the session measures: rows of kernels, or messages of collectives.
@@ -86,7 +85,6 @@ class Settings:
     where: Where | None = None
     strict: bool = False
     read_only: bool = False
-    dry_run: bool = False
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
     workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
@@ -109,7 +107,12 @@ class Settings:
     @property
     def writes(self) -> bool:
         """Whether the session writes into the database."""
-        return not (self.collect_only or self.read_only or self.dry_run)
+        return not (self.collect_only or self.read_only)
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether the session says what the samples of a profile would change, and writes nothing."""
+        return self.read_only and self.prof_path is not None
 
     @property
     def models_folder(self) -> Path:
@@ -179,7 +182,6 @@ def settings_of(config: pytest.Config) -> Settings:
         # stops at failures, and pytest counts no xfail as one.
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
-        dry_run=option.dry_run,
         mixed=option.mixed,
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
         workload=workload,
@@ -241,7 +243,7 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
         refuse(config, MODELS, "models write candidates for tasks, so --models and --tasks belong together")
     elif option.read_only:
         raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")
-    if option.read_only:
+    if option.read_only and not is_looked_up:
         refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:
         _refuse_with_ray(config)

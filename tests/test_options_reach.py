@@ -30,7 +30,6 @@ NOT_IN_MANIFEST = {
     "notes": "the same",
     "targets": "each has a manifest of its own, with its implementation; device and packages are in it",
     "read_only": "writes no manifest",
-    "dry_run": "writes no manifest",
     "strict": "bears on verdicts, and on no status",
 }
 
