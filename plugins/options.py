@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,7 +14,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S, add_node_options
-from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
+from opatlas.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.versions import Versions
 from opatlas.options import (
@@ -24,6 +25,7 @@ from opatlas.options import (
     declare,
     given,
     names,
+    one_of,
     positive,
     reset,
     versions,
@@ -51,6 +53,22 @@ def _shard(text: str) -> Shard:
     if not 1 <= index <= count:
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
     return Shard(index, count)
+
+
+class InstrumentChoice(NamedTuple):
+    """The instrument, None for the best one, and the group of hardware counters that it records on an NPU."""
+
+    name: str | None = None
+    metrics: str = MeasureSettings.aic_metrics
+
+
+def _instrument(text: str) -> InstrumentChoice:
+    name, colon, metrics = text.partition(":")
+    if not colon:
+        return InstrumentChoice(name)
+    if name not in PROFILERS:
+        raise argparse.ArgumentTypeError(f"{text!r}: only {' and '.join(PROFILERS)} record counters")
+    return InstrumentChoice(name, one_of(METRICS)(metrics))
 
 
 DATABASE = (
@@ -188,17 +206,12 @@ MEASURING = (
     declare(
         "--instrument",
         Scope.RUNNING,
-        metavar="NAME",
-        help=f"what measures the durations; {_INSTRUMENTS} (default: the best that the device offers)",
-    ),
-    declare(
-        "--aic-metrics",
-        Scope.RUNNING,
-        choices=METRICS,
-        default=MeasureSettings.aic_metrics,
-        metavar="GROUP",
-        help="group of hardware counters that the profilers of an NPU record: "
-        f"{', '.join(METRICS)} (default: %(default)s)",
+        type=_instrument,
+        default=InstrumentChoice(),
+        metavar="NAME[:COUNTERS]",
+        help=f"what measures the durations; {_INSTRUMENTS}; and the group of hardware counters that the profilers of "
+        f"an NPU record: {', '.join(METRICS)} (default: the best that the device offers, and "
+        f"{MeasureSettings.aic_metrics})",
     ),
     declare(
         "--case-timeout",

@@ -291,15 +291,13 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
 
     Raises:
         OpAtlasError: a device does not offer the instrument.
-        pytest.UsageError: an option has no effect on the devices.
+        pytest.UsageError: an option cannot be combined with msprof.
     """
     option = config.option
     if option.prof_path is not None:
         return False
     kinds = {device.kind for device in devices}
-    instruments = {preferred_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
-    if "npu" not in kinds:
-        refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
+    instruments = {preferred_instrument(kind, option.instrument.name) for kind in kinds & INSTRUMENTS.keys()}
     others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
@@ -316,8 +314,8 @@ def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings
         repeat_count=option.repeat_count or _repeat_count_of_environment(),
         cache=option.cache or cache,
         time_limit_s=option.time_limit,
-        instrument=option.instrument,
-        aic_metrics=option.aic_metrics,
+        instrument=option.instrument.name,
+        aic_metrics=option.instrument.metrics,
     )
 
 

@@ -81,7 +81,6 @@ def collect(folder: Path, *arguments: str, added: str = "") -> tuple[int, str]:
         (("shapes/", "--repeat-count=3", "--shard=1/2"), "--shard, --repeat-count"),
         (("bench/", "--rows=5", "--seed=3"), "--rows, --seed"),
         (("bench/", "--num-devices=2"), "--num-devices"),
-        (("bench/", "--device=cpu", "--aic-metrics=Memory"), "--aic-metrics"),
         (("bench/", "--versions=torch=2.9.0"), "--versions"),
         (("shapes/", "--versions=torch=2.9.0"), "--versions"),
     ],
@@ -97,6 +96,8 @@ def test_an_option_without_an_effect_is_refused(arguments: tuple[str, ...], refu
     [
         (["--target-models", ","], "--target-models: ','"),
         (["--ops="], "--ops: ''"),
+        (["--instrument=cupti:Memory"], "--instrument: 'cupti:Memory'"),
+        (["--instrument=msprof:Memroy"], "--instrument: 'Memroy' (did you mean Memory"),
     ],
 )
 def test_a_value_that_is_none_is_refused(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ class MeasureSettings:
 #: Measures many rows in one profiling session (opatlas/isolation/msprof/).
 MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
+#: The instruments that record a group of hardware counters.
+PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
 #: The instrument without a profiler, by kind of device.
 EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
 #: The instruments by kind of device and name, the best instrument first. Each value is the "module:function" that opens

@@ -57,6 +57,14 @@ def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(
     assert not (sessions.database / "profiles").exists()
 
 
+def test_msprof_records_the_counters_that_the_instrument_names(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Toy", [row(1)])
+    done = npus.run("--instrument=msprof:L2Cache")
+    assert done.ledger() == {"measured": 1}, done.output
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["options"]["aic_metrics"] == "L2Cache"
+
+
 @pytest.mark.parametrize(
     "faults",
     [
