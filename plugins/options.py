@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices
 from opatlas.engine import expert_parallel
-from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S, add_node_options
+from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.versions import Versions
@@ -33,7 +34,6 @@ from opatlas.options import (
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
-from .model_options import OPTIONS as MODELS
 from .selection import Shard
 from .where import parse_where
 
@@ -128,6 +128,14 @@ ROWS = (
         default=(),
         help="measure tasks in place of the rows of a database: files or folders with classes Model, as KernelBench "
         "and AKG have them; --implementation names folders with candidates for them (default: rows of the database)",
+    ),
+    declare(
+        "--models",
+        Scope.KERNELS,
+        type=Path,
+        metavar="FILE",
+        help="YAML file of models that write the candidates for --tasks, each measured as an implementation of its "
+        "name: their endpoints, prices, language, attempts (default: no model writes any)",
     ),
     declare(
         "--suite",
@@ -248,8 +256,17 @@ MEASURING = (
 )
 #: The original's name of -x.
 FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
+#: The groups of pytest's help, by their titles.
+_GROUPS = {
+    "OpAtlas: the database, and the device": DATABASE,
+    "OpAtlas: which rows are run, and what happens to them": ROWS,
+    "OpAtlas: how a row is measured": MEASURING,
+    "Nodes: where the groups of several devices run": NODE_OPTIONS,
+    "Expert parallelism: kernels that several devices run together": expert_parallel.OPTIONS,
+    "Collectives: the messages and groups that bench/test_collectives.py measures": collectives.OPTIONS,
+}
 #: All options of a session of replays, those of groups and of collectives included.
-OPTIONS = (*DATABASE, *ROWS, *MODELS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
+OPTIONS = tuple(chain(*_GROUPS.values()))
 
 
 class DeviceHook:
@@ -280,12 +297,9 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST))
-    add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), (*ROWS, *MODELS))
-    add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
-    add_node_options(parser)
-    expert_parallel.add_options(parser)
-    collectives.add_options(parser)
+    for title, options in _GROUPS.items():
+        add_all(parser.getgroup(title, title), options)
+    add_all(parser.getgroup("general", "General"), [FAIL_FAST])
 
 
 def refuse(config: pytest.Config, options: Sequence[Option], why: str, also: Sequence[str] = ()) -> None:

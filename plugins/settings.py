@@ -21,7 +21,6 @@ from opatlas.options import Scope, at_least, changed
 from opatlas.store.update_mode import UpdateMode
 
 from .cluster import cluster_notes
-from .model_options import OPTIONS as MODELS
 from .model_options import ModelSettings
 from .options import (
     CASE_TIMEOUT_S,
@@ -240,7 +239,7 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
             "--prof-path runs no row: choose another mode"
         )
     if option.models is None or not option.tasks:
-        refuse(config, MODELS, "models write candidates for tasks, so --models and --tasks belong together")
+        refuse(config, named("--models"), "models write candidates for tasks, so --models and --tasks belong together")
     elif option.read_only:
         raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")
     if option.read_only and not is_looked_up:

@@ -48,9 +48,8 @@ def test_the_help_of_a_command_has_its_exit_statuses(name: str, capsys: pytest.C
 
 def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None:
     real = {name: (action.dest, action.default) for action in shown(pytest_parser()) for name in action.option_strings}
-    assert {
-        name: (option.dest, option.default) for option in (*options.OPTIONS, *theory.OPTIONS) for name in option.names
-    } == real
+    declared = (*options.OPTIONS, *theory.OPTIONS)
+    assert {option.name: (option.dest, option.default) for option in declared} == real
 
 
 @pytest.mark.parametrize(
