@@ -63,16 +63,12 @@ def between(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """Returns a reader of finite numbers for which `fits` is true; `words` describe them ("a number above 0")."""
-
-    def read(text: str) -> float:
-        number = parse_real(text)
-        if number is None or not (math.isfinite(number) and fits(number)):
-            raise argparse.ArgumentTypeError(f"{text!r}: give {words}")
-        return number
-
-    return read
+def positive(text: str) -> float:
+    """Reads a finite number above 0, such as seconds."""
+    number = parse_real(text)
+    if number is None or not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return number
 
 
 def percent(text: str) -> float:
@@ -81,20 +77,6 @@ def percent(text: str) -> float:
     if number is None or not (math.isfinite(number) and number >= 0):
         raise argparse.ArgumentTypeError(f"{text!r}: give a percentage from 0 on, such as 5%")
     return number
-
-
-#: Reads a number above 0, such as seconds.
-positive = real("a number above 0", lambda number: number > 0)
-
-
-def share(text: str) -> float:
-    """Reads `5%` or `0.05`. A number without the sign is at most 1, since `5` could mean either."""
-    digits = text.strip().removesuffix("%").rstrip()
-    number = parse_real(digits)
-    is_percent = text.strip().endswith("%")
-    if number is None or not 0 < number < math.inf or (number > 1 and not is_percent):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, such as 5% or 0.05")
-    return number / 100 if is_percent else number
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -202,18 +184,11 @@ class Option:
         name: with its dashes.
         scope: the sessions in which it has an effect.
         argparse_arguments: further keyword arguments of argparse's `add_argument`.
-        aliases: other names with the same meaning.
     """
 
     name: str
     scope: Scope
     argparse_arguments: Mapping[str, Any]
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name and its aliases."""
-        return (self.name, *self.aliases)
 
     @property
     def dest(self) -> str:
@@ -227,9 +202,9 @@ class Option:
         return self.argparse_arguments.get("default", False if is_switch else None)
 
 
-def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **argparse_arguments: Any) -> Option:
+def declare(name: str, scope: Scope, **argparse_arguments: Any) -> Option:
     """Returns an option, declared as for argparse: `declare("--seed", Scope.THEORY, type=int, default=0)`."""
-    return Option(name, scope, argparse_arguments, aliases)
+    return Option(name, scope, argparse_arguments)
 
 
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
@@ -238,7 +213,7 @@ def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
         arguments = dict(each.argparse_arguments)
         if "type" in arguments:
             arguments["type"] = _wrap_errors(each.name, arguments["type"])
-        group.addoption(*each.names, **arguments)
+        group.addoption(each.name, **arguments)
 
 
 def _wrap_errors(name: str, read: Callable[[str], T]) -> Callable[[str], T]:
@@ -263,7 +238,7 @@ def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:
             all kinds.
     """
     written = {argument.partition("=")[0] for argument in takewhile(lambda argument: argument != "--", arguments)}
-    return [name for each in options for name in each.names if name in written]
+    return [each.name for each in options if each.name in written]
 
 
 def reset(values: argparse.Namespace, options: Iterable[Option]) -> None:

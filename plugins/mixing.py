@@ -33,12 +33,12 @@ def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarg
     """Returns a note if the database is of another device, other software, or another patch of the same release.
 
     Raises:
-        OpAtlasError: the durations would be mixed, without --mixed or --read-only.
+        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
     """
     try:
         provenance.check_origin(target.origin)
     except MixedDatabase as error:
-        if settings.read_only:
+        if settings.read_only and not settings.rehearses:
             return [printable(f"{error}: the two do not compare")]
         if settings.mixed:
             return [printable(f"--mixed: {error}")]
@@ -159,7 +159,5 @@ def _same_again(settings: Settings, mismatches: Sequence[Mismatch]) -> str:
 
 def _remedy(settings: Settings, same_again: str) -> str:
     same = f"measure as they were measured ({same_again}), " if same_again else ""
-    return (
-        f"Name a folder of your own with --database-path, {same}compare without writing (--read-only), "
-        f"or let them be mixed (--mixed)"
-    )
+    compare = "" if settings.prof_path is not None else "compare without writing (--read-only), "
+    return f"Name a folder of your own with --database-path, {same}{compare}or let them be mixed (--mixed)"

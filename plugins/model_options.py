@@ -1,4 +1,4 @@
-"""The option of a session in which models write the candidates (--models), and what it says."""
+"""What a session knows about the models that write candidates (--models)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.generation.settings import KernelLanguage
-from opatlas.options import Scope, declare
 
 if TYPE_CHECKING:
     from opatlas.generation.models_file import ModelsFile
@@ -17,17 +16,6 @@ if TYPE_CHECKING:
 GENERATED = "generated"
 #: The folder of recorded answers beside the attempts, without another in the file of models.
 ANSWERS = "answers"
-
-OPTIONS = (
-    declare(
-        "--models",
-        Scope.KERNELS,
-        type=Path,
-        metavar="FILE",
-        help="YAML file of models that write the candidates for --tasks, each measured as an implementation of its "
-        "name: their endpoints, prices, language, attempts (default: no model writes any)",
-    ),
-)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,8 +14,8 @@ from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices
 from opatlas.engine import expert_parallel
-from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S, add_node_options
-from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
+from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
+from opatlas.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.versions import Versions
 from opatlas.options import (
@@ -24,15 +26,14 @@ from opatlas.options import (
     declare,
     given,
     names,
+    one_of,
     positive,
     reset,
-    share,
     versions,
 )
 from opatlas.store.update_mode import UpdateMode
 from opatlas.text import parse_whole
 
-from .model_options import OPTIONS as MODELS
 from .selection import Shard
 from .where import parse_where
 
@@ -52,6 +53,22 @@ def _shard(text: str) -> Shard:
     if not 1 <= index <= count:
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
     return Shard(index, count)
+
+
+class InstrumentChoice(NamedTuple):
+    """The instrument, None for the best one, and the group of hardware counters that it records on an NPU."""
+
+    name: str | None = None
+    metrics: str = MeasureSettings.aic_metrics
+
+
+def _instrument(text: str) -> InstrumentChoice:
+    name, colon, metrics = text.partition(":")
+    if not colon:
+        return InstrumentChoice(name)
+    if name not in PROFILERS:
+        raise argparse.ArgumentTypeError(f"{text!r}: only {' and '.join(PROFILERS)} record counters")
+    return InstrumentChoice(name, one_of(METRICS)(metrics))
 
 
 DATABASE = (
@@ -79,8 +96,8 @@ DATABASE = (
         "--read-only",
         Scope.ANY,
         action="store_true",
-        help="write nothing into the database's folder: only measure and compare with its durations, or print which "
-        "theory rows would be added (default: durations and theory rows are written)",
+        help="write nothing into the database's folder: only measure and compare with its durations, or say what the "
+        "samples of --prof-path would change, or which theory rows would be added (default: all this is written)",
     ),
     declare(
         "--versions",
@@ -111,6 +128,14 @@ ROWS = (
         default=(),
         help="measure tasks in place of the rows of a database: files or folders with classes Model, as KernelBench "
         "and AKG have them; --implementation names folders with candidates for them (default: rows of the database)",
+    ),
+    declare(
+        "--models",
+        Scope.KERNELS,
+        type=Path,
+        metavar="FILE",
+        help="YAML file of models that write the candidates for --tasks, each measured as an implementation of its "
+        "name: their endpoints, prices, language, attempts (default: no model writes any)",
     ),
     declare(
         "--suite",
@@ -147,12 +172,6 @@ ROWS = (
         "other code, another driver or other versions (default: %(default)s)",
     ),
     declare(
-        "--dry-run",
-        Scope.PROFILES,
-        action="store_true",
-        help="say what the samples of --prof-path would change in the database, and write nothing (default: written)",
-    ),
-    declare(
         "--where",
         Scope.ROWS,
         type=parse_where,
@@ -166,14 +185,6 @@ ROWS = (
         action="store_true",
         help="move rows that were run and still have no valid duration to pruned/ "
         "(default: keep them, with their status)",
-    ),
-    declare(
-        "--wait",
-        Scope.REPLAYS,
-        type=positive,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for another session that has the database (default: do not wait)",
     ),
 )
 MEASURING = (
@@ -194,14 +205,6 @@ MEASURING = (
         help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
     ),
     declare(
-        "--max-noise",
-        Scope.RUNNING,
-        type=share,
-        metavar="SHARE",
-        help="5%% or 0.05: measure a row up to 3 times (under msprof once) while the standard deviation of its samples "
-        "is a larger share of their mean, and fail the row if it stays larger (default: any noise)",
-    ),
-    declare(
         "--cache",
         Scope.RUNNING,
         choices=("cold", "warm"),
@@ -211,17 +214,12 @@ MEASURING = (
     declare(
         "--instrument",
         Scope.RUNNING,
-        metavar="NAME",
-        help=f"what measures the durations; {_INSTRUMENTS} (default: the best that the device offers)",
-    ),
-    declare(
-        "--aic-metrics",
-        Scope.RUNNING,
-        choices=METRICS,
-        default=MeasureSettings.aic_metrics,
-        metavar="GROUP",
-        help="group of hardware counters that the profilers of an NPU record: "
-        f"{', '.join(METRICS)} (default: %(default)s)",
+        type=_instrument,
+        default=InstrumentChoice(),
+        metavar="NAME[:COUNTERS]",
+        help=f"what measures the durations; {_INSTRUMENTS}; and the group of hardware counters that the profilers of "
+        f"an NPU record: {', '.join(METRICS)} (default: the best that the device offers, and "
+        f"{MeasureSettings.aic_metrics})",
     ),
     declare(
         "--case-timeout",
@@ -258,8 +256,17 @@ MEASURING = (
 )
 #: The original's name of -x.
 FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
+#: The groups of pytest's help, by their titles.
+_GROUPS = {
+    "OpAtlas: the database, and the device": DATABASE,
+    "OpAtlas: which rows are run, and what happens to them": ROWS,
+    "OpAtlas: how a row is measured": MEASURING,
+    "Nodes: where the groups of several devices run": NODE_OPTIONS,
+    "Expert parallelism: kernels that several devices run together": expert_parallel.OPTIONS,
+    "Collectives: the messages and groups that bench/test_collectives.py measures": collectives.OPTIONS,
+}
 #: All options of a session of replays, those of groups and of collectives included.
-OPTIONS = (*DATABASE, *ROWS, *MODELS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
+OPTIONS = tuple(chain(*_GROUPS.values()))
 
 
 class DeviceHook:
@@ -290,12 +297,9 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST))
-    add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what happens to them"), (*ROWS, *MODELS))
-    add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
-    add_node_options(parser)
-    expert_parallel.add_options(parser)
-    collectives.add_options(parser)
+    for title, options in _GROUPS.items():
+        add_all(parser.getgroup(title, title), options)
+    add_all(parser.getgroup("general", "General"), [FAIL_FAST])
 
 
 def refuse(config: pytest.Config, options: Sequence[Option], why: str, also: Sequence[str] = ()) -> None:

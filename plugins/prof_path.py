@@ -121,7 +121,7 @@ class UncollectedSamples:
             by_cells = settings.where is not None
             adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
             is_added = settings.mode.adds_rows and not by_cells
-            fate = ("would be added" if settings.dry_run else "added") if is_added else f"not added: {adds}"
+            fate = ("would be added" if settings.rehearses else "added") if is_added else f"not added: {adds}"
             named = ", ".join(f"{name} {count}" for name, count in self._unmatched.most_common(_SHOWN))
             found["signatures without a row"] = (self._unmatched.total(), f"{named}; {fate}")
         return found

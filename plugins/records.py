@@ -153,7 +153,7 @@ class SessionRecords:
             return
         note.pop("figures", None)
         record = note.pop("record")
-        if self._context.settings.dry_run and "not_saved" in note:
+        if self._context.settings.rehearses and "not_saved" in note:
             self._unsaved.append((note.get("target", 0), record))
         if reason := note.get("not_saved"):
             self._unsaved.append((note.get("target", 0), record))
@@ -166,7 +166,7 @@ class SessionRecords:
     def add(self, record: Record, device: DeviceDescription | None, target: int = 0) -> None:
         """Adds a record of a target that no report brings."""
         values = record.to_json()
-        if self._own_journal.append(values, device, target) or self._context.settings.dry_run:
+        if self._own_journal.append(values, device, target) or self._context.settings.rehearses:
             self._unsaved.append((target, values))
         if device is not None:
             self._add_device(device)
@@ -212,7 +212,7 @@ class SessionRecords:
         Returns:
             The records, each with the end of the ids of its target; none where nothing is written.
         """
-        if self._context.settings.dry_run:
+        if self._context.settings.rehearses:
             self._rehearse()
         if not self._context.settings.writes:
             return ()
@@ -235,7 +235,7 @@ class SessionRecords:
         return merged
 
     def _rehearse(self) -> None:
-        """Finds what a merge would do to the CSVs, for --dry-run."""
+        """Finds what a merge would do to the CSVs."""
         database, header = self._context.database, self._context.journal_header
         records = [Record.from_json(record) for _, record in self._unsaved]
         mode = UpdateMode(header.update_mode)

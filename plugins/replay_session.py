@@ -121,7 +121,7 @@ class ReplaySession:
             # A worker of xdist has admitted them too.
             table.admit(without_replay)
         selected = plan.case_ids().intersection(map(case_id_in, nodeids))
-        if not plan.error and (context.settings.writes or context.settings.dry_run):
+        if not plan.error and (context.settings.writes or context.settings.rehearses):
             specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
             for number, own in enumerate(context.databases):

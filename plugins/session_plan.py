@@ -163,9 +163,9 @@ def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenan
 
 def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
     """Raises OpAtlasError where another session has the database."""
-    remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
+    remedy = "wait for it to end, or name another database with --database-path"
     own.lock = SessionLock(own.database, run_id=context.run_id, command=context.command, remedy=remedy)
-    own.lock.acquire(context.settings.wait_s, context.tell)
+    own.lock.acquire()
 
 
 def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) -> PreparedDatabase:

@@ -17,12 +17,10 @@ from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.files import absolute_path
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
 from opatlas.isolation.msprof.command import SESSION_ROWS
-from opatlas.model.quality import LEAST_FOR_NOISE
 from opatlas.options import Scope, at_least, changed
 from opatlas.store.update_mode import UpdateMode
 
 from .cluster import cluster_notes
-from .model_options import OPTIONS as MODELS
 from .model_options import ModelSettings
 from .options import (
     CASE_TIMEOUT_S,
@@ -54,14 +52,12 @@ class Settings:
         prof_path: profiles to look rows up in; None: rows are run.
         measure: how a row is measured.
         case_timeout_s: deadline of a row in the device process; None: depends on whether it ran before.
-        wait_s: how long to wait for another session that has the database.
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
         in_process: run the bodies of replays in pytest's own process.
         collect_only: nothing is run, and nothing is written.
         where: the rows to run, by their cells; None: all rows.
         strict: rows that failed before fail, instead of being xfail.
         read_only: rows are measured and compared, and nothing is written.
-        dry_run: the session says what it would write, and writes nothing.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         workload: what the session measures: rows of kernels, or messages of collectives.
@@ -82,14 +78,12 @@ class Settings:
     prof_path: Path | None
     measure: MeasureSettings
     case_timeout_s: float | None
-    wait_s: float
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
     where: Where | None = None
     strict: bool = False
     read_only: bool = False
-    dry_run: bool = False
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
     workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
@@ -112,7 +106,12 @@ class Settings:
     @property
     def writes(self) -> bool:
         """Whether the session writes into the database."""
-        return not (self.collect_only or self.read_only or self.dry_run)
+        return not (self.collect_only or self.read_only)
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether the session says what the samples of a profile would change, and writes nothing."""
+        return self.read_only and self.prof_path is not None
 
     @property
     def models_folder(self) -> Path:
@@ -174,7 +173,6 @@ def settings_of(config: pytest.Config) -> Settings:
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
         measure=_measure_settings(option, workload.cache),
         case_timeout_s=option.case_timeout,
-        wait_s=option.wait,
         msprof_rows=SESSION_ROWS if has_msprof else None,
         in_process=_is_in_process(option, kind),
         collect_only=option.collectonly,
@@ -183,7 +181,6 @@ def settings_of(config: pytest.Config) -> Settings:
         # stops at failures, and pytest counts no xfail as one.
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
-        dry_run=option.dry_run,
         mixed=option.mixed,
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
         workload=workload,
@@ -242,12 +239,11 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
             "--prof-path runs no row: choose another mode"
         )
     if option.models is None or not option.tasks:
-        refuse(config, MODELS, "models write candidates for tasks, so --models and --tasks belong together")
+        refuse(config, named("--models"), "models write candidates for tasks, so --models and --tasks belong together")
     elif option.read_only:
         raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")
-    if option.read_only:
-        about_writing = named("--mixed", "--prune-empty-duration-rows", "--wait")
-        refuse(config, about_writing, "--read-only writes nothing")
+    if option.read_only and not is_looked_up:
+        refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:
         _refuse_with_ray(config)
     if option.in_process and is_distributed(config):
@@ -294,15 +290,13 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
 
     Raises:
         OpAtlasError: a device does not offer the instrument.
-        pytest.UsageError: an option has no effect on the devices.
+        pytest.UsageError: an option cannot be combined with msprof.
     """
     option = config.option
     if option.prof_path is not None:
         return False
     kinds = {device.kind for device in devices}
-    instruments = {preferred_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
-    if "npu" not in kinds:
-        refuse(config, named("--aic-metrics"), f"rows are replayed on {devices[0]}, which is no NPU")
+    instruments = {preferred_instrument(kind, option.instrument.name) for kind in kinds & INSTRUMENTS.keys()}
     others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
@@ -315,19 +309,12 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
 
 
 def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings:
-    repeat_count = option.repeat_count or _repeat_count_of_environment()
-    if option.max_noise is not None and repeat_count is not None and repeat_count < LEAST_FOR_NOISE:
-        raise pytest.UsageError(
-            f"--max-noise needs at least {LEAST_FOR_NOISE} samples of a row, and --repeat-count or "
-            f"{REPEAT_COUNT_VARIABLE} asks for {repeat_count}"
-        )
     return MeasureSettings(
-        repeat_count=repeat_count,
+        repeat_count=option.repeat_count or _repeat_count_of_environment(),
         cache=option.cache or cache,
         time_limit_s=option.time_limit,
-        instrument=option.instrument,
-        aic_metrics=option.aic_metrics,
-        max_noise=option.max_noise,
+        instrument=option.instrument.name,
+        aic_metrics=option.instrument.metrics,
     )
 
 

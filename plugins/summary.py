@@ -165,7 +165,7 @@ class SessionSummary:
         found: dict[str, object] = {}
         if merged is not None and (facts.statuses or self._results.has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-            done = "written" if settings.writes else "would be written (--dry-run)"
+            done = "written" if settings.writes else "would be written"
             found[done] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             for database in self._records.pruned_in:
                 restore = f"`opatlas history {database.path} --restore pruned` brings them back"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +25,7 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.store.pace import Pace, replay_pace
-from opatlas.text import parse_whole, pluralize, printable_lines
+from opatlas.text import pluralize, printable_lines
 from opatlas.theory.report import (
     KernelResult,
     coverage_page,
@@ -55,15 +53,6 @@ THEORY = "opatlas-theory"
 _PROPERTY = "theory_rows"
 
 
-def _sizes(text: str) -> Sequence[int]:
-    sizes = [parse_whole(word.strip()) for word in text.split(",")]
-    if not all(sizes):
-        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
-    return tuple(sorted({size for size in sizes if size}))
-
-
-#: The options whose values resolve_targets refuses, by its arguments.
-_TARGET_OPTIONS = {"model": "--target-models", "tp": "--tp-sizes", "ep": "--ep-sizes"}
 #: The options of theory rows alone.
 OPTIONS = (
     declare(
@@ -74,22 +63,6 @@ OPTIONS = (
         default=(),
         help="take shapes of these models only: names of built-in models, config.json files "
         "(default: the built-in models, and shapes of no model in particular)",
-    ),
-    declare(
-        "--tp-sizes",
-        Scope.THEORY,
-        type=_sizes,
-        metavar="N[,N...]",
-        default=(),
-        help="sizes of tensor parallelism (default: of 1, 2, 4, 8, 16 those that fit a model)",
-    ),
-    declare(
-        "--ep-sizes",
-        Scope.THEORY,
-        type=_sizes,
-        metavar="N[,N...]",
-        default=(),
-        help="sizes of expert parallelism (default: of 1, 2, 4 ... 256 those that divide the experts)",
     ),
     declare(
         "--rows",
@@ -174,10 +147,9 @@ class Theory:
                 f"{FLUSH_BUFFER_BYTES / GB:g} GB: give more"
             )
         try:
-            targets = resolve_targets(option.target_models, option.tp_sizes, option.ep_sizes)
+            targets = resolve_targets(option.target_models)
         except TargetError as error:
-            named = _TARGET_OPTIONS[error.argument]
-            raise UsageError(f"{named} {error.value}: {error.problem}") from None
+            raise UsageError(f"--target-models {error.value}: {error.problem}") from None
         database = Database(database_path(self._config))
         kernels = database_kernels(database, catalog)
         for name in option.ops:

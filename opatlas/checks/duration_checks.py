@@ -249,7 +249,7 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
 NOISY = Check(
     "noisy",
     "durations whose samples do not agree",
-    "measure the rows again on an idle machine: opatlas bench --database-path DB --max-noise 10% (docs/measurement.md)",
+    "measure the rows again on an idle machine: opatlas bench --database-path DB --where 'quality != quiet'",
     check_table=_noisy_rows,
 )
 

@@ -71,7 +71,7 @@ def combine(
             done = _combine(copy, opened, pool).named(str(copy.path), str(target))
         else:
             lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
-            lock.acquire(0, print_note)
+            lock.acquire()
             try:
                 done = _combine(Database(target), opened, pool)
             finally:

@@ -264,7 +264,7 @@ def _unprune(database: Database, chosen: RowChoice) -> Result:
 def _hold_lock(database: Database, restored: str) -> Iterator[None]:
     """Holds the lock of a session. Raises OpAtlasError while a session has the database."""
     lock = SessionLock(database, run_id=f"restore {restored}", command=f"opatlas history --restore {restored}")
-    lock.acquire(0, print_note)
+    lock.acquire()
     try:
         yield
     finally:

@@ -249,7 +249,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
         expect_folder(database.path, _MAKES)
     # A session writes rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
-    lock.acquire(0, print_note)
+    lock.acquire()
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
         records = _read(database, files, total_mb, limit)

@@ -28,7 +28,6 @@ from opatlas.model.versions import Versions
 from opatlas.options import (
     ListAction,
     Scope,
-    add_all,
     at_least,
     between,
     declare,
@@ -125,14 +124,6 @@ class CollectivePlan:
     rows: Mapping[str, Sequence[Mapping[str, str]]]
     options: argparse.Namespace
     about: Sequence[str]
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Adds the options of collectives to pytest's."""
-    group = parser.getgroup(
-        "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
-    )
-    add_all(group, OPTIONS)
 
 
 def are_named(config: pytest.Config) -> bool:

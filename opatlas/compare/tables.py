@@ -20,7 +20,7 @@ from opatlas.show.result import Column, Fields, Part, Table
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
 _NAMES_SHOWN = 5
-_REPEAT = "next: opatlas bench --max-noise 5% repeats rows that are AMBIGUOUS"
+_REPEAT = "next: opatlas bench --where 'noise > 0.05' measures noisy rows again"
 
 #: A column of figures.
 _Figure = tuple[Column | str, Callable[[RivalFigures], Any]]

@@ -63,7 +63,7 @@ def database(target: Target) -> Verdict:
     found.folders()
     # The doctor takes the lock like a session, and fails like a session.
     lock = SessionLock(found, run_id="doctor", command="opatlas doctor")
-    lock.acquire(0, print)
+    lock.acquire()
     lock.release()
     broken = []
     for kernel_type in found.kernel_types():

@@ -6,7 +6,6 @@ runner.py           runs the body of a replay function on a device
 replay.py           `replay`: runs, times and checks a kernel
 inputs/             the arguments of a call, made from a row
 sampling.py         takes the samples of a row
-noise_limit.py      --max-noise: attempts, limit and verdict
 result_check.py     compares results with a formula
 formula.py          the kinds of formulas
 function_lookup.py  implementations and formulas by name

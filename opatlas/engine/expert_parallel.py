@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import EP_SIZE
-from opatlas.options import Scope, add_all, at_least, declare
+from opatlas.options import Scope, at_least, declare
 from opatlas.text import parse_whole
-
-if TYPE_CHECKING:
-    import pytest
 
 #: Number of ranks for rows that do not name their EP Size.
 DEFAULT_EP_SIZE = 16
@@ -36,12 +33,6 @@ OPTIONS = (
         help="the most ranks on a node (default: one for each of its devices, and 2 on a CPU)",
     ),
 )
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Adds the options of expert-parallel groups to those of `pytest bench/`."""
-    group = parser.getgroup("expert-parallel", "Expert parallelism: kernels that several devices run together")
-    add_all(group, OPTIONS)
 
 
 def ep_group(options: Any, ranks: int, buffer_bytes: int) -> GroupSpec:

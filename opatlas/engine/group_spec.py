@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from opatlas.options import Scope, add_all, at_least, between, declare
-
-if TYPE_CHECKING:
-    import pytest
+from opatlas.options import Scope, at_least, between, declare
 
 LOOPBACK = "127.0.0.1"
 #: Ranks import torch (and torch_npu) from a disk that may be cold. HCCL itself gives up after 120 s, and names ranks.
@@ -167,11 +164,6 @@ NODE_OPTIONS = (
         help="port of node 0, needed with several nodes (default: a free port)",
     ),
 )
-
-
-def add_node_options(parser: pytest.Parser) -> None:
-    """Adds NODE_OPTIONS to the help of pytest."""
-    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), NODE_OPTIONS)
 
 
 def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:

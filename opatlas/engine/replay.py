@@ -68,9 +68,7 @@ class Replay:
         self._device = device
         self._group = group
         self._source = source
-        self._sampling = Sampling(
-            row.kernel_type, row.cells, device, instrument, settings, group, is_library=source is not None
-        )
+        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 
     def __call__(
         self,

@@ -1,8 +1,7 @@
-"""Takes the samples of a row, on one device or on each device of a group: memory, warm-up, cache, stop rule, noise."""
+"""Takes the samples of a row, on one device or on each device of a group: memory, warm-up, cache, stop rule."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -12,10 +11,8 @@ from typing import TYPE_CHECKING
 from opatlas.devices.device import Device
 from opatlas.engine.group import Group
 from opatlas.engine.job import RowOutcome, add_profiled_samples
-from opatlas.engine.noise_limit import ATTEMPTS, Attempt, apply_noise_limit, describe_discarded, sample_noise
 from opatlas.engine.result_check import Checked
 from opatlas.engine.stand_in import describe_stand_in
-from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel, whole_call
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.model.errors import OutOfMemory
@@ -37,15 +34,12 @@ class Sampling:
         instrument: Instrument,
         settings: MeasureSettings,
         group: Group,
-        *,
-        is_library: bool = False,
     ) -> None:
         """
         Args:
             kernel_type, cells: the row.
             device, instrument, settings: device, instrument and settings of the measurement.
             group: the group of this process.
-            is_library: whether an implementation other than the default is measured.
         """
         self._kernel_type = kernel_type
         self._cells = cells
@@ -53,9 +47,6 @@ class Sampling:
         self._instrument = instrument
         self._settings = settings
         self._group = group
-        self._is_library = is_library
-        #: Attempts to measure the row within a noise limit. Empty without a limit, or if a profile has the durations.
-        self._attempts: list[Attempt] = []
 
     def expect_memory(self, needed_bytes: float) -> None:
         """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
@@ -79,8 +70,6 @@ class Sampling:
     ) -> Samples:
         """Takes samples of `call` according to the settings, and waits for the device.
 
-        Samples that exceed the noise limit are taken again, on all ranks of a group together.
-
         Args:
             call: launches the kernel.
             restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
@@ -94,32 +83,10 @@ class Sampling:
             if cold:
                 self._device.flush_cache(touched())
 
-        limit = self._settings.max_noise
-        while True:
-            rule = StopRule(
-                repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s, max_noise=limit
-            )
-            samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
-            self._device.synchronize()
-            if limit is None or not self._is_to_be_taken_again(self._known_us(samples), limit):
-                return samples
-
-    def _is_to_be_taken_again(self, samples_us: Sequence[float], limit: float) -> bool:
-        """Records an attempt, and returns the same decision on all ranks."""
-        own = sample_noise(samples_us)
-        worst = max(noise for (noise,) in self._group.gather([math.inf if own is None else own]))
-        if samples_us:
-            noise = None if math.isinf(worst) else worst
-            self._attempts.append(Attempt(noise, median(samples_us), len(samples_us)))
-        return limit < worst < math.inf and len(self._attempts) < ATTEMPTS
-
-    def _known_us(self, samples: Samples) -> Sequence[float]:
-        """Returns the durations of samples; () if the durations are missing, or in a profile that is not read yet."""
-        if not isinstance(samples.profiled, ProfiledSamples):
-            return samples.durations_us
-        found = samples.profiled
-        own = whole_call(found) if self._is_library else own_kernel(self._kernel_type, self._cells, found)
-        return own.durations_us if isinstance(own, OwnKernel) else ()
+        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
+        samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
+        self._device.synchronize()
+        return samples
 
     def outcome(
         self,
@@ -143,7 +110,7 @@ class Sampling:
             noted: remarks for the reason, besides those of the instrument.
             operators: operators of torch that one call used in place of the kernel.
         """
-        notes = (*samples.notes, *noted, *describe_discarded(self._attempts))
+        notes = (*samples.notes, *noted)
         measurement = Measurement(
             samples_us=samples.durations_us,
             instrument=self._instrument.name,
@@ -166,4 +133,4 @@ class Sampling:
         outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=pending)
         if samples.profiled is not None:
             outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
-        return apply_noise_limit(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome
+        return outcome

@@ -24,8 +24,6 @@ class MeasureSettings:
         threads: number of CPU threads of torch; None: one for each core that the process may use.
         instrument: name of the instrument in `INSTRUMENTS`; None: the best one that works on the device.
         aic_metrics: group of hardware counters that Ascend's profilers record.
-        max_noise: largest relative standard deviation; None: no limit. A noisier row is measured again, and fails if
-            the noise stays above the limit.
     """
 
     repeat_count: int | None = None
@@ -34,12 +32,13 @@ class MeasureSettings:
     threads: int | None = None
     instrument: str | None = None
     aic_metrics: str = "PipeUtilization"
-    max_noise: float | None = None
 
 
 #: Measures many rows in one profiling session (opatlas/isolation/msprof/).
 MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
+#: The instruments that record a group of hardware counters.
+PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
 #: The instrument without a profiler, by kind of device.
 EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
 #: The instruments by kind of device and name, the best instrument first. Each value is the "module:function" that opens

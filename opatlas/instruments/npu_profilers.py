@@ -101,7 +101,7 @@ class TorchNpuProfiler:
     name = TORCH_NPU_PROFILER
 
     def __init__(self, metrics: str) -> None:
-        """`metrics` is the group of hardware counters, as in `--aic-metrics`."""
+        """`metrics` is the group of hardware counters, as in msprof's `--aic-metrics`."""
         self._metrics = metrics
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:

@@ -64,21 +64,16 @@ class StopRule:
         *,
         repeat_count: int | None,
         time_limit_s: float,
-        max_noise: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """
         Args:
             repeat_count: exact number of samples; None: until precise, settled or out of time.
             time_limit_s: wall time for all samples of the row, including cache flushes.
-            max_noise: relative standard deviation to reach before the time limit; None: any settled noise is enough.
             clock: returns seconds; replaced in tests.
         """
         self._repeat_count = repeat_count
         self._time_limit_s = time_limit_s
-        self._max_noise = math.inf if max_noise is None else max_noise
-        #: One sample of a slow row is enough, unless noise is needed.
-        self._least_in_time = 1 if max_noise is None else LEAST_FOR_NOISE
         self._clock = clock
         self._deadline: float | None = None
         self._count = 0
@@ -92,11 +87,11 @@ class StopRule:
             return len(samples_us) >= self._repeat_count
         for sample in samples_us[self._count :]:
             self._add(sample)
-        if self._count < self._least_in_time:
+        if not self._count:
             return False
         if self._clock() >= deadline or self._count >= MOST_SAMPLES:
             return True
-        if self._count < LEAST_SAMPLES or self._noise[-1] > self._max_noise:
+        if self._count < LEAST_SAMPLES:
             return False
         return self._noise[-1] < _PRECISE * math.sqrt(self._count) or self._settled()
 
@@ -118,8 +113,7 @@ class StopRule:
         left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
         if left_s <= 0:
             return None
-        limit = None if math.isinf(self._max_noise) else self._max_noise
-        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, max_noise=limit, clock=self._clock)
+        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
 
     def _begin(self) -> float:
         """Returns the deadline, which the first call sets."""

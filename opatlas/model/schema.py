@@ -277,7 +277,6 @@ class Status(str, Enum):
     MEASURED = "measured"
     CHECKED = "checked"  # correct, and without a duration, since no kernel runs
     FAILED = "failed"  # raised an error, or returned a wrong result
-    NOISY = "noisy"  # correct, but noisier than --max-noise allows
     INVALID = "invalid"  # no call can be built from the row
     CRASHED = "crashed"  # the device process died
     TIMEOUT = "timeout"

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -181,7 +181,6 @@ class Database:
             lock.release()
 
 
-_POLL_S = 0.2
 _LARGEST_BYTES = 1 << 20
 
 
@@ -204,24 +203,11 @@ class SessionLock:
         self._holder = SessionHolder(run_id, command, os.getpid(), platform.node(), time.time())
         self.stale: SessionHolder | None = None
 
-    def acquire(self, timeout_s: float, when_waiting: Callable[[str], None]) -> None:
-        """Takes the lock.
-
-        Args:
-            timeout_s: how long to wait for another session; 0 for not at all.
-            when_waiting: called once, with a sentence, if another session holds the lock.
-
-        Raises:
-            OpAtlasError: another session holds the lock, or the database cannot be written.
-        """
+    def acquire(self) -> None:
+        """Takes the lock. Raises OpAtlasError if another session holds it, or the database cannot be written."""
         try:
             self._database.journal_dir.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(timeout=0)
-            except Timeout:
-                if timeout_s:
-                    when_waiting(f"waiting up to {timeout_s:g} s for {self._other()}, which has {self._database.path}")
-                self._lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
+            self._lock.acquire(timeout=0)
             self.stale = _read(self._holder_file)
             write_text(self._holder_file, json_line(asdict(self._holder)))
         except OpAtlasError as error:

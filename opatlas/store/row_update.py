@@ -153,13 +153,13 @@ class TableUpdate:
     def to_prune(self, records: Iterable[Record]) -> list[int]:
         """Returns the positions of rows that ran and have no valid duration, replayed or captured.
 
-        Skipped and unsupported rows did not run. Noisy rows are to be measured again. Checked rows have no work.
+        Skipped and unsupported rows did not run. Checked rows have no work.
         """
         durations = [self.rows[column] for column in duration_columns(self.kernel_type)]
         return sorted(
             position
             for record in records
-            if record.status not in (Status.SKIPPED, Status.UNSUPPORTED, Status.NOISY, Status.CHECKED)
+            if record.status not in (Status.SKIPPED, Status.UNSUPPORTED, Status.CHECKED)
             for position in self.positions.get(record.signature, ())
             if not any(valid_duration(cells[position]) for cells in durations)
         )

@@ -17,7 +17,7 @@ from opatlas.suites.overload import is_folder, overload_of
 from opatlas.text import parse_whole
 
 #: Statuses of a case whose result was right.
-_RIGHT = frozenset({Status.MEASURED, Status.CHECKED, Status.NOISY})
+_RIGHT = frozenset({Status.MEASURED, Status.CHECKED})
 #: perf@p is given for these p.
 FAST = (1.0, 1.5, 2.0)
 

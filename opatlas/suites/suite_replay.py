@@ -65,9 +65,7 @@ class SuiteReplay:
         self._row = row
         self._device = device
         self._source = source
-        self._sampling = Sampling(
-            row.kernel_type, row.cells, device, instrument, settings, group, is_library=source is not None
-        )
+        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the arguments, the results and the reference."""

@@ -349,32 +349,13 @@ SOURCES: dict[str, ShapeSource] = {
 }
 
 
-def resolve_targets(names: Sequence[str], tp_sizes: Sequence[int] = (), ep_sizes: Sequence[int] = ()) -> Targets:
-    """Returns the models of some names, with the sizes of parallelism that divide them.
-
-    Args:
-        names: see `resolve_model`; none: the built-in models and generic shapes.
-        tp_sizes, ep_sizes: sizes of tensor and expert parallelism; none: the default sizes.
+def resolve_targets(names: Sequence[str]) -> Targets:
+    """Returns the models of some names; without names the built-in models and generic shapes.
 
     Raises:
-        OpAtlasError: a model is unknown, or none of the sizes divides a model.
+        TargetError: a model is unknown.
     """
-    models = [resolve_model(name) for name in names] or list(built_in_models())
-    targets = Targets(models, tuple(tp_sizes) or TP_SIZES, tuple(ep_sizes) or EP_SIZES, generic=not names)
-    for model in models:
-        if not model.tp_sizes(targets.tp_sizes):
-            raise TargetError(
-                "tp",
-                ",".join(map(str, tp_sizes)),
-                f"none of these divides {model.name}; these do: {', '.join(map(str, model.tp_sizes(range(1, 65))))}",
-            )
-        if names and model.experts is not None and not model.ep_sizes(targets.ep_sizes):
-            raise TargetError(
-                "ep",
-                ",".join(map(str, ep_sizes)),
-                f"none of these divides the {model.experts.count} experts of {model.name}",
-            )
-    return targets
+    return Targets([resolve_model(name) for name in names] or list(built_in_models()), generic=not names)
 
 
 def resolve_model(name: str) -> ModelFacts:

@@ -18,8 +18,8 @@ from printed import numbers_in
 from replaying import assert_mistake_is_caught, cells_of
 from sample_rows_moe import BACK, LAYER, ROWS, TOLD
 
-from opatlas.engine.expert_parallel import add_options, expect_hccl_buffer
-from opatlas.engine.group_spec import GroupSpec, add_node_options
+from opatlas.engine.expert_parallel import OPTIONS, expect_hccl_buffer
+from opatlas.engine.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.engine.inputs.experts import (
     Exchange,
     GroupWeights,
@@ -30,6 +30,7 @@ from opatlas.engine.inputs.experts import (
 )
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.model.errors import InvalidRow, MissingPrecondition
+from opatlas.options import add_all
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
@@ -37,8 +38,7 @@ ROOT = Path(__file__).parents[2]
 
 def options(*arguments: str):
     parser = pytest.Parser(_ispytest=True)
-    add_node_options(parser)
-    add_options(parser)
+    add_all(parser.getgroup("expert-parallel"), (*NODE_OPTIONS, *OPTIONS))
     return parser.parse_known_args([f"--{argument}" for argument in arguments], Namespace(case_timeout=None))
 
 

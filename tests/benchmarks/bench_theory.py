@@ -37,10 +37,10 @@ from opatlas.shapes.strategies import sample_rows
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.plan import Request, add_theory_rows, plan_kernel, read_table
 from opatlas.theory.sources import resolve_targets
-database, rows, names, tp_sizes, write = Database(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:6])
+database, rows, write = Database(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 kernels = database_kernels(database, built_in_catalog())
 start = time.perf_counter()
-request = Request(resolve_targets(names, tp_sizes), rows, 0, 32 * 10**9, sample_rows)
+request = Request(resolve_targets([]), rows, 0, 32 * 10**9, sample_rows)
 count = 0
 for kernel in kernels.values():
     if write:
@@ -84,7 +84,7 @@ def run(folder: Path, capture: Path | None, rows: int, *, write: bool, twins: bo
         subprocess.run([sys.executable, *ingest], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     if twins:
         add_alternates(database)
-    arguments = [str(database), str(rows), "[]", "[]", json.dumps(write)]
+    arguments = [str(database), str(rows), json.dumps(write)]
     done = subprocess.run(
         [sys.executable, "-c", _RUN, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )

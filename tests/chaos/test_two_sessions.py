@@ -95,7 +95,6 @@ class TestADatabaseThatASessionHas:
         second = held.sessions.run(SIMULATED_DEVICES=devices)
         assert second.code == pytest.ExitCode.USAGE_ERROR
         assert f"{held.sessions.database} is in use" in second
-        assert "--wait SECONDS" in second
         held.expect_identity(second.output)
         held.expect_untouched()
 
@@ -109,13 +108,6 @@ class TestADatabaseThatASessionHas:
             second = held.sessions.run(SIMULATED_DEVICES="1")
         assert second.code == pytest.ExitCode.USAGE_ERROR
         held.expect_identity(second.output)
-        held.expect_untouched()
-
-    def test_waiting_in_vain_ends_with_the_identity(self, held: Held) -> None:
-        second = held.sessions.run("--wait=0.5", SIMULATED_DEVICES="1")
-        assert second.code == pytest.ExitCode.USAGE_ERROR
-        for words in ("waiting up to 0.5 s for session", "is in use by session"):
-            held.expect_identity(second.output[second.output.index(words) :])
         held.expect_untouched()
 
     def test_collecting_needs_no_lock(self, held: Held) -> None:
@@ -148,23 +140,6 @@ def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
     rows = {r["Input Shapes"]: r["Profiling Average Duration(us)"] for r in sessions.read("Moody")}
     assert rows == {"1;1": "5", "40;40": "5", "2;2": "", "7;7": "5"}
     assert sessions.statuses("Moody") == {1: "measured", Mood.WAIT_FOR_GO: "measured", 2: "measured", 7: ""}
-
-
-def test_waiting_says_for_whom_and_goes_on_when_it_ends(sessions: Sessions) -> None:
-    held = Held(sessions)
-    (of_holder,) = (path.stem for path in (sessions.database / "journal").glob("*.jsonl"))
-    second = sessions.start_in_process("--wait=600", SIMULATED_DEVICES="1")
-    second.wait_until(lambda: "waiting up to 600 s for session" in second.output.read_text())
-    held.expect_identity(second.output.read_text())
-    sessions.go()
-    for running in (held.holder, second):
-        done = running.wait()
-        assert (done.code, done.ledger()) == (0, {"measured": 3})
-    assert "was killed" not in done
-    runs = {path.stem for path in (sessions.database / "runs").glob("*.json")}
-    assert len(runs) == 2
-    assert {r["Run ID"] for r in sessions.read("Moody")} == runs - {of_holder}
-    assert journals(sessions) == LOCKS
 
 
 @pytest.mark.parametrize(("devices", "sizes", "measured"), [("1", (1, 40, 2), 1), ("2", (40, 2, 1, 3, 4), 3)])

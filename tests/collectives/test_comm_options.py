@@ -18,9 +18,10 @@ from opatlas.collectives.rows import message_group
 from opatlas.collectives.topology import default_grid
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import group_islands
-from opatlas.engine.group_spec import GroupSpec, add_node_options
+from opatlas.engine.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
+from opatlas.options import add_all
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
@@ -36,8 +37,7 @@ def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parsed(*arguments: str, ops: tuple[str, ...] = (), database: str | None = None) -> Namespace:
     parser = Parser(_ispytest=True)
-    add_node_options(parser)
-    options.add_options(parser)
+    add_all(parser.getgroup("collectives"), (*NODE_OPTIONS, *options.OPTIONS))
     found = parser.parse(list(arguments))
     found.update_mode, found.database_path, found.ops, found.strict = "all", database, ops, False
     found.case_timeout = None

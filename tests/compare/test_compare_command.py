@@ -181,7 +181,7 @@ def test_a_rival_with_half_of_its_rows_ambiguous_has_no_mean(
     # Means tell where most of the rows do; the speed-up of a row is shown, beside its spread.
     assert total.get(mean, "") == ("0.25x" if telling > 1 else "")
     assert [row["speed-up"] for row in found["liger 0.8: rows"]] == ["0.25x"] * (1 + telling)
-    assert ("--max-noise" in run(capsys, "compare", ours)[1]) == (telling <= 1)
+    assert ("--where" in run(capsys, "compare", ours)[1]) == (telling <= 1)
 
 
 def test_the_runs_of_a_pooled_duration_widen_its_margin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ def test_a_target_that_a_session_has_is_refused(target: Database, source: Databa
     write(target, [cells(1)])
     write(source, [measured(2, 5.0, OLD)])
     session = SessionLock(target, run_id=NEW, command="pytest bench/")
-    session.acquire(0, print)
+    session.acquire()
     status, _, err = run_combine(target.path, source.path)
     assert status == 1
     assert all(named in err for named in (str(target.path), NEW, str(os.getpid())))

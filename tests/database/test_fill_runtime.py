@@ -303,7 +303,7 @@ def test_a_database_in_use_is_left_alone(fill, database):
     before = database.csv_path(ATTENTION).read_bytes()
     run_id = "20261122T000000-bbbbbb"
     lock = SessionLock(database, run_id=run_id, command="pytest bench/")
-    lock.acquire(0, print)
+    lock.acquire()
     try:
         status, _, err = fill(decode())
     finally:

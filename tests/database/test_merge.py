@@ -304,7 +304,7 @@ def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, st
 
 def test_a_record_of_an_earlier_run_does_not_prune(database: Database) -> None:
     write(database, [cells(1), cells(2)])
-    write_back(database, [record(1, status=Status.NOISY, run="run-2")], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, status=Status.FAILED, run="run-2")], UpdateMode.ALL, prune=False)
     late = [record(n, run="run-1") for n in (1, 2)]
     result = write_back(database, late, UpdateMode.ALL, prune=True, keep_newer=True)
     assert [name.signature for name in result.outdated] == [signature("Abs", cells(1))]

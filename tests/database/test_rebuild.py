@@ -190,7 +190,7 @@ class TestCommand:
 
     def test_a_database_that_a_session_has_is_refused(self, database: Database) -> None:
         lock = SessionLock(database, run_id="run-3", command="pytest")
-        lock.acquire(0, print)
+        lock.acquire()
         before = contents(database)
         assert main(["history", str(database.path), "--restore", "csvs"]) == 1
         assert contents(database) == before

@@ -90,7 +90,7 @@ def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
         lambda: Journal(database, JournalHeader("run", UpdateMode.ALL.value, False)),
         lambda: append_pruned(database, "Add", read_frame(database.path / "Add.csv")),
         lambda: database.new_report_path("gaps", 0.0),
-        lambda: SessionLock(database, run_id="run", command="pytest").acquire(0, print),
+        lambda: SessionLock(database, run_id="run", command="pytest").acquire(),
         lambda: save_constraints(database.path, MoeKernel(1, "INT8"), []),
     ):
         with pytest.raises(UnsafePath):
@@ -141,7 +141,7 @@ def test_a_pipe_in_place_of_a_file_makes_nobody_wait(database, name):
             "SHIPPED.txt": lambda: shipped_note(database.path),
             "runs/r.json": lambda: Manifest.read(path),
             "journal/r.jsonl": lambda: journal.read(path),
-            "journal/session.json": lambda: SessionLock(database, run_id="r", command="").acquire(0, print),
+            "journal/session.json": lambda: SessionLock(database, run_id="r", command="").acquire(),
         }[name]()
 
 
@@ -152,7 +152,7 @@ def test_a_session_writes_through_no_link_of_its_journal(database, canary, name)
     def take():
         with database.lock():
             lock = SessionLock(database, run_id="run", command="pytest")
-            lock.acquire(0, print)
+            lock.acquire()
             lock.release()
 
     with pytest.raises(UnsafePath):

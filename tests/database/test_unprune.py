@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_read_costs_itself(database: Database) -> None:
 
 def test_a_database_that_a_session_has_is_refused(database: Database) -> None:
     lock = SessionLock(database, run_id="run-3", command="pytest")
-    lock.acquire(0, print)
+    lock.acquire()
     assert main(["history", str(database.path), "--restore", "pruned"]) == 1
     assert pruned(database) == ["2,4", "3,4"]
     lock.release()

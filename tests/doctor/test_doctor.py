@@ -344,7 +344,7 @@ def test_databases(tmp_path):
 def test_a_database_in_use(tmp_path):
     database = Database(tmp_path)
     lock = SessionLock(database, run_id="other", command="pytest bench/")
-    lock.acquire(0, print)
+    lock.acquire()
     try:
         verdict = run_probe(PROBES["database"], Target(database=tmp_path)).verdict
     finally:

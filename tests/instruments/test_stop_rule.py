@@ -85,27 +85,3 @@ def test_an_outlier_late_does_not_start_it_anew():
     values = [20.0] * 9 + [60.0] + [20.0] * 500
     count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), iter(values))
     assert LEAST_SAMPLES < count <= MOST_SAMPLES
-
-
-def limited_rule(limit, clock=None, time_limit_s=5):
-    return StopRule(repeat_count=None, time_limit_s=time_limit_s, max_noise=limit, clock=clock or Clock())
-
-
-def test_a_limit_of_noise_keeps_settled_noise_going():
-    assert taken(limited_rule(0.05), noisy(0.2)) == MOST_SAMPLES
-    assert taken(limited_rule(0.3), noisy(0.2)) < MOST_SAMPLES
-
-
-def test_a_limit_below_the_quiet_noise_holds():
-    assert taken(limited_rule(0.0001), noisy(0.001)) == MOST_SAMPLES
-
-
-def test_with_a_limit_of_noise_a_slow_row_gets_the_samples_that_show_it():
-    clock = Clock()
-    assert taken(limited_rule(0.05, clock, time_limit_s=1), constant(), clock, seconds_each=10) == 3
-
-
-def test_the_rule_for_the_rest_of_the_time_has_the_limit_too():
-    again = limited_rule(0.05).again()
-    assert again is not None
-    assert taken(again, noisy(0.2)) == MOST_SAMPLES

@@ -236,7 +236,7 @@ def test_databases_are_taken_in_one_order_so_that_two_sessions_never_wait_for_ea
 ) -> None:
     folder = kernels(toys, Toy=RIGHT)
     lock = SessionLock(Database(toys.database), run_id="other", command="another session")
-    lock.acquire(0, print)
+    lock.acquire()
     try:
         done = toys.run_in_process(f"--implementation={names.format(folder)}")
     finally:

@@ -417,7 +417,7 @@ def test_read_only_leaves_what_a_killed_session_left_behind(measured: Sessions) 
     assert contents(measured.database) == before
 
 
-@pytest.mark.parametrize("option", ["--mixed", "--prune-empty-duration-rows", "--wait=3"])
+@pytest.mark.parametrize("option", ["--mixed", "--prune-empty-duration-rows"])
 def test_read_only_refuses_what_is_about_writing(measured: Sessions, option: str) -> None:
     done = measured.run_in_process("--read-only", option)
     assert done.code == USAGE_ERROR

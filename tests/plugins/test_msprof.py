@@ -57,12 +57,12 @@ def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(
     assert not (sessions.database / "profiles").exists()
 
 
-def test_a_limit_of_noise_holds_once_durations_are_known(sessions: Sessions, npus: StandInNpus) -> None:
-    """The stand-in's durations differ from call to call; there is one attempt, for they are known at the end."""
-    sessions.write("Toy", [row(1), row(2)])
-    done = npus.run("--max-noise=0.000001%")
-    assert done.ledger() == {"noisy": 2}, done.output
-    assert all("one attempt" in each["Status Reason"] for each in sessions.read("Toy"))
+def test_msprof_records_the_counters_that_the_instrument_names(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Toy", [row(1)])
+    done = npus.run("--instrument=msprof:L2Cache")
+    assert done.ledger() == {"measured": 1}, done.output
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["options"]["aic_metrics"] == "L2Cache"
 
 
 @pytest.mark.parametrize(

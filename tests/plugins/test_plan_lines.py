@@ -35,7 +35,6 @@ SETTINGS = Settings(
     prof_path=None,
     measure=MeasureSettings(),
     case_timeout_s=None,
-    wait_s=0.0,
     msprof_rows=None,
     in_process=False,
     collect_only=False,

@@ -310,7 +310,7 @@ def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
 CAPTURED = {"Profiling Average Duration(us)": "3.0", "Average Duration(us)": "", "Status": ""}
 
 
-@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--update-mode=missing-only",), ("-k", "Mul-9")])
+@pytest.mark.parametrize("options", [(), ("--read-only",), ("--update-mode=missing-only",), ("-k", "Mul-9")])
 @pytest.mark.parametrize("launches", [[launched(V3, 1.0)], [launched("Slice", 1.0, cells("9;2;2", "7"))]])
 def test_a_profile_that_fits_no_row_changes_nothing_and_fails(
     bench: Bench, launches: list[dict[str, str]], options: tuple[str, ...]
@@ -326,23 +326,35 @@ def test_a_profile_that_fits_no_row_changes_nothing_and_fails(
     assert everything(bench.database) == before
 
 
-def test_a_dry_run_says_what_a_session_then_does(bench: Bench) -> None:
+def test_read_only_says_what_a_session_then_does(bench: Bench) -> None:
     bench.write("Mul", cells("9;9", "9") | CAPTURED, cells("5;5", "5", Status="failed"), cells("6;6", "6"))
     bench.write("SomebodysKernel", cells("7,7", "7,7"))
     launches = [launched("Mul", 4.0, cells("9;9", "9")), launched("SomebodysKernel", 5.0, cells("7,7", "7,7"))]
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [*launches, launched(V3, 1.0)])
     before = everything(bench.database)
-    dry = bench.run("--dry-run")
+    would = bench.run("--read-only")
     assert everything(bench.database) == before
     done = bench.run()
-    for each in (dry, done):
+    for each in (would, done):
         assert (each.code, each.ledger()) == (0, {"measured": 2, "skipped": 2}), each.output
-    assert dry.numbers("would be written (--dry-run) ") == done.numbers("written ") == [2, 1, 0, 0]
+    assert would.numbers("would be written ") == done.numbers("written ") == [2, 1, 0, 0]
     assert bench.durations("Mul") == {"9;9->9": "4.0000", "5;5->5": "", "6;6->6": ""}
     # Rows that the profile does not have keep their state.
     kept = table(bench.database / "Mul.csv")[1:]
     states = [tuple(r.get(name, "") for name in ("Status", "Status Reason", "Run ID")) for r in kept]
     assert states == [("failed", "", ""), ("", "", "")]
+
+
+def test_read_only_is_refused_as_the_session_would_be(bench: Bench) -> None:
+    bench.write("Mul", cells("9;9", "9"))
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched("Mul", 4.0, cells("9;9", "9"))])
+    assert bench.run("--device=ATLAS_800_A3_752T_128G_DIE").code == 0
+    before = everything(bench.database)
+    of_another = ("--device=ATLAS_800_A2_376T_64G", "--read-only")
+    refused, mixed = bench.run(*of_another), bench.run(*of_another, "--mixed")
+    assert (refused.code, mixed.code) == (pytest.ExitCode.USAGE_ERROR, 0), mixed.output
+    assert mixed.numbers("would be written ") == [1, 0, 0, 0]
+    assert everything(bench.database) == before
 
 
 def test_a_profile_does_not_rename_the_device_of_captures(bench: Bench) -> None:
@@ -362,7 +374,7 @@ def test_a_profile_does_not_rename_the_device_of_captures(bench: Bench) -> None:
     other = bench.run("--device=Ascend910B4")
     assert other.code == 0, other.output
     assert "database-replays" in other
-    assert bench.run("--device=ATLAS_800_A2_376T_64G", "--dry-run").has_line("database", f"{bench.database}")
+    assert bench.run("--device=ATLAS_800_A2_376T_64G", "--read-only").has_line("database", f"{bench.database}")
     assert bench.durations(V3) == {"16,32;64,32->16,64": "2.0000"}
 
 

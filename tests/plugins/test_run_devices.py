@@ -16,7 +16,7 @@ GROUP = replace(GPU, facts={**GPU.facts, "ranks": 2})
 
 
 def test_a_device_that_was_opened_again_is_listed_once() -> None:
-    context: Any = SimpleNamespace(settings=SimpleNamespace(dry_run=False))
+    context: Any = SimpleNamespace(settings=SimpleNamespace(rehearses=False))
     records = SessionRecords(context, context)
     for number, device in enumerate((GPU, HOTTER, GROUP, replace(GROUP, state=HOTTER.state), GPU)):
         report: Any = SimpleNamespace(nodeid=str(number))

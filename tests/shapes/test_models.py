@@ -567,12 +567,3 @@ def test_files_that_describe_no_model_are_refused(tmp_path: Path, text: str) -> 
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TargetError):
         resolve_model(str(tmp_path))
-
-
-def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:
-    with pytest.raises(TargetError) as tp_error:
-        resolve_targets(["qwen3-32b"], tp_sizes=(3, 5))
-    assert (tp_error.value.argument, tp_error.value.value) == ("tp", "3,5")
-    with pytest.raises(TargetError) as ep_error:
-        resolve_targets(["dsv3"], ep_sizes=(3,))
-    assert (ep_error.value.argument, ep_error.value.value) == ("ep", "3")

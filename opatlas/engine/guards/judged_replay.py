@@ -81,9 +81,7 @@ class JudgedReplay(ABC):
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
-        self._sampling = Sampling(
-            job.kernel_type, job.cells, device, instrument, settings, group, is_library=job.source is not None
-        )
+        self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
         #: Inputs and weights follow from it. No candidate can know it.
         self._seed = random.SystemRandom().randrange(_SEEDS)
         self._notes: list[str] = []

@@ -33,7 +33,7 @@ from opatlas.model.schema import Status
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0
 #: Statuses that leave ranks ready for the next job, if all ranks have the same one.
-_READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.NOISY, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
+_READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
 
 class GroupProcess(ChildExecutor):

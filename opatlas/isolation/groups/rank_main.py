@@ -21,7 +21,6 @@ from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import device_environment, ranks_share
 from opatlas.engine.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.child import show_stacks
@@ -101,7 +100,7 @@ def main(address: str, *, under_launcher: bool) -> None:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, did_not_meet=True))
             return
         locks_device = not ranks_share(start.spec.kind) or _is_first_of_host(group)
-        _serve(channel, answers, runner, group, locks_device=locks_device, max_noise=start.settings.max_noise)
+        _serve(channel, answers, runner, group, locks_device=locks_device)
     if not under_launcher:
         exit_without_cleanup()
 
@@ -186,13 +185,11 @@ def _serve(
     group: Group,
     *,
     locks_device: bool,
-    max_noise: float | None,
 ) -> None:
     """Runs jobs until the socket is closed.
 
     Args:
         locks_device: whether this rank locks its device; False if another rank of the same device does.
-        max_noise: as in MeasureSettings, applied to the samples of the group.
     """
     while True:
         try:
@@ -210,7 +207,7 @@ def _serve(
             if outcome.pending is not None:
                 outcome = _with_node_remark(outcome, group)
             elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
-                outcome = combine_ranks(job.kernel_type, outcome, group, max_noise)
+                outcome = combine_ranks(job.kernel_type, outcome, group)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
         flush_streams()
@@ -253,11 +250,8 @@ def _all_devices_locked(answers: _JobMessages, runner: Runner, group: Group, loc
         yield
 
 
-def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group, max_noise: float | None = None) -> RowOutcome:
-    """Returns the outcome with the samples of the group: each sample is the longest of the ranks.
-
-    These samples may vary more than the samples of any rank: NOISY if they vary more than `max_noise`.
-    """
+def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group) -> RowOutcome:
+    """Returns the outcome with the samples of the group: each sample is the longest of the ranks."""
     assert outcome.measurement is not None
     try:
         samples_us = group.gather_samples(outcome.measurement.samples_us)
@@ -268,8 +262,7 @@ def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group, max_noise
         samples_us=slowest_us(kernel_type, samples_us)[1],
         counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
     )
-    outcome = replace(outcome, measurement=measurement)
-    return apply_noise_limit(outcome, max_noise, [make_attempt(measurement.samples_us)])
+    return replace(outcome, measurement=measurement)
 
 
 def _leave_group() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from opatlas.model.errors import DeviceGone
 from opatlas.text import last_line
 
-#: Groups of hardware counters for `--aic-metrics`; a run records one group.
+#: Groups of hardware counters for msprof's `--aic-metrics`; a run records one group.
 METRICS = (
     "PipeUtilization",
     "ArithmeticUtilization",

@@ -14,7 +14,6 @@ from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.noise_limit import apply_noise_limit, make_attempt
 from opatlas.instruments.attribution import ProfiledRow
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess, Launcher
@@ -126,9 +125,7 @@ class MsprofSession:
             pending = [outcomes[job.id] for job in its_jobs]
             rows = [_profiled_row(job, outcome) for job, outcome in zip(its_jobs, pending, strict=True)]
             for job, read in zip(its_jobs, complete_outcomes(output, rows, pending), strict=True):
-                outcome = read.outcome
-                attempts = [make_attempt(outcome.measurement.samples_us)] if outcome.measurement is not None else []
-                outcomes[job.id] = apply_noise_limit(outcome, self._settings.max_noise, attempts)
+                outcomes[job.id] = read.outcome
                 if read.is_missing:
                     missing.append(job)
         for output in self._outputs:
