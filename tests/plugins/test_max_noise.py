@@ -15,6 +15,8 @@ THREE = ("--repeat-count=3", "--cache=warm")
 def test_a_noisy_row_fails_and_keeps_its_former_duration(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     assert sessions.run_in_process("--max-noise=1000%", measure=THREE).code == 0
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["options"]["max_noise"] == 10.0
     (before,) = sessions.read("Toy")
     noisy = sessions.run_in_process(IMPOSSIBLE, measure=THREE)
     assert noisy.code == pytest.ExitCode.TESTS_FAILED
@@ -27,17 +29,12 @@ def test_a_noisy_row_fails_and_keeps_its_former_duration(sessions: Sessions) -> 
 
 def test_a_noisy_row_is_run_again_and_is_no_known_failure(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    for _ in range(2):
-        noisy = sessions.run_in_process(IMPOSSIBLE, "--update-mode=missing-only", measure=THREE)
+    # Pruning leaves it, too.
+    for option in ("--prune-empty-duration-rows", "--update-mode=missing-only"):
+        noisy = sessions.run_in_process(IMPOSSIBLE, option, measure=THREE)
         assert noisy.outcomes() == {"failed": 1}
     assert sessions.run_in_process("--update-mode=missing-only", measure=THREE).outcomes() == {"passed": 1}
     assert sessions.statuses("Toy") == {1: "measured"}
-
-
-def test_pruning_leaves_a_noisy_row(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    sessions.run_in_process(IMPOSSIBLE, "--prune-empty-duration-rows", measure=THREE)
-    assert sessions.statuses("Toy") == {1: "noisy"}
 
 
 def test_too_few_samples_to_tell_noise_are_refused(sessions: Sessions) -> None:
@@ -47,10 +44,3 @@ def test_too_few_samples_to_tell_noise_are_refused(sessions: Sessions) -> None:
     by_variable = sessions.run_in_process("--max-noise=5%", measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="2")
     assert by_variable.code == pytest.ExitCode.USAGE_ERROR
     assert sessions.statuses("Toy") == {1: ""}
-
-
-def test_the_manifest_has_the_limit(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    sessions.run_in_process("--max-noise=900%", measure=THREE)
-    (manifest,) = (sessions.database / "runs").glob("*.json")
-    assert json.loads(manifest.read_text())["options"]["max_noise"] == 9.0
