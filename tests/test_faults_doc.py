@@ -11,6 +11,7 @@ import pytest
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "faults.md").read_text(encoding="utf-8")
 _NODE = re.compile(r"`([\w/]+\.py)((?:::\w+)+)`")
+_SESSION = re.compile(r"`acceptance/([\w-]+)`")
 
 
 def rows() -> list[list[str]]:
@@ -32,8 +33,8 @@ def defined(path: Path) -> set[str]:
 
 def test_each_fault_and_each_promise_names_a_test() -> None:
     assert len(rows()) > 25
-    for fault, *_, proof in rows():
-        assert _NODE.search(proof), fault
+    for what, *_, proof in rows():
+        assert _NODE.search(proof) or _SESSION.search(proof), what
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = _NODE.findall(page)
     assert named
     missing = [file + name for file, name in named if not (TESTS / file).is_file() or name not in defined(TESTS / file)]
+    missing += [name for name in _SESSION.findall(page) if not (TESTS / "acceptance" / name / "session.yaml").is_file()]
     assert not missing
 
 

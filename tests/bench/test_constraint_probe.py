@@ -116,8 +116,8 @@ def test_a_damaged_table_is_an_error_that_names_the_table(tmp_path, damage) -> N
     assert str(path) in str(raised.value)
 
 
-def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
-    """On a group of two ranks over gloo: the table has the answers and crashes of its ranks."""
+def test_a_kernel_that_refuses_and_dies_is_probed(forks, tmp_path, capsys) -> None:
+    """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
     spec = GroupSpec(2)
     group = GroupProcess(spec, [DeviceSpec("cpu")] * 2, MeasureSettings(repeat_count=1, cache="warm", threads=1))
     probe = ShapeProbe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from argparse import Namespace
 from itertools import accumulate
 from pathlib import Path
@@ -14,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
-from printed import numbers_in
 from replaying import assert_mistake_is_caught, cells_of
-from sample_rows_moe import BACK, LAYER, ROWS, TOLD
+from sample_rows_moe import BACK, ROWS, TOLD
 
 from opatlas.engine.expert_parallel import OPTIONS, expect_hccl_buffer
 from opatlas.engine.group_spec import NODE_OPTIONS, GroupSpec
@@ -293,44 +288,3 @@ def test_a_buffer_that_the_user_made_too_small_is_reported(monkeypatch: pytest.M
     expect_hccl_buffer(200 << 20)
     with pytest.raises(MissingPrecondition, match="HCCL_BUFFSIZE=256"):
         expect_hccl_buffer((200 << 20) + 1)
-
-
-@pytest.mark.slow
-def test_a_session_runs_rows_that_its_devices_are_enough_for(tmp_path: Path) -> None:
-    """`pytest bench/` on the CPU: by the cell, by the option, too large, and not a number."""
-    row = cells_of(f"5,40;3,40,48;3,24,40;5,3;3,48;3,40;5,3 | {LAYER} -> 5,40;3 | DT_BF16;INT32")
-    with open(tmp_path / "DispatchFFNCombine.csv", "w", newline="") as file:
-        lines = csv.DictWriter(file, [*row, "EP Size"], lineterminator="\n")
-        lines.writeheader()
-        lines.writerows({**row, "EP Size": ep} for ep in ("2", "", "16", "two"))
-    arguments = [f"--database-path={tmp_path}", "--repeat-count=2", "--ep-size=1", "--device=cpu"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "bench/test_expert_parallel.py",
-            "-p",
-            "no:cacheprovider",
-            "--device=cpu",
-            *arguments,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    with open(tmp_path / "DispatchFFNCombine.csv", newline="") as file:
-        found = {line["EP Size"]: line for line in csv.DictReader(file)}
-    assert done.returncode == 1, done.stdout
-    assert {ep: line["Status"] for ep, line in found.items()} == {
-        "2": "measured",
-        "": "measured",
-        "16": "skipped",
-        "two": "invalid",
-    }, done.stdout
-    assert numbers_in(found["16"]["Status Reason"]) == (16, 2)
-    assert "column 'EP Size': 'two'" in found["two"]["Status Reason"]
-    assert float(found["2"]["Average Duration(us)"]) > 0
-    assert float(found["2"]["MicroBench Rank Spread(us)"]) >= 0

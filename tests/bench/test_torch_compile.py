@@ -26,10 +26,8 @@ def run(kernel_type, function="wrap"):
 @pytest.mark.parametrize(
     ("kernel_type", "function"),
     [
-        ("Add", "wrap"),
         ("AddRmsNorm", "wrap"),
         ("InterleaveRope", "interleave_rope"),
-        ("ApplyRotaryPosEmb", "apply_rotary_pos_emb"),
         ("_triton_rope", "rotary_embedding"),
     ],
 )

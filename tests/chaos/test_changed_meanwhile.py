@@ -217,9 +217,8 @@ def run_the_named_commands(done: Finished) -> None:
     assert merged.returncode == 0, merged.stdout + merged.stderr
 
 
-@MODES
-def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions, mode: str) -> None:
-    running, measured = waiting(sessions, SPOILED, f"--update-mode={mode}", devices="1")
+def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions) -> None:
+    running, measured = waiting(sessions, SPOILED, devices="1")
     paths = {kernel_type: sessions.database / f"{kernel_type}.csv" for kernel_type in SPOILED}
     whole = {path: path.read_bytes() for path in paths.values()}
     for kernel_type, spoil in SPOILED.items():
@@ -234,7 +233,7 @@ def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions
     assert sessions.statuses("Moody") == {Mood.WAIT_FOR_GO: "measured"}
     for path, content in whole.items():
         path.write_bytes(content)
-    assert "merged 13 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
+    assert "merged 13 records" in sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
     assert in_tables(sessions).items() >= measured.items()
 
 
@@ -278,7 +277,7 @@ def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("lost", "devices"),
-    [("database", "1"), ("journal", "1"), ("journal", "2"), pytest.param("database", "2", marks=pytest.mark.slow)],
+    [("database", "1"), ("journal", "2")],
 )
 def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, lost: str, devices: str) -> None:
     """As that of a network share: a file in its place also keeps root from it. Measurements are kept elsewhere."""

@@ -28,27 +28,13 @@ def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessi
     assert ids_used(sessions) == {"3", "1"}
 
 
-@pytest.mark.parametrize("options", [("-n", "0"), ("--in-process",), ("-p", "no:xdist")])
-def test_one_device_is_enough_with_the_option(sessions: Sessions, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [("-n", "0"), ("-p", "no:xdist")])
+def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions, options: tuple[str, ...]) -> None:
     sessions.write("Moody", [row(1), row(2)])
     done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="1,0")
     assert (done.code, done.ledger()) == (0, {"measured": 2})
     assert "workers" not in done
     assert ids_used(sessions) == {"1"}
-
-
-@pytest.mark.parametrize("options", [(), pytest.param(("-n", "0"), marks=pytest.mark.slow)])
-def test_a_device_that_drops_out_hands_its_rows_to_the_others(sessions: Sessions, options: tuple[str, ...]) -> None:
-    moods = [*range(101, 110), Mood.BREAK_DEVICE_1, *range(110, 121)]
-    sessions.write("Moody", [row(mood) for mood in moods])
-    visible = "0,1" if not options else "1,0"
-    if not options:
-        # Whichever worker gets the bad row: device 1 has been broken all along.
-        (sessions.folder / "broken-1").touch()
-    done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES=visible)
-    assert done.ledger() == ({"measured": 21} if not options else {"measured": 20, "device-error": 1})
-    assert done.code == (1 if options else 0)
-    assert "0" in ids_used(sessions)
 
 
 def test_when_all_devices_are_gone_the_rest_is_reported(sessions: Sessions) -> None:

@@ -21,7 +21,6 @@ from opatlas.model.record import Record
 from opatlas.store import history
 from opatlas.store.database import Database
 
-DEVICES = pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
 ROWS = {"1": (1, 2, 3, 4, 40, 5), "2": (40, 5, 1, 2, 3, 4)}
 FULL = os.strerror(errno.ENOSPC)
@@ -132,22 +131,20 @@ def test_full_from_the_start(sessions: Sessions, disk: Disk) -> None:
     path = sessions.write("Moody", [row(1), row(2)])
     before = path.read_bytes()
     disk.fill()
-    for devices in ("1", "2"):
-        done = sessions.run(SIMULATED_DEVICES=devices)
-        assert done.code == pytest.ExitCode.USAGE_ERROR
-        assert done.has_line(sessions.database, FULL)
-        assert "Traceback" not in done
-        assert not (sessions.folder / "body-1").exists()
-        assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    done = sessions.run(SIMULATED_DEVICES="2")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.has_line(sessions.database, FULL)
+    assert "Traceback" not in done
+    assert not (sessions.folder / "body-1").exists()
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
     assert sessions.run_in_process(SIMULATED_DEVICES="1").ledger() == {"measured": 2}
 
 
-@DEVICES
-def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path, devices: str) -> None:
-    path = sessions.write("Moody", [row(size) for size in ROWS[devices]])
+def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path) -> None:
+    path = sessions.write("Moody", [row(size) for size in ROWS["1"]])
     before = path.read_bytes()
-    running = waiting_in_row_40(sessions, devices, temporary, measure=LONG_RECORDS)
+    running = waiting_in_row_40(sessions, "1", temporary, measure=LONG_RECORDS)
     disk.fill()
     done = go(sessions, running)
     run = only_run(sessions)
@@ -223,7 +220,7 @@ def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_
         assert done.has_line("6 records", f"{sessions.database}/journal/{run}.jsonl")
         assert run_ids(sessions) == dict.fromkeys((1, 3, 4, 40, 5), run)
         path.write_text(whole)
-        assert "merged 6 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
+        assert "merged 6 records" in sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
 
 
@@ -253,13 +250,13 @@ def test_a_remaining_journal_stays_where_there_is_no_room_to_merge_it(sessions: 
     running.wait()
     before = path.read_bytes()
     disk.fill(leaving=16384)
-    done = sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
+    done = sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
     assert done.code == 1
     assert done.has_line(path, FULL)
     assert f"{sessions.database}/journal/{only_run(sessions)}.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
-    assert "merged 4 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
+    assert "merged 4 records" in sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
     assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4), only_run(sessions))
 
 
@@ -274,10 +271,9 @@ def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
 
 
-@DEVICES
-def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sessions, devices: str) -> None:
+def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions) -> None:
     sessions.write("Moody", [row(size) for size in range(1, 17)])
-    done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES=devices)
+    done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES="1")
     assert done.code == 1
     assert done.has_line("stopped: ", sessions.database, TOO_LARGE)
     measured = done.ledger()["measured"]
@@ -286,7 +282,7 @@ def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sess
     assert list(run_ids(sessions).values()) == [only_run(sessions)] * measured
     assert half_made(sessions) == []
     # The history of noisy samples may be larger than the limit: then the journals stay for the next session.
-    sessions.run("-k", "nothing", SIMULATED_DEVICES=devices)
+    sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
     assert not list((sessions.database / "journal").glob("*.jsonl"))
     assert len(history.read(Database(sessions.database), only_run(sessions)).records) == measured
 
@@ -300,7 +296,7 @@ def test_records_too_large_for_journal_and_table_are_kept_next_to_the_journal(se
     assert done.has_line("NOT WRITTEN BACK", path, TOO_LARGE)
     assert f"{sessions.database}/journal/{run}-rescued.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
-    sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
+    sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
     assert list(run_ids(sessions).values()) == [run] * measured
 
 

@@ -28,13 +28,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, devices: str) -> None:
+def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions) -> None:
     rows = [*BAD, *HEALTHY]
     # A bad row first, one last, and healthy ones between bad ones.
     rows.sort(key=lambda mood: (mood * 7) % 11)
     sessions.write("Moody", [row(mood) for mood in rows])
-    done = sessions.run(f"--case-timeout={HANG_S}", SIMULATED_DEVICES=devices)
+    done = sessions.run(f"--case-timeout={HANG_S}", SIMULATED_DEVICES="1")
     assert done.code == 1
     assert done.ledger() == {"measured": 7, "crashed": 3, "timeout": 2, "failed": 2, "oom": 2, "skipped": 1}
     after = {int(r["Input Shapes"].partition(";")[0]): r for r in sessions.read("Moody")}

@@ -8,11 +8,10 @@ import signal
 import sys
 from pathlib import Path
 
-import group_replays
 import pytest
-from sessions import ROOT, Finished, Sessions, row, wait_for
-from stand_in_npu import CARRIERS_ALONE, collective_us
-from stand_in_npus import SAMPLES, StandInNpus, is_mean_us
+from sessions import ROOT, Finished, Sessions, wait_for
+from stand_in_npu import collective_us
+from stand_in_npus import SAMPLES, StandInNpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 NAME = "test_collectives.py"
@@ -75,15 +74,6 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
     assert not sessions.left_behind()
 
 
-@pytest.mark.slow
-def test_a_collective_with_only_its_carrier_has_a_note(npus: StandInNpus, sessions: Sessions) -> None:
-    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
-    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-    (cells,) = sessions.read("hcom_allReduce_")
-    assert float(cells["Duration(us)"]) == SLOWEST_US - 1
-    assert "allreduceAicpuKernel" in cells["Assumptions"]
-
-
 def test_a_rank_that_dies_costs_its_message_and_one_that_crashes_at_its_end_no_profile(
     npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
@@ -110,14 +100,7 @@ def test_a_message_that_one_ranks_profile_lacks_is_tried_again_once(npus: StandI
     assert (sessions.database / "profiles").is_dir()
 
 
-@pytest.mark.slow
-def test_a_profile_that_has_to_be_exported_and_cannot_be(npus: StandInNpus, sessions: Sessions) -> None:
-    done = run(npus, "--ops=all_reduce", "--bytes-grid=4096", faults={"1/rank1": "no-export"})
-    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-    assert durations(sessions) == {4096: SLOWEST_US}
-
-
-def test_profiles_of_a_killed_session_are_read_by_the_next_one(
+def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
     module.write_text(BROKEN)
@@ -140,18 +123,3 @@ def test_a_group_without_msprof_takes_events(npus: StandInNpus, sessions: Sessio
     # The stand-in NPU has no events: its refusal names the instrument that it was to measure with.
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output
-
-
-@pytest.mark.slow
-def test_workers_measure_rows_of_one_device_under_msprof_before_those_of_groups(
-    npus: StandInNpus, sessions: Sessions
-) -> None:
-    shutil.copy(ROOT / "tests" / "support" / "group_replays.py", sessions.folder / "test_groups.py")
-    sessions.write("Toy", [row(5), row(6)])
-    sessions.write("Sum", [row(group_replays.GOOD), row(group_replays.OTHER_GOOD)])
-    done = npus.run("test_groups.py", "test_toys.py", npus=2)
-    assert (done.code, done.ledger()) == (0, {"measured": 4}), done.output
-    for cells in (*sessions.read("Toy"), *sessions.read("Sum")):
-        size = int(cells["Input Shapes"].partition(";")[0])
-        assert is_mean_us(float(cells["Average Duration(us)"]), size), cells
-        assert cells["Instrument"] == "msprof"

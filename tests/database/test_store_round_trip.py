@@ -187,14 +187,6 @@ def test_a_cell_longer_than_a_block_is_read(
     assert read_text_csv(path).to_numpy().tolist() == rows
 
 
-@pytest.mark.slow
-def test_a_cell_of_64_megabytes_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "MatMulV3.csv"
-    rows = [["a", "x" * (64 << 20)], ["b", "y"]]
-    write_frame(frame_of(["Name", "Text"], rows), path)
-    assert read_text_csv(path).to_numpy().tolist() == rows
-
-
 def test_names_with_line_ends_do_not_shift_the_lines_of_errors(tmp_path: Path) -> None:
     path = tmp_path / "MatMulV3.csv"
     path.write_bytes(b'a,"b\nc\rd"\n1,2\n3\n')

@@ -102,13 +102,13 @@ def test_what_a_probe_is_told_and_tells(bad, tmp_path):
     assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
 
 
-#: Probes that stand for all: the others are tested by themselves, and all together in the slow test.
+#: Probes that stand for all: the others are tested by themselves, and all together by an acceptance session.
 FEW = ("device", "python", "packages", "cpu", "npu_devices", "database")
 
 
-@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(PROBES), marks=pytest.mark.slow)], ids=["few", "all"])
-def test_a_cpu(tmp_path, monkeypatch, capsys, names):
+def test_a_cpu(tmp_path, monkeypatch, capsys):
     """The command with real probes, and its report."""
+    names = FEW
     monkeypatch.setattr(command, "PROBES", {name: PROBES[name] for name in names})
     monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
     monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")

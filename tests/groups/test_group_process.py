@@ -129,10 +129,8 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
     ("mood", "status", "words"),
     [
         (group_replays.REFUSED, Status.INVALID, "bad size"),
-        (group_replays.KILLED, Status.CRASHED, "rank 1 of 2 .*SIGKILL"),
         (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError"),
-        pytest.param(group_replays.EXITS, Status.CRASHED, "rank 1 of 2 .*exit code 0", marks=pytest.mark.slow),
-        pytest.param(group_replays.FORKS, Status.CRASHED, "rank 1 of 2 .*SIGSEGV", marks=pytest.mark.slow),
+        (group_replays.EXITS, Status.CRASHED, "rank 1 of 2 .*exit code 0"),
         (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: "),
     ],
 )

@@ -12,12 +12,7 @@ def test_an_edited_row_is_measured_anew_and_nothing_is_lost(sessions: Sessions) 
     sessions.write("Toy", [row(1), row(2)])
     assert sessions.run_in_process().outcomes() == {"passed": 2}
     first, second = sessions.read("Toy")
-    path = sessions.write("Toy", [{**first, **row(7)}, second])
-    before = path.read_bytes()
-    planned = sessions.run_in_process("--collect-only", "-q", "--update-mode=missing-only")
-    assert "Toy-7_7-FLOAT_FLOAT-7" in planned
-    assert "Toy-2_2" not in planned
-    assert path.read_bytes() == before
+    sessions.write("Toy", [{**first, **row(7)}, second])
     done = sessions.run_in_process("--update-mode=missing-only")
     assert done.ledger() == {"measured": 1}
     assert "(Toy-7_7-FLOAT_FLOAT-7" in done

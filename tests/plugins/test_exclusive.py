@@ -57,13 +57,6 @@ def test_workers_have_ended_before_they_run(with_groups: Sessions) -> None:
     assert not with_groups.left_behind()
 
 
-@pytest.mark.slow
-def test_nothing_but_such_rows(with_groups: Sessions) -> None:
-    with_groups.write("Sum", [of_group(group_replays.GOOD)])
-    done = with_groups.run(SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="0,1")
-    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-
-
 def scheduling(pytestconfig: pytest.Config, kind: str, ordinary: int, exclusive: int):
     """One of two workers, which have collected the same, and the workers."""
     import xdist.scheduler

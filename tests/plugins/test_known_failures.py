@@ -13,21 +13,6 @@ CRASHED_TWICE = {"Status": "crashed", "Status Reason": "signal 11", "Crashes In 
 CACHE = ("-p", "cacheprovider")
 
 
-@pytest.mark.parametrize("how", [("--in-process",), pytest.param(("-n1",), marks=pytest.mark.slow)])
-def test_with_strict_a_known_failure_fails_again(sessions: Sessions, how: tuple[str, ...]) -> None:
-    sessions.write("Moody", [{**row(Mood.RAISE), "Status": "failed"}, {**row(101), "Status": ""}])
-    strict = sessions.run("--strict", *how)
-    assert strict.code == pytest.ExitCode.TESTS_FAILED
-    assert strict.outcomes()["failed"] == 1
-    assert strict.ledger() == {"failed": 1, "measured": 1}
-
-
-def test_a_known_failure_is_no_failure_of_the_session(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(Mood.RAISE), row(101)])
-    assert sessions.run_in_process().code == pytest.ExitCode.TESTS_FAILED
-    assert sessions.run_in_process().code == pytest.ExitCode.OK
-
-
 def test_strictness_of_the_configuration_is_about_tests_alone(sessions: Sessions) -> None:
     sessions.write("Moody", [row(Mood.RAISE)])
     sessions.run_in_process()
@@ -52,14 +37,6 @@ def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> Non
     done = sessions.run("--pdb")
     assert "bad mood" in done
     assert "PDB post_mortem" in done
-
-
-def test_last_failed_finds_a_row_as_often_as_it_fails(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (Mood.RAISE, Mood.NEEDS_VARIABLE, 101)])
-    sessions.run_in_process(*CACHE)
-    assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 2}
-    assert sessions.run_in_process(*CACHE, "--lf", MOOD="good").ledger() == {"measured": 1, "xfailed": 1}
-    assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 1}
 
 
 def test_last_failed_is_of_the_database(sessions: Sessions, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def pytest_sessionfinish(session):
 """
 
 
-@pytest.mark.parametrize("options", [(), ("-rP",), ("--junitxml=junit.xml", "-o", "junit_logging=all")])
+@pytest.mark.parametrize("options", [(), ("-rP", "--junitxml=junit.xml", "-o", "junit_logging=all")])
 def test_pytest_does_not_hold_all_that_rows_print(sessions: Sessions, options: tuple[str, ...]) -> None:
     (sessions.folder / "held.py").write_text(HELD)
     sessions.write("Moody", [row(Mood.TALK_AND_RAISE), row(Mood.TALK)])
@@ -165,7 +165,6 @@ def test_rows_are_benchmarks(sessions: Sessions) -> None:
 @pytest.mark.parametrize(
     ("options", "runs"),
     [
-        (("--benchmark-skip",), False),
         (("--benchmark-disable",), False),
         (("--benchmark-disable", "--benchmark-enable"), True),
     ],
@@ -204,8 +203,9 @@ def step(request):
 """
 
 
-@pytest.mark.parametrize("option", ["--count=2", "--forked"])
-@pytest.mark.parametrize("workers", [(), ("-n1", "test_toys.py")], ids=["alone", "worker"])
+@pytest.mark.parametrize(
+    ("option", "workers"), [("--count=2", ()), ("--forked", ("-n1", "test_toys.py"))], ids=["alone", "worker"]
+)
 def test_a_plugin_that_makes_several_tests_of_a_row_is_refused(
     sessions: Sessions, option: str, workers: tuple[str, ...]
 ) -> None:

@@ -63,13 +63,11 @@ def _pytest(sessions: Sessions, cwd: Path, *arguments: str | Path) -> subprocess
     )
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1"), ("--in-process",)], ids=["one", "xdist", "in-process"])
-def test_no_module_of_the_database_is_imported_where_one_stands_in_it(
-    sessions: Sessions, options: tuple[str, ...]
-) -> None:
+def test_no_module_of_the_database_is_imported_where_one_stands_in_it(sessions: Sessions) -> None:
+    """By pytest, a worker of xdist, and its device process."""
     sessions.write("Toy", [row(1), row(2)])
     ran = _strange_modules(sessions.database)
-    done = _pytest(sessions, sessions.database, sessions.folder, "--database-path", ".", *options)
+    done = _pytest(sessions, sessions.database, sessions.folder, "--database-path", ".", "-n", "1")
     assert _imported(ran) == []
     assert done.returncode == 0, done.stdout
     assert Finished(done.returncode, done.stdout).ledger() == {"measured": 2}
@@ -112,7 +110,12 @@ def test_a_configuration_of_pytest_in_a_database_is_refused(sessions: Sessions) 
 
 def test_the_doctor_imports_nothing_of_the_working_folder(tmp_path: Path) -> None:
     ran = _strange_modules(tmp_path)
-    script = "import sys; del sys.path[0]; from opatlas.cli.main import main; sys.exit(main())"
+    # Each probe is a process that is started like these.
+    few = "command.PROBES = {name: command.PROBES[name] for name in ('device', 'packages', 'cpu')}"
+    imports = (
+        "import sys; del sys.path[0]; from opatlas.cli.main import main; from opatlas.cli import doctor as command"
+    )
+    script = f"{imports}; {few}; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", script, "doctor", "--database-path", ".", "--device", "none"],
         cwd=tmp_path,
@@ -167,7 +170,7 @@ def _raw(text: str) -> set[str]:
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t"}
 
 
-@pytest.mark.parametrize("name", ["journal", "runs", "reports", "pruned", "profiles", "journal/session.json"])
+@pytest.mark.parametrize("name", ["runs", "pruned", "journal/session.json"])
 def test_a_link_out_of_the_database_ends_the_session_before_a_row(sessions: Sessions, home: Path, name: str) -> None:
     path = sessions.write("Toy", [row(1)])
     before = path.read_bytes()
@@ -180,13 +183,12 @@ def test_a_link_out_of_the_database_ends_the_session_before_a_row(sessions: Sess
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("target", ["..", "."])
-def test_profiles_that_are_a_link_delete_nothing(sessions: Sessions, home: Path, target: str) -> None:
+def test_profiles_that_are_a_link_delete_nothing(sessions: Sessions, home: Path) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.database / "launched.jsonl").touch()
     (sessions.database / "mine.txt").write_text("mine")
     before = _snapshot(sessions.database)
-    _link(sessions, "profiles", target)
+    _link(sessions, "profiles", "..")
     done = sessions.run_in_process()
     assert done.code == pytest.ExitCode.USAGE_ERROR
     for path, facts in before.items():
@@ -194,21 +196,20 @@ def test_profiles_that_are_a_link_delete_nothing(sessions: Sessions, home: Path,
             assert _snapshot(sessions.database)[path] == facts
 
 
-@pytest.mark.parametrize(
-    "place",
-    [".", "mine", "20261121T163006-1f0c9a", "20261121T163006-1f0c9a/0001/PROF", "20261121T163006-1f0c9a/gw/0001"],
-)
-def test_a_profile_that_no_session_made_stays(sessions: Sessions, home: Path, place: str) -> None:
+def test_a_profile_that_no_session_made_stays(sessions: Sessions, home: Path) -> None:
     sessions.write("Toy", [row(1)])
-    noted = sessions.database / "profiles" / place / "launched.jsonl"
-    noted.parent.mkdir(parents=True)
-    noted.touch()
+    places = (".", "mine", RUN, f"{RUN[:-1]}b/0001/PROF", f"{RUN[:-1]}c/gw/0001")
+    noted = [sessions.database / "profiles" / place / "launched.jsonl" for place in places]
+    for path in noted:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     done = sessions.run_in_process()
     _expect_harmless(done)
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"measured": 1}
-    assert str(noted.parent) in done.output
-    assert noted.exists()
+    for path in noted:
+        assert done.tells(path.parent)
+        assert path.exists()
 
 
 def test_a_profile_with_links_is_not_read_and_what_they_lead_to_stays(sessions: Sessions, home: Path) -> None:

@@ -10,8 +10,6 @@ import pytest
 from moods import Mood
 from sessions import Sessions, row
 
-from opatlas.cli.main import main as database_command
-
 
 def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: Sessions) -> None:
     sessions.write(
@@ -88,27 +86,6 @@ def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
     assert "OtherToy-1_1-" in wrong.output
 
 
-def test_a_failure_keeps_the_old_duration_and_its_run_and_becomes_xfail(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(Mood.NEEDS_VARIABLE)])
-    assert sessions.run_in_process(MOOD="good").code == 0
-    (before,) = sessions.read("Moody")
-    failed = sessions.run_in_process()
-    assert failed.code == 1
-    (after,) = sessions.read("Moody")
-    kept = [name for name in before if name not in ("Status", "Status Reason")]
-    assert [after[name] for name in kept] == [before[name] for name in kept]
-    assert after["Status"] == "failed"
-    assert "MOOD=good" in after["Status Reason"]
-    assert "[run " in after["Status Reason"]
-    again = sessions.run_in_process()
-    assert (again.code, again.outcomes()) == (0, {"xfailed": 1})
-    mended = sessions.run_in_process(MOOD="good")
-    assert (mended.code, mended.outcomes()) == (0, {"xpassed": 1})
-    (row_after,) = sessions.read("Moody")
-    assert (row_after["Status"], row_after["Status Reason"]) == ("measured", "")
-    assert sessions.run_in_process(MOOD="good").outcomes() == {"passed": 1}
-
-
 def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) -> None:
     with_profiling = {**row(Mood.RAISE), "Profiling Average Duration(us)": "3.0"}
     sessions.write(
@@ -140,7 +117,7 @@ def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessio
     assert "repeated rows" not in sessions.run_in_process("-k", "Toy-3_3")
 
 
-def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessions) -> None:
+def test_workers_give_the_statuses_that_one_process_gives(sessions: Sessions) -> None:
     expected = {
         1: "measured",
         2: "measured",
@@ -154,17 +131,15 @@ def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessio
         Mood.MEMORY_ERROR: "oom",
         3: "measured",
     }
-    for workers in (), ("-n", "2"):
-        sessions.write("Moody", [row(mood) for mood in expected])
-        done = sessions.run(*workers)
-        assert sessions.statuses("Moody") == expected
-        assert (done.code, done.outcomes()) == (1, {"failed": 7, "passed": 3, "skipped": 1})
+    sessions.write("Moody", [row(mood) for mood in expected])
+    done = sessions.run("-n", "2")
+    assert sessions.statuses("Moody") == expected
+    assert (done.code, done.outcomes()) == (1, {"failed": 7, "passed": 3, "skipped": 1})
 
 
-@pytest.mark.parametrize("options", [(), ("--in-process",), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
-def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions, options: tuple[str, ...]) -> None:
+def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions) -> None:
     sessions.write("Moody", [row(Mood.RAISE)])
-    assert sessions.run(*options).code == 1
+    assert sessions.run().code == 1
     (failed,) = sessions.read("Moody")
     manifest = json.loads((sessions.database / "runs" / f"{failed['Run ID']}.json").read_text())
     assert manifest["device"]["facts"]["threads"] >= 1
@@ -200,12 +175,12 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
     sessions.write("Toy", [{**row(1), **captured}])
     sessions.write("NoReplay", [{**row(1), **captured, "Profiling Samples": "2"}, {**row(2), **captured}])
     for options in (["--co"], []):
-        done = sessions.run(*options)
+        done = sessions.run_in_process(*options)
         assert done.output.count(" without a replay: ") == 1
         assert re.search(r"\b2 rows without a replay: NoReplay 2 \(75\.0 %", done.output)
         assert "docs/contributing.md" in done
     # The time of kernel types that are not asked for is not known: nothing is a share of it.
-    some = sessions.run("--co", "--ops=NoReplay").output
+    some = sessions.run_in_process("--co", "--ops=NoReplay").output
     assert "NoReplay 2" in some
     assert "%" not in some
 
@@ -247,12 +222,3 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
     (gaps,) = (sessions.beside_captures / "reports").glob("duration_gap_*.csv")
     assert len(gaps.read_text().splitlines()) == 3
     assert gaps.stem.removeprefix("duration_gap") == report.stem.removeprefix("replay_report")
-
-
-def test_where_pruned_rows_are_is_told_and_the_command_brings_them_back(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(Mood.RAISE)])
-    done = sessions.run_in_process("--prune-empty-duration-rows")
-    assert [r["Input Shapes"] for r in sessions.read("Moody")] == ["1;1"]
-    assert str(sessions.database / "pruned") in done
-    assert database_command(["history", str(sessions.database), "--restore", "pruned"]) == 0
-    assert [r["Input Shapes"] for r in sessions.read("Moody")] == ["1;1", "15;15"]

@@ -149,7 +149,6 @@ def test_a_new_folder_has_right_kernels(
     assert {"add__Tensor", "sum__dim_IntList", "abs__default"} <= names
     assert "add___Tensor" not in names
     assert main(["implementations", "--new", str(folder), "--ops=relu.default"]) == 1
-    assert main(["implementations", "--new", str(folder), "--ops=relu.defalt"]) == 1
     assert main(["implementations", str(folder)]) == 0
     assert "add__Tensor" in capsys.readouterr().out
     done = sessions.run_in_process("--suite=calls.txt", f"--implementation={folder}", "test_suites.py")
@@ -167,7 +166,7 @@ def test_a_second_session_goes_on_as_with_any_rows(suite: tuple[Sessions, Finish
     assert unknown.code == pytest.ExitCode.USAGE_ERROR
 
 
-@pytest.mark.parametrize("options", [("--suite=opinf",), ("--suite=opinfo", "--tasks=.")])
+@pytest.mark.parametrize("options", [("--suite=opinf",), ("--suite=calls.txt", "--tasks=.")])
 def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], options: tuple[str, ...]) -> None:
     sessions, *_ = suite
     done = sessions.run(*options, "test_suites.py")

@@ -88,7 +88,7 @@ _FAST: tuple[tuple[tuple[Role, Phase], ...], ...] = (
 
 
 def runs() -> tuple[list[Run], list[Run]]:
-    """Returns the fast runs and the slow runs: each role in each phase of its life, on one and two devices, twice."""
+    """Returns the fast runs and the slow runs: each role in each phase of its life, on one and two devices."""
     whole = [(Role.PYTEST, phase) for phase in PHASES]
     # Other processes end before the report is written, or a moment after.
     keeper, device, worker = (
@@ -100,6 +100,6 @@ def runs() -> tuple[list[Run], list[Run]]:
     two = [*((kill,) for kill in whole[2:5] + worker + keeper[1:2] + device[1:2]), twice[0]]
     kills = [(1, each) for each in one] + [(2, each) for each in two]
     first = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
-    drawn = [(each, draw(seed, devices, *each)) for seed, (devices, each) in enumerate(2 * kills, start=first)]
+    drawn = [(each, draw(seed, devices, *each)) for seed, (devices, each) in enumerate(kills, start=first)]
     fast = [run for kill, run in drawn[: len(one)] if kill in _FAST]
     return fast, [run for _, run in drawn if run not in fast]

@@ -20,7 +20,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.registry import replays
 from opatlas.model.errors import InvalidRow
 
-GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT, WAITS = range(10, 22)
+GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT, WAITS = range(10, 21)
 #: The rank that misbehaves.
 ONE = 1
 
@@ -65,10 +65,6 @@ def misbehave(mood):
         raise ValueError("rank 1 has its own mind")
     if mood == EXITS:
         os._exit(0)
-    if mood == FORKS:
-        if os.fork() == 0:
-            time.sleep(1000)
-        os.kill(os.getpid(), signal.SIGSEGV)
     if mood == WRITES:
         for fd in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):

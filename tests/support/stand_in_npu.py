@@ -31,8 +31,6 @@ LAUNCHES = "STAND_IN_LAUNCHES"
 #: By kernel type: the kernels that a call of it launches, where it is not that type alone. Each is a type, with the
 #: row's tensors and duration, or has `type`, and may have `us` and `cells`: those that are other than the row's.
 KERNELS = "STAND_IN_KERNELS"
-#: Set where profiles are to have no row of HCCL's.
-CARRIERS_ALONE = "STAND_IN_CARRIERS_ALONE"
 NOISE_US = 1.4
 #: By the operator of torch: HCCL's name of a collective, and the AI CPU's kernel that carries it, which profiles of
 #: CANN 8.3 and later list too.
@@ -113,12 +111,11 @@ class _Log(TorchDispatchMode):
         return result
 
     def _collective(self, operator: str) -> None:
-        """The launches in a profile for a collective of this rank: it is there twice, or its carrier alone."""
+        """What profiles hold of a collective of this rank: it is there twice."""
         if operator in COLLECTIVES and not self._silent:
             kernel_type, carrier = COLLECTIVES[operator]
             us = collective_us(int(os.environ["RANK"]))
-            if not os.environ.get(CARRIERS_ALONE):
-                self._line(kernel_type, us, {}, f"{kernel_type}_781_0_1")
+            self._line(kernel_type, us, {}, f"{kernel_type}_781_0_1")
             self._line(carrier, us - 1, {}, carrier)
 
     @contextmanager

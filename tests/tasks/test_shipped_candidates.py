@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.candidate_run import run_candidate
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.task_rows import TaskRows, task_rows
-from opatlas.model.schema import ERROR_CLASS, LEVEL, MAX_ERROR, STATUS, WITHIN_1E3, Status
+from opatlas.model.schema import Status
 from opatlas.tasks.task import Task, read_tasks
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -131,24 +128,3 @@ def test_the_models_of_the_tasks_pass(executor: InThisProcess, rows: TaskRows) -
         task = TASKS[name]
         outcome = executor.run(job_of(task, None, dict(rows.rows[task.kernel_type][0])))
         assert outcome.status is Status.MEASURED, outcome.reason
-
-
-@pytest.mark.slow
-def test_the_command_of_the_page_gives_every_verdict(tmp_path: Path) -> None:
-    """As a user types it: each candidate in a process of its own, verdicts in the databases, and exit code 0."""
-    words = ["bench/", "--tasks", "examples/tasks/", "--implementation", "examples/candidates/"]
-    words += ["--database-path", str(tmp_path / "db")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "--repeat-count=2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
-    for path in FILES:
-        [table] = (tmp_path / "db" / "implementations").glob(f"candidates-{path.stem}-*/tasks.{path.parent.name}.csv")
-        with table.open() as file:
-            found = list(csv.DictReader(file))
-        expected = verdicts(path)
-        for number, row in enumerate(found):
-            assert fits(row[ERROR_CLASS], expected[min(number, len(expected) - 1)]), path
-            assert row[LEVEL]
-            if row[ERROR_CLASS] == ErrorClass.PASS:
-                assert (row[STATUS], row[WITHIN_1E3]) == (Status.MEASURED, "yes")
-                assert float(row[MAX_ERROR]) <= 1

@@ -14,6 +14,7 @@ from opatlas.store.database import Database
 from opatlas.store.row_copy import add_rows
 from opatlas.tasks.task import read_tasks
 
+pytestmark = pytest.mark.usefixtures("forks")
 HEAD = "import os, torch\nimport numpy as np\nclass Model(torch.nn.Module):\n    pass\n"
 FILES = {
     # Far more than any machine has: the inputs get no values.
