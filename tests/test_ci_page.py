@@ -40,8 +40,8 @@ def transcripts() -> list[tuple[str, list[str]]]:
 
 
 def masked(lines: Sequence[str], folder: Path) -> list[str]:
-    """Lines without what differs from run to run: numbers with a fraction, times, and the rules beside titles."""
-    text = "\n".join(lines).replace(f"{folder}/", "")
+    """Lines without what differs from run to run: numbers with a fraction, times, rules beside titles, and gaps."""
+    text = re.sub(" +", " ", "\n".join(lines).replace(f"{folder}/", ""))
     return re.sub(r"\d{8}_\d{6}|\d+\.\d+|(?<= )1 min \d+ s|=+|-{4,}", "#", text).splitlines()
 
 
