@@ -1,4 +1,4 @@
-"""The nights of docs/ci.md: the transcripts are the output of the commands."""
+"""The nights of docs/ci.md: the transcripts are what the commands print."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def transcripts() -> list[tuple[str, list[str]]]:
 
 
 def masked(lines: Sequence[str], folder: Path) -> list[str]:
-    """Lines without parts that differ from run to run: numbers with a fraction, times, and the rules next to titles."""
-    text = "\n".join(lines).replace(f"{folder}/", "")
+    """Lines without what differs from run to run: numbers with a fraction, times, rules beside titles, and gaps."""
+    text = re.sub(" +", " ", "\n".join(lines).replace(f"{folder}/", ""))
     return re.sub(r"\d{8}_\d{6}|\d+\.\d+|(?<= )1 min \d+ s|=+|-{4,}", "#", text).splitlines()
 
 
@@ -50,7 +50,7 @@ def missing(shown: Sequence[str], printed: Iterator[str]) -> list[str]:
     return [line for line in shown if line != "..." and line not in printed]
 
 
-def test_the_output_of_the_red_night_matches_the_page(tmp_path: Path) -> None:
+def test_the_red_night_prints_what_the_page_shows(tmp_path: Path) -> None:
     (command, shown), _ = transcripts()
     database = tmp_path / "DB"
     database.mkdir()

@@ -13,6 +13,8 @@ from captures import launch, write_capture
 from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
+from opatlas.cli.commands import COMMANDS
+from opatlas.cli.guard import USAGE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 
@@ -33,7 +35,7 @@ def opatlas(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProc
 def test_help_names_every_command_with_its_purpose() -> None:
     done = opatlas("--help")
     assert done.returncode == 0
-    for name, known in command.COMMANDS.items():
+    for name, known in COMMANDS.items():
         assert name in done.stdout
         assert known.about in done.stdout
 
@@ -84,7 +86,7 @@ def test_a_session_refuses_an_unusable_path_as_wrong_usage(option: str) -> None:
 def test_a_misspelt_option_gets_a_suggestion(
     arguments: tuple[str, ...], meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(arguments) == command.USAGE
+    assert command.main(arguments) == USAGE
     [said] = capsys.readouterr().err.splitlines()
     assert next(word.partition("=")[0] for word in arguments if word.startswith("--")) in said
     assert meant is None or f"{meant}?" in said
@@ -106,7 +108,7 @@ def test_a_misspelt_option_gets_a_suggestion(
 def test_every_command_suggests_the_name_of_a_misspelt_device(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(arguments) == command.USAGE
+    assert command.main(arguments) == USAGE
     assert "NVIDIA_H200?" in capsys.readouterr().err
 
 

@@ -13,7 +13,8 @@ from declared_options import command_options, count, pytest_parser, shown
 from doc_commands import ROOT
 from opatlas.plugins import options, theory
 
-from opatlas.cli.main import COMMANDS, main
+from opatlas.cli.commands import COMMANDS
+from opatlas.cli.main import main
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,9 @@ def run(command: str, database: Path) -> subprocess.CompletedProcess[str]:
     words = [str(database) if word == "DB" else word for word in re.findall(r'"[^"]*"|\S+', command)]
     words = [word.strip('"') for word in words]
     assert words[0] == "opatlas"
-    return subprocess.run([sys.executable, "-m", "opatlas.cli.main", *words[1:]], capture_output=True, text=True)
+    wide = {**os.environ, "COLUMNS": "100"}
+    command = [sys.executable, "-m", "opatlas.cli.main", *words[1:]]
+    return subprocess.run(command, env=wide, capture_output=True, text=True)
 
 
 @pytest.fixture

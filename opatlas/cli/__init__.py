@@ -1,19 +1,15 @@
-"""The command `opatlas`: a file for each command.
+"""The command `opatlas`: a file for each command, of the same name, and these.
 
-main.py                         the table of the commands
+main.py                         what runs a command
+commands.py                     the table of the commands
+app.py                          the options of all commands, and the help (cyclopts)
+guard.py                        errors become a line and an exit status
+parameters.py                   types of parameters that several commands have
 sessions.py                     opatlas bench, collectives and shapes, which run pytest
-implementations.py              opatlas implementations: a list of them, with proofs
-build.py                        its --build: runs small rows
-kernel_template.py              its --new: files for kernels of one's own
+superkernel.py                  opatlas diagnose --superkernel
+kernels.py                      opatlas show --kernels
+build.py, kernel_template.py    opatlas implementations --build and --new
 kernel_rows.py                  small rows of a database for both
-ingest.py                       opatlas ingest: captures into a database
-combine.py                      opatlas combine: several databases into one
-show.py                         opatlas show: rows, quality and devices
-plot.py                         opatlas plot: figures
-check.py                        opatlas check: the checks of a database, as pytest cases
-history.py                      opatlas history: durations by run; rebuilds CSVs
-kernels.py                      opatlas show --kernels: kernel types with a replay
-doctor.py                       opatlas doctor: whether this machine can measure
 trace_to_csv.py                 python -m: a Chrome trace as a table
 probe_dispatch_ffn_combine.py   python -m: the shapes that DispatchFFNCombine accepts
 """

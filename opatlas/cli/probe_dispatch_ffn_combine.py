@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from opatlas import options
-from opatlas.cli.main import run_tool
+from opatlas.cli.app import run_tool
 from opatlas.cli.parameters import Count, reads
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.doctor.shape_probe import ShapeProbe

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from opatlas.capture.traces import TableWriter, TraceCounts, TruncatedTraceError, read_events
-from opatlas.cli.main import run_tool
+from opatlas.cli.app import run_tool
 from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import progress

@@ -40,12 +40,14 @@ def markdown(parts: Iterable[Part]) -> str:
 
 
 def csv_text(parts: Iterable[Part]) -> str:
-    """Returns the tables as CSV, with all columns and unrounded values; an empty line between two tables."""
+    """Returns the tables as CSV, with all columns and unrounded values; an empty line between two tables.
+
+    Fields are a table only where there is no other one: a file has one header.
+    """
+    shown = list(parts)
+    tables = [part for part in shown if isinstance(part, Table)]
     texts = list[str]()
-    for part in parts:
-        if isinstance(part, str):
-            continue
-        table = _as_table(part)
+    for table in tables or [_as_table(part) for part in shown if isinstance(part, Fields)]:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(printable(column.name) for column in table.full_columns())

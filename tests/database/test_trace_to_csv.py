@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from printed import numbers_by_line, numbers_in
 
 from opatlas.capture.traces import COLUMNS, MOST_COLUMNS, TableWriter
-from opatlas.cli.main import run_tool
+from opatlas.cli.app import run_tool
 from opatlas.cli.trace_to_csv import trace_to_csv
 
 

@@ -11,7 +11,7 @@ from commands import as_json, run
 from simulated_attempts import attempt, mixed_run, write_run
 
 from opatlas.candidates.judgement import ErrorClass
-from opatlas.cli.main import USAGE
+from opatlas.cli.guard import USAGE
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from opatlas.cli.main import main, run_tool
+from opatlas.cli.app import run_tool
+from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
 from opatlas.store.op_mapping import MAPPING
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.cli.main import USAGE, main
+from opatlas.cli.guard import USAGE
+from opatlas.cli.main import main
 from opatlas.model.signature import signatures
 from opatlas.query.next_rows import NextRows, calls_of, steps_of
 from opatlas.store.database import Database

@@ -13,7 +13,8 @@ from typing import Any
 from cyclopts import App
 from opatlas.plugins import options, theory
 
-from opatlas.cli.main import COMMANDS, make_app
+from opatlas.cli.app import make_app
+from opatlas.cli.commands import COMMANDS
 
 
 class _PytestParser:

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
-from opatlas.cli.main import COMMANDS, make_app
+from opatlas.cli.app import make_app
+from opatlas.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))

@@ -1,0 +1,133 @@
+"""The app of cyclopts: reads the words of a command, runs its function, and shows the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from opatlas.cli.commands import COMMANDS
+from opatlas.cli.guard import run_guarded
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.show.output import Output
+from opatlas.show.result import Result
+
+#: The options of all commands.
+_OUTPUT = Group("Output", sort_key=99)
+
+
+def make_app(running: str = "") -> App:
+    """Returns the app of all commands.
+
+    Args:
+        running: the command that runs, whose help is the docstring of its function. The function of each other command
+            is not imported.
+    """
+    app = _new_app("opatlas", "A versioned database of measured operator durations.")
+    app.help_epilogue = "opatlas COMMAND --help lists the options of a command; opatlas --version prints the version."
+    headings = dict.fromkeys(command.group for command in COMMANDS.values())
+    groups = {name: Group(name, sort_key=key) for key, name in enumerate(headings, 1)}
+    for key, (name, command) in enumerate(COMMANDS.items()):
+        function = f"opatlas.cli.{command.function}" if command.function else _of_pytest
+        about = {} if name == running else {"help": command.about}
+        app.command(function, name=name, group=groups[command.group], sort_key=key, **about)
+    _add_output(app)
+    return app
+
+
+def run_tool(function: Callable[..., Result], program: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs a function that is no command of `opatlas`, as `python -m MODULE`, and returns its exit status.
+
+    Args:
+        program: `python -m MODULE`, for the help.
+    """
+    app = _new_app(program, "")
+    app.default(function)
+    _add_output(app)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    return run_guarded(lambda: run_app(app, words))
+
+
+def run_app(app: App, words: Sequence[str]) -> int:
+    """Runs a command of an app and returns its exit status. Raises OpAtlasError, UsageError."""
+    try:
+        status = app.meta(_output_first(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise UsageError(str(error)) from None
+    return status if isinstance(status, int) else 0
+
+
+def _output_first(words: Sequence[str]) -> list[str]:
+    """Puts the options of all commands before the command: what `check` does not know is pytest's."""
+    options, others = list[str](), list[str]()
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--":
+            others.append(word)
+            break
+        is_output = word == "--json" or word.startswith("--format=")
+        value = next(remaining, None) if word == "--format" else None
+        (options if is_output or value is not None else others).extend(filter(None, (word, value)))
+    return [*options, *others, *remaining]
+
+
+def _new_app(name: str, about: str) -> App:
+    return App(
+        name=name,
+        help=about or None,
+        version_flags=(),
+        help_format="markdown",
+        default_parameter=Parameter(negative=(), show_default=_default_text),
+        result_action="return_value",
+    )
+
+
+def _add_output(app: App) -> None:
+    """Adds the options of all commands."""
+
+    def run(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        json: Annotated[bool, Parameter(group=_OUTPUT)] = False,
+        format: Annotated[Literal["text", "markdown", "csv"], Parameter(group=_OUTPUT)] = "text",  # noqa: A002
+    ) -> int:
+        """Runs a command.
+
+        Args:
+            json: print JSON.
+            format: print tables as text, Markdown or CSV.
+        """
+        output = Output("json" if json else format)
+        try:
+            command, bound, injected = app.parse_args(words, exit_on_error=False, print_error=False)
+            if "output" in injected:
+                bound.arguments["output"] = output
+            result = command(*bound.args, **bound.kwargs)
+        except ImportError as error:
+            raise _not_installed(error) from None
+        return output.show(result) if isinstance(result, Result) else 0
+
+    # run_guarded answers an interrupt.
+    app.meta.suppress_keyboard_interrupt = False
+    app.meta.default(run)
+
+
+def _not_installed(error: ImportError) -> Exception:
+    """Returns the error for a user whose environment lacks a package; `error` itself for a module of ours."""
+    missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+    if (missing.name or "").partition(".")[0] in ("", "opatlas"):
+        return error
+    return OpAtlasError(
+        f"{missing.name} is not installed for {sys.executable}: pip install -e . in the checkout of OpAtlas, or "
+        f"run the command `opatlas` of the environment that has it"
+    )
+
+
+def _default_text(value: Any) -> Any:
+    """Returns a default for the help; None for one that the help leaves out."""
+    return value or None
+
+
+def _of_pytest() -> None:
+    """Stands in the help for a command that hands its words to pytest."""
