@@ -271,7 +271,7 @@ def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
 
 
-def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions) -> None:
+def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sessions) -> None:
     sessions.write("Moody", [row(size) for size in range(1, 17)])
     done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES="1")
     assert done.code == 1

@@ -90,7 +90,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 
 class TestADatabaseThatASessionHas:
-    def test_the_second_is_refused_and_told_whose_the_database_is(self, held: Held) -> None:
+    def test_the_second_is_refused_with_the_holder_of_the_database(self, held: Held) -> None:
         second = held.sessions.run(SIMULATED_DEVICES="2")
         assert second.code == pytest.ExitCode.USAGE_ERROR
         assert f"{held.sessions.database} is in use" in second

@@ -134,7 +134,6 @@ def test_rows_that_do_not_answer_are_rivals(tmp_path: Path, cells: dict[str, str
         ({"Quality": "drifting", "MicroBench Std Duration(us)": "2.5"}, 0.2 * 1.645),
         ({"Quality": "throttled"}, 0.01 * 1.645),
         ({"Quality": "", "MicroBench Std Duration(us)": "6"}, 0.48 * 1.645),
-        ({"Status": "noisy"}, 0.01 * 1.645 / 5),
         ({"Status": "timeout"}, 0.01 * 1.645 / 5),
     ],
 )
