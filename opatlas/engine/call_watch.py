@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -223,8 +224,11 @@ def count_operators(call: Callable[[], object], repeat: Callable[[], object]) ->
 def may_be_compiled(impl: Callable[..., Any]) -> bool:
     """Returns whether torch.compile may have compiled a function or a part of the function.
 
-    torch does not use the compiled code while operators are counted.
+    torch does not use the compiled code while operators are counted. A function of torch that is written in C++ is not
+    compiled.
     """
+    if isinstance(impl, BuiltinFunctionType):
+        return False
     return "torch._dynamo" in sys.modules and not (getattr(impl, "__module__", None) or "").startswith(
         "opatlas.bench.implementations.torch."
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, assert_refused, assert_wrong, replay_row
@@ -38,6 +41,14 @@ def test_the_cast_is_timed_checked_and_named(kernel_type: str, row: str, dtypes:
     assert outcome.measurement is not None
     (assumption,) = (text for text in outcome.measurement.assumptions if "Cast" in text)
     assert all(f"torch.{dtype} " in assumption.replace(",", " ") for dtype in dtypes)
+    assert "_to_copy" in outcome.measurement.stand_in
+
+
+def test_the_cast_is_named_in_a_process_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of torch in C++ are not compiled: their operators are counted."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    outcome = replay_row("Mul", MUL)
+    assert outcome.measurement is not None
     assert "_to_copy" in outcome.measurement.stand_in
 
 

@@ -208,7 +208,7 @@ def test_a_profile_that_no_session_made_stays(sessions: Sessions, home: Path) ->
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"measured": 1}
     for path in noted:
-        assert done.tells(path.parent)
+        assert done.has_line(path.parent)
         assert path.exists()
 
 
