@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from doc_commands import ROOT
 from sessions import Sessions, row
 
+from opatlas.cli.app import run_tool
 from opatlas.model.location import cpu_device_name
 
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
@@ -20,6 +22,13 @@ def test_quotes_of_the_page_are_in_the_file() -> None:
     assert len(quoted) == 2
     for name, block in quoted.items():
         assert block in (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_example_of_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(BLOCKS["opatlas/cli/hello.py"], names)
+    assert run_tool(names["hello"], "hello", ["Ada", "--times", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "Ada", "times": 2}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,18 @@ REFUSALS = {
 _REASON = re.compile(r"column '(?P<column>[^']+)'(?: is|:) .+; .+")
 
 
-def refusals() -> list[tuple[Status, str, str, str]]:
-    """Returns status, kernel type, row and reason of each refusal of the files."""
+def refusals(files: Mapping[Status, Path] = REFUSALS) -> list[tuple[Status, str, str, str]]:
+    """Returns status, kernel type, row and reason of each refusal of the files.
+
+    Raises:
+        ValueError: a block has more than two lines; --write-golden would replace a row among them.
+    """
     found = []
-    for status, path in REFUSALS.items():
+    for status, path in files.items():
         for block in path.read_text("utf-8").split("\n\n"):
             first, _, reason = block.strip("\n").partition("\n")
+            if "\n" in reason:
+                raise ValueError(f"{path}: {block!r} has more than a row and its reason: put a blank line between rows")
             kernel_type, _, row = first.partition(": ")
             found.append((status, kernel_type, row, reason.strip()))
     return found
@@ -53,6 +60,13 @@ def test_row_is_refused_with_its_reason(request, status, kernel_type, row, reaso
         path.write_text(text.replace(old, f"{block}    {outcome.reason}\n", 1), "utf-8")
     else:
         assert outcome.reason == reason, f"run `pytest {__file__} --write-golden`, and read {path}"
+
+
+def test_rows_without_a_blank_line_between_them_are_refused(tmp_path):
+    path = tmp_path / "refusals.txt"
+    path.write_text("Add: 4 | FLOAT -> 4 | FLOAT\n    a reason\nGelu: 4;4 | FLOAT;FLOAT -> 4 | FLOAT\n")
+    with pytest.raises(ValueError, match="Gelu"):
+        refusals({Status.INVALID: path})
 
 
 def test_no_row_is_refused_twice():
