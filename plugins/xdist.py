@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,14 @@ _FIXTURES = code_folder("bench") / "conftest.py"
 _THEORY = code_folder("shapes") / "conftest.py"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Sets the number of workers, before xdist's own hook makes workers of it."""
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Sets the number of workers, before xdist's own hook, which may come first, makes workers of it."""
+    _set_workers(config)
+    return (yield)
+
+
+def _set_workers(config: pytest.Config) -> None:
     option = config.option
     if getattr(option, "numprocesses", 0) is not None or option.tx or hasattr(config, "workerinput"):
         # xdist is not there, or an option sets the workers, or this process is a worker.

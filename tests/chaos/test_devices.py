@@ -22,7 +22,8 @@ def ids_used(sessions: Sessions) -> set[str]:
 
 def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessions) -> None:
     sessions.write("Moody", [row(Mood.WAIT_FOR_ANOTHER_DEVICE), row(2), row(1), *[row(n) for n in range(101, 120)]])
-    done = sessions.run(SIMULATED_DEVICES="4", SIMULATED_VISIBLE_DEVICES="3,1")
+    # Named on the command line, the plugin is there before xdist.
+    done = sessions.run("-p", "opatlas.plugins", SIMULATED_DEVICES="4", SIMULATED_VISIBLE_DEVICES="3,1")
     assert (done.code, done.ledger()) == (0, {"measured": 22})
     assert "created: 2/2 workers" in done
     assert ids_used(sessions) == {"3", "1"}
