@@ -175,11 +175,6 @@ def _lines(text: str) -> list[str]:
     return text.strip().splitlines() or ["no message"]
 
 
-def percent_text(share: float, digits: int = 1, *, signed: bool = False) -> str:
-    """Returns a share as a percentage: `8.4 %`, `1,250.0 %`; signed `+8.4 %`."""
-    return f"{share * 100:{'+' if signed else ''},.{digits}f} %"
-
-
 #: A whole number with this many digits is less than 2**63.
 MOST_DIGITS = 18
 

@@ -10,9 +10,9 @@ import pytest
 
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
-from opatlas.report.row_summary import duration_tables, microseconds_text, noise_text
+from opatlas.report.row_summary import duration_tables
 from opatlas.report.session_report import SessionFacts, cause_table, gap_table
-from opatlas.show.formats import ratio
+from opatlas.show import formats
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import printable_lines
 
@@ -268,7 +268,7 @@ class StoredComparison:
         compared = _compared(report)
         if compared is None:
             return None
-        return "passed", "", f"PASSED {compared.ratio:.3f} x of {microseconds_text(compared.stored_us)} stored"
+        return "passed", "", f"PASSED {compared.ratio:.3f} x of {formats.duration(compared.stored_us)} stored"
 
     def print(self, terminal: pytest.TerminalReporter) -> None:
         """Prints the rows whose durations differ most."""
@@ -281,8 +281,8 @@ class StoredComparison:
             furthest = sorted(self._compared.values(), key=lambda each: -abs(math.log(each.ratio)))
             most = None if self._verbosity > 0 else _MOST_COMPARED
             columns = (
-                *(Column("new / stored", ratio), Column("new", microseconds_text), Column("noise", noise_text)),
-                *(Column("stored", microseconds_text), "row"),
+                *(Column("new / stored", formats.ratio), Column("new(us)", formats.microseconds)),
+                *(Column("noise", formats.percent), Column("stored(us)", formats.microseconds), "row"),
             )
             rows = [(each.ratio, each.new_us, each.noise, each.stored_us, each.case_id) for each in furthest[:most]]
             yield Table(columns, rows, "stored durations, the furthest apart first", left_out=len(furthest) - len(rows))

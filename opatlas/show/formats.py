@@ -8,9 +8,19 @@ def microseconds(us: float) -> str:
     return f"{us:,.0f}" if us >= 999.5 else f"{us:.4g}"
 
 
-def percent(share: float) -> str:
+def duration(us: float) -> str:
+    """Returns a duration with its unit, where no header has it: `75.61 us`."""
+    return f"{microseconds(us)} us"
+
+
+def percent(share: float, digits: int = 1) -> str:
     """Returns a share as a percentage: `8.4 %`."""
-    return f"{share * 100:,.1f} %"
+    return f"{share * 100:,.{digits}f} %"
+
+
+def noise(share: float | None) -> str:
+    """Returns a standard deviation as a share of the mean: `±2.1 %`; "" if it is not known."""
+    return "" if share is None else f"±{percent(share)}"
 
 
 def change(share: float) -> str:
