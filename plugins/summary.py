@@ -132,11 +132,11 @@ class SessionSummary:
         if causes := self._tally.causes():
             yield cause_table("not measured", causes, _SHOWN)
         gaps = self._results.gaps
-        if gaps and self._results.not_comparable:
-            yield f"{len(gaps):,} rows with both durations, {self._results.not_comparable}"
+        if gaps and facts.not_comparable:
+            yield f"{len(gaps):,} rows with both durations, {facts.not_comparable}"
         elif any(gap.outside for gap in gaps):
             yield gap_table(gaps, _SHOWN)
-        yield from self._score(plan)
+        yield from self._score()
 
     def _run_fields(self, plan: Plan, facts: SessionFacts) -> dict[str, object]:
         """Returns how rows ran, and how good their durations are."""
@@ -202,7 +202,7 @@ class SessionSummary:
                 f"as {example}"
             )
 
-    def _score(self, plan: Plan) -> Iterator[Part]:
+    def _score(self) -> Iterator[Part]:
         """Yields what models, or implementations of a suite, achieved."""
         settings = self._context.settings
         if settings.models is not None:

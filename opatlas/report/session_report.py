@@ -255,10 +255,12 @@ def _report_parts(facts: SessionFacts, gaps: Sequence[Gap]) -> Iterator[Part]:
     }
     yield Fields({**run, **_what_ran(facts)}, "Run")
     if facts.figures:
-        yield Fields(facts.quality, "Rows that are not quiet")
+        if facts.quality:
+            yield Fields(facts.quality, "Rows that are not quiet")
         yield from duration_tables(facts.figures)
     yield _count_table("Outcome", facts.outcomes)
-    yield _count_table("Status", facts.statuses)
+    if facts.statuses:
+        yield _count_table("Status", facts.statuses)
     merged = facts.merged
     if merged is None:
         yield "The records were not merged; they are in the journal."
