@@ -268,7 +268,7 @@ class StoredComparison:
         compared = _compared(report)
         if compared is None:
             return None
-        return "passed", "", f"PASSED {compared.ratio:.3f} x of {formats.duration(compared.stored_us)} stored"
+        return "passed", "", f"PASSED {formats.ratio(compared.ratio)} of {formats.duration(compared.stored_us)} stored"
 
     def print(self, terminal: pytest.TerminalReporter) -> None:
         """Prints the rows whose durations differ most."""

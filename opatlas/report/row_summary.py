@@ -105,14 +105,14 @@ class RowSummary:
         return " ".join(filter(None, (*parts, share)))
 
     def line(self) -> str:
-        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`, which CI shows."""
+        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06x)`, which CI shows."""
         parts = [formats.duration(self.median_us), formats.noise(self.noise), f"n={self.samples}", self.cache]
         parts = [" ".join(filter(None, (*parts, self.instrument)))]
         parts += filter(None, [self.mark, self.rate])
         if self.share is not None:
             parts.append(f"{formats.percent(self.share)} of peak")
         if self.captured_us and self.ratio:
-            parts.append(f"captured {formats.duration(self.captured_us)} ({self.ratio:.2f} x)")
+            parts.append(f"captured {formats.duration(self.captured_us)} ({formats.ratio(self.ratio)})")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

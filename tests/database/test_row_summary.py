@@ -126,7 +126,7 @@ def test_figures_travel_as_plain_values() -> None:
 
 def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
     line = figures(median_us=15.05, captured_us=14.2).line()
-    assert all(part in line for part in ("15.05 us", "±2.0 %", "n=20", "cold", "cupti", "14.2 us", "1.06 x"))
+    assert all(part in line for part in ("15.05 us", "±2.0 %", "n=20", "cold", "cupti", "14.2 us", "1.06x"))
     assert ", drifting" in figures(quality=Quality.DRIFTING).line()
 
 

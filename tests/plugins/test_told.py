@@ -180,9 +180,9 @@ def test_a_comparison_with_the_database_is_in_the_line_and_in_ci(sessions: Sessi
     sessions.run_in_process()
     done = sessions.run_in_process("--read-only", "-v", "--junitxml=report.xml", COLUMNS="80")
     (line,) = (line for line in done.output.splitlines() if "[Toy-1_1-" in line and "PASSED" in line)
-    assert re.search(r"PASSED [\d.]+ x ", line)
+    assert re.search(r"PASSED [\d.]+x ", line)
     (out,) = ElementTree.parse(sessions.folder / "report.xml").iter("system-out")
-    assert re.search(r"stored .* \([\d.]+ x\)$", out.text or "")
+    assert re.search(r"stored .* \([\d.]+x\)$", out.text or "")
 
 
 def test_a_capture_of_another_device_is_not_ranked(sessions: Sessions) -> None:
