@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 
+def number(value: float) -> str:
+    """Returns a number with four digits, and all digits before the point: `75.61`, `22,965`."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.4g}"
+
+
 def microseconds(us: float) -> str:
-    """Returns a duration with four digits, and all digits before the point: `75.61`, `22,965`."""
-    return f"{us:,.0f}" if us >= 999.5 else f"{us:.4g}"
+    """Returns a duration whose unit the header has: `75.61`, `22,965`."""
+    return number(us)
 
 
 def duration(us: float) -> str:

@@ -8,6 +8,7 @@ from printed import numbers_in
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.show import Fields, Format, Output, Result, Table, print_note
 from opatlas.show.formats import change, percent
+from opatlas.show.render import plain_text
 from opatlas.text import exception_line, printable, printable_lines
 
 
@@ -61,6 +62,14 @@ def test_a_failed_build_is_told_by_the_first_error_of_the_compiler() -> None:
     assert exception_line(RuntimeError(message)) == (
         "RuntimeError: Error building extension 'norm': main.cpp:2:44: error: no ;"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(231290.4, "231,290"), (-12345.0, "-12,345"), (0.123456, "0.1235"), (7, "7"), (12345, "12,345"), (True, "True")],
+)
+def test_a_number_has_no_exponent_and_all_digits_before_the_point(value: object, shown: str) -> None:
+    assert plain_text(value) == shown
 
 
 def test_a_percentage_has_a_space_before_its_sign() -> None:
