@@ -182,6 +182,7 @@ class SessionSummary:
         paths = [settings.targets[number].path for number in plan.named_targets(len(settings.targets))]
         crowded = crowded_folders(paths)
         named = [str(path) for path in paths if path.parent not in crowded]
+        found["device"] = facts.device or None
         found["database"] = "\n".join(named) or None
         found["databases"] = "\n".join(f"{count:,} in {folder}" for folder, count in crowded.items()) or None
         found["report"] = "\n".join(self._results.paths) or None
