@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import wraps
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
-from opatlas.text import parse_real, parse_whole, suggest, wrap_for_stderr
+from opatlas.text import parse_real, parse_whole, printable_lines, suggest
 
 if TYPE_CHECKING:
     import pytest
@@ -27,16 +30,6 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+(?:[.-]?[a-z]+[.-]?\d*)*(?:\+[a-z\d.-]+)?",
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
 T = TypeVar("T")
-
-
-def add_database_path(parser: argparse.ArgumentParser) -> None:
-    """Declares --database-path of a command."""
-    parser.add_argument(
-        "--database-path",
-        type=Path,
-        metavar="DIR",
-        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
-    )
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -225,9 +218,36 @@ def _wrap_errors(name: str, read: Callable[[str], T]) -> Callable[[str], T]:
         try:
             return read(text)
         except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(wrap_for_stderr(f"{begin}{error}").removeprefix(begin)) from None
+            raise argparse.ArgumentTypeError(fit_terminal(str(error), begin)) from None
 
     return read_wrapped
+
+
+def fit_terminal(text: str, begin: str) -> str:
+    """Returns printable text that stderr gets behind `begin`, wrapped on a terminal and where COLUMNS is set.
+
+    Elsewhere each line stays one line, so that grep finds it. Line breaks and indents stay.
+    """
+    text = printable_lines(f"{begin}{text}")
+    if sys.stderr.isatty() or os.environ.get("COLUMNS"):
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(_wrap(line, width) for line in text.split("\n"))
+    return text.removeprefix(begin)
+
+
+def _wrap(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    # A path stays whole.
+    return textwrap.fill(
+        line.lstrip(" "),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:

@@ -1,19 +1,10 @@
-"""Text for people: printable, in lines that fit a terminal, counted in words, with suggestions for misspelt names."""
+"""Text for people: printable, short, counted in words, with suggestions for misspelt names; numbers in a text."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterable
-from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 def printable(text: str, *, keeps: str = "") -> str:
@@ -34,48 +25,9 @@ def printable_lines(text: str) -> str:
     return printable(text, keeps="\n\t")
 
 
-def wrap_for_stderr(text: str) -> str:
-    """Returns printable text for stderr, wrapped as `wrap_lines` does."""
-    return wrap_lines(text, shutil.get_terminal_size().columns, on_terminal=sys.stderr.isatty())
-
-
-def wrap_lines(text: str, width: int, *, on_terminal: bool, hang: int = 2) -> str:
-    """Returns printable text, wrapped at blanks on a terminal and where COLUMNS is set.
-
-    Elsewhere each line stays one line, so that grep finds it. Line breaks and indents of the text stay.
-
-    Args:
-        hang: columns by which further lines are indented beyond the first one.
-    """
-    text = printable_lines(text)
-    if not (on_terminal or os.environ.get("COLUMNS")):
-        return text
-    lines = []
-    for line in text.split("\n"):
-        indent = line[: len(line) - len(line.lstrip(" "))]
-        lines.append(_break_lines(line.lstrip(" "), width, indent, indent + " " * hang) if len(line) > width else line)
-    return "\n".join(lines)
-
-
 def pluralize(number: int, one: str, more: str = "") -> str:
     """Returns `1 row` or `2,410 rows`. `more` is the plural, if it is not `one` with an s."""
     return f"{number:,} {one if number == 1 else more or f'{one}s'}"
-
-
-def _break_lines(text: str, width: int, first: str, further: str) -> str:
-    """Returns wrapped text. `first` and `further` begin the lines. Paths are not broken."""
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-    )
-
-
-Counts = TypeVar("Counts", bound="DataclassInstance")
-
-
-def add_counts(total: Counts, part: Counts) -> None:
-    """Adds the fields of `part` (numbers, lists, Counters) to those of `total`."""
-    for field in fields(total):
-        setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
 
 
 def close_matches(name: str, known: Iterable[str], most: int, least: float) -> list[str]:
@@ -99,10 +51,6 @@ def suggest(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
     return f" (did you mean {', '.join(found)}?)" if found else ""
 
 
-#: The longest reason: it becomes a cell of a CSV and a line on the terminal.
-MOST_CHARACTERS = 1_000
-#: The longest detail of a failure, such as a traceback whose message has megabytes.
-MOST_CHARACTERS_OF_DETAIL = 100_000
 #: Characters for the line that says how much was left out.
 _ROOM_FOR_NOTE = 60
 
@@ -139,23 +87,10 @@ def exception_message(error: BaseException) -> str:
         return f"its message cannot be read: __str__ raised {type(unreadable).__name__}"
 
 
-def reason_text(text: str) -> str:
-    """Returns one printable line of at most MOST_CHARACTERS; a longer text ends with an ellipsis."""
-    # Cut before escaping: megabytes of text take seconds to escape.
-    text = printable(" ".join(text[: MOST_CHARACTERS + 1].splitlines()))
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
-
-
 def shortened(text: str, most: int = 120) -> str:
     """Returns printable text of one line, cut to about `most` characters, for what a user named."""
     text = printable(text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def detail_text(text: str) -> str:
-    """Returns printable lines of at most MOST_CHARACTERS_OF_DETAIL characters; a longer text loses its middle."""
-    text = cut_middle(text, MOST_CHARACTERS_OF_DETAIL)
-    return cut_middle(printable_lines(text), MOST_CHARACTERS_OF_DETAIL)
 
 
 def cut_middle(text: str, most: int) -> str:
@@ -173,11 +108,6 @@ def cut_middle(text: str, most: int) -> str:
 
 def _lines(text: str) -> list[str]:
     return text.strip().splitlines() or ["no message"]
-
-
-def percent_text(share: float, digits: int = 1, *, signed: bool = False) -> str:
-    """Returns a share as a percentage: `8.4 %`, `1,250.0 %`; signed `+8.4 %`."""
-    return f"{share * 100:{'+' if signed else ''},.{digits}f} %"
 
 
 #: A whole number with this many digits is less than 2**63.

@@ -12,7 +12,8 @@ import pytest
 
 from opatlas.engine.registry import replay_spec
 from opatlas.files import path_problem
-from opatlas.text import pluralize, wrap_for_stderr
+from opatlas.options import fit_terminal
+from opatlas.text import pluralize
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed
 from .cluster_rows import sort_longest_first
@@ -63,8 +64,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
         return (yield)
     except pytest.UsageError as error:
         # As pytest begins the line.
-        begin = "ERROR: "
-        raise pytest.UsageError(wrap_for_stderr(f"{begin}{error}").removeprefix(begin)) from None
+        raise pytest.UsageError(fit_terminal(str(error), "ERROR: ")) from None
 
 
 def _expect_paths(config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, SubElement
 import pytest
 
 from opatlas.model.signature import case_id_in
-from opatlas.report.row_summary import microseconds_text
+from opatlas.show import formats
 from opatlas.text import parse_real
 
 from .pytest_internals import LogXML, xml_key
@@ -66,8 +66,8 @@ class JUnit:
             out = SubElement(case, "system-out")
         line, stored_us = figures.line(), parse_real(properties.get("stored_us", ""))
         if stored_us:
-            ratio = float(properties["duration_us"]) / stored_us
-            line += f", stored {microseconds_text(stored_us)} ({ratio:.2f} x)"
+            factor = formats.ratio(float(properties["duration_us"]) / stored_us)
+            line += f", stored {formats.duration(stored_us)} ({factor})"
         out.text = "\n".join(filter(None, (line, out.text)))
 
     def _run_properties(self) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -112,9 +112,9 @@ class UncollectedSamples:
             "summaries": len(profile.files),
             "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),
             **{f"left out: {reason.value}": count for reason, count in account.left_out.most_common() if count},
-            "first invalid duration": ", ".join(map(str, invalid)) or None,
-            "without shapes": ", ".join(map(str, without_shapes(account)[:_SHOWN])) or None,
-            "copies of a summary": ", ".join(map(str, profile.same_bytes[:_SHOWN])) or None,
+            "first invalid duration": ", ".join(invalid) or None,
+            "without shapes": _first(list(map(str, without_shapes(account)))) or None,
+            "copies of a summary": _first(list(map(str, profile.same_bytes))) or None,
             "warm-up and set-up launches": "count as samples, since they look like others",
         }
         if self._unmatched:
@@ -122,6 +122,11 @@ class UncollectedSamples:
             adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
             is_added = settings.mode.adds_rows and not by_cells
             fate = ("would be added" if settings.rehearses else "added") if is_added else f"not added: {adds}"
-            named = ", ".join(f"{name} {count}" for name, count in self._unmatched.most_common(_SHOWN))
+            named = _first([f"{name} {count:,}" for name, count in self._unmatched.most_common()])
             found["signatures without a row"] = (self._unmatched.total(), f"{named}; {fate}")
         return found
+
+
+def _first(texts: Sequence[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join([*texts[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])])

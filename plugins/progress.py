@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from opatlas.report.row_summary import RowSummary
-from opatlas.text import printable_lines
+from opatlas.text import shortened
 
 from .row_note import note_of
 from .session_context import SessionContext
@@ -51,8 +51,8 @@ class RowProgress:
         if "figures" in note:
             word = f"{word} {RowSummary.from_json(note['figures']).text()}"
         elif report.failed and "record" in note:
-            reason = printable_lines(f"{note['record']['status']}: {note['record']['reason']}")
-            word = f"{word} {reason.partition(chr(10))[0][:_REASON_SHOWN]}"
+            reason = f"{note['record']['status']}: {note['record']['reason']}".partition("\n")[0]
+            word = f"{word} {shortened(reason, _REASON_SHOWN)}"
         return category, letter, word
 
     @pytest.hookimpl(trylast=True)

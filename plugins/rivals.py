@@ -28,7 +28,6 @@ def comparison_parts(
     Args:
         measured: ids of the cases that the session measured.
         hosts: the machine of a cluster that measured each of them; empty without a cluster.
-        width: the columns of a line.
     """
     default = next((each for each in settings.targets if each.implementation.is_default), None)
     suffixes = {each.implementation.suffix for each in settings.targets}
@@ -57,7 +56,8 @@ def comparison_parts(
         rows = replace(found, rows=[row for row in found.rows if row.case_id in ids])
         if any(rival.name in row.pairs for row in rows.rows):
             yield figures_table(rows, [rival])
-            yield rows_table(rows, rival)
+            if (compared := rows_table(rows, rival)).rows:
+                yield compared
             pairs = {
                 row: (hosts.get(f"{row}{default.implementation.suffix}", ""), hosts.get(f"{row}{suffix}", ""))
                 for row in sorted(ids)

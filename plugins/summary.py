@@ -10,9 +10,9 @@ import pytest
 
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in
-from opatlas.report.row_summary import duration_tables, microseconds_text, noise_text
+from opatlas.report.row_summary import duration_tables
 from opatlas.report.session_report import SessionFacts, cause_table, gap_table
-from opatlas.show.formats import ratio
+from opatlas.show import formats
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import printable_lines
 
@@ -132,11 +132,11 @@ class SessionSummary:
         if causes := self._tally.causes():
             yield cause_table("not measured", causes, _SHOWN)
         gaps = self._results.gaps
-        if gaps and self._results.not_comparable:
-            yield f"{len(gaps):,} rows with both durations, {self._results.not_comparable}"
+        if gaps and facts.not_comparable:
+            yield f"{len(gaps):,} rows with both durations, {facts.not_comparable}"
         elif any(gap.outside for gap in gaps):
             yield gap_table(gaps, _SHOWN)
-        yield from self._score(plan)
+        yield from self._score()
 
     def _run_fields(self, plan: Plan, facts: SessionFacts) -> dict[str, object]:
         """Returns how rows ran, and how good their durations are."""
@@ -182,6 +182,7 @@ class SessionSummary:
         paths = [settings.targets[number].path for number in plan.named_targets(len(settings.targets))]
         crowded = crowded_folders(paths)
         named = [str(path) for path in paths if path.parent not in crowded]
+        found["device"] = facts.device or None
         found["database"] = "\n".join(named) or None
         found["databases"] = "\n".join(f"{count:,} in {folder}" for folder, count in crowded.items()) or None
         found["report"] = "\n".join(self._results.paths) or None
@@ -202,7 +203,7 @@ class SessionSummary:
                 f"as {example}"
             )
 
-    def _score(self, plan: Plan) -> Iterator[Part]:
+    def _score(self) -> Iterator[Part]:
         """Yields what models, or implementations of a suite, achieved."""
         settings = self._context.settings
         if settings.models is not None:
@@ -268,7 +269,7 @@ class StoredComparison:
         compared = _compared(report)
         if compared is None:
             return None
-        return "passed", "", f"PASSED {compared.ratio:.3f} x of {microseconds_text(compared.stored_us)} stored"
+        return "passed", "", f"PASSED {formats.ratio(compared.ratio)} of {formats.duration(compared.stored_us)} stored"
 
     def print(self, terminal: pytest.TerminalReporter) -> None:
         """Prints the rows whose durations differ most."""
@@ -281,8 +282,8 @@ class StoredComparison:
             furthest = sorted(self._compared.values(), key=lambda each: -abs(math.log(each.ratio)))
             most = None if self._verbosity > 0 else _MOST_COMPARED
             columns = (
-                *(Column("new / stored", ratio), Column("new", microseconds_text), Column("noise", noise_text)),
-                *(Column("stored", microseconds_text), "row"),
+                *(Column("new / stored", formats.ratio), Column("new(us)", formats.microseconds)),
+                *(Column("noise", formats.percent), Column("stored(us)", formats.microseconds), "row"),
             )
             rows = [(each.ratio, each.new_us, each.noise, each.stored_us, each.case_id) for each in furthest[:most]]
             yield Table(columns, rows, "stored durations, the furthest apart first", left_out=len(furthest) - len(rows))

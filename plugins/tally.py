@@ -13,6 +13,7 @@ from opatlas.model.schema import ERROR_CLASS, Status
 from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import RowSummary
 from opatlas.report.session_report import Cause
+from opatlas.text import shortened
 
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
 
@@ -115,7 +116,7 @@ class OutcomeTally:
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = kernel, assumptions
         if record["status"] != Status.MEASURED.value:
-            reason = str(record["reason"]).partition("\n")[0][:_REASON_SHOWN]
+            reason = shortened(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
             error = kernel, f"{record['status']}: {_cause(record['status'], reason)}"
             self._error_of[report.nodeid] = error
             self._reasons.setdefault(error, (f"{record['status']}: {reason}", case_id))

@@ -121,6 +121,11 @@ def test_the_folder_of_a_device_means_its_newest_database_like_the_name(
     assert Path(json.loads(capsys.readouterr().out)["path"]).parts[-3:-1] == ("NVIDIA_H200", "torch")
 
 
+def test_two_formats_of_the_output_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["show", "--format", "csv", "--json"]) == USAGE
+    assert "--format" in capsys.readouterr().err
+
+
 def test_version() -> None:
     done = opatlas("--version")
     assert done.returncode == 0

@@ -8,7 +8,7 @@ from statistics import median
 
 from opatlas.candidates.judgement import CandidateRejected, ErrorClass
 from opatlas.model.roofline import Peak
-from opatlas.show.formats import microseconds
+from opatlas.show.formats import duration
 
 #: Shortest duration of a kernel on an accelerator, in microseconds.
 _SHORTEST_US = 0.5
@@ -41,16 +41,16 @@ def expect_possible(
     wrong = [duration for duration in durations_us if not (math.isfinite(duration) and duration > 0)]
     if wrong or not durations_us:
         raise _impossible(f"{wrong[0]} us" if wrong else "no duration", "a call takes some time")
-    duration = median(durations_us)
-    if is_accelerator and duration < _SHORTEST_US:
-        raise _impossible(f"{duration:.3g} us", f"no kernel takes less than {_SHORTEST_US} us")
+    taken_us = median(durations_us)
+    if is_accelerator and taken_us < _SHORTEST_US:
+        raise _impossible(duration(taken_us), f"no kernel takes less than {_SHORTEST_US} us")
     if not (is_cold and peak.bandwidth_gbps):
         return
     floor = _SLACK * read_bytes / peak.bandwidth_gbps / 1e3
-    if duration < floor and ((own := baseline_us()) is None or own >= floor):
+    if taken_us < floor and ((own := baseline_us()) is None or own >= floor):
         raise _impossible(
-            f"{microseconds(duration)} us",
-            f"the device needs {microseconds(floor)} us to read {read_bytes} bytes of inputs at its peak",
+            duration(taken_us),
+            f"the device needs {duration(floor)} to read {read_bytes} bytes of inputs at its peak",
         )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from opatlas.candidates.source import CandidateSource
-from opatlas.text import percent_text
+from opatlas.show.formats import percent
 
 #: Below or at this share torch does the work.
 LEAST_SHARE = 0.5
@@ -55,4 +55,4 @@ def share_notes(share: float | None) -> tuple[str, ...]:
     """Returns what is told of a share: that torch does the work."""
     if share is None or share > LEAST_SHARE:
         return ()
-    return (f"torch does the work: {percent_text(share, 0)} of the time is in kernels that the candidate defines",)
+    return (f"torch does the work: {percent(share, 0)} of the time is in kernels that the candidate defines",)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from opatlas.capture.attention import SOURCE_PROFILE, source_cell
 from opatlas.capture.cases import PooledCase, PooledCases
+from opatlas.counts import add_counts
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import Modes, find_modes, number_cell, valid_duration
 from opatlas.model.schema import (
@@ -46,7 +47,7 @@ from opatlas.model.schema import (
 from opatlas.model.signature import signatures
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, RowTable
-from opatlas.text import add_counts, pluralize
+from opatlas.text import pluralize
 
 #: Separates the run ids of a cell.
 _SEPARATOR = ";"

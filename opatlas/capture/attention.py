@@ -34,6 +34,7 @@ from opatlas.capture.attention_records import (
     row_key,
 )
 from opatlas.capture.cases import CaptureCase, CaptureCases
+from opatlas.counts import add_counts
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
@@ -53,7 +54,7 @@ from opatlas.model.slots import split_cell
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, RowTable
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
-from opatlas.text import add_counts, parse_real, printable
+from opatlas.text import parse_real, printable
 
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
 COMPLETENESS = RUNTIME_PREFIX + "metadata_completeness"

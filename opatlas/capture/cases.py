@@ -31,13 +31,13 @@ from opatlas.capture.manifest import (
     read_samples_manifest,
     samples_path,
 )
+from opatlas.counts import add_counts
 from opatlas.errors import TableError
 from opatlas.files import size_mb
 from opatlas.model.quality import Summary, summarize
 from opatlas.progress import progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, ingest_paths
-from opatlas.text import add_counts
 
 #: The launches of a capture, and the number of a group in it.
 _LaunchGroup = tuple[CaptureLaunches, int]

@@ -38,7 +38,7 @@ from opatlas.model.schema import (
 )
 from opatlas.model.siblings import base_type
 from opatlas.model.slots import slot_words
-from opatlas.report.row_summary import microseconds_text, share_text
+from opatlas.show import formats
 from opatlas.text import parse_whole
 
 _M = "M"
@@ -143,7 +143,7 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
                 continue
             verdict = judge([us], bound_us=least)
             if verdict.quality is Quality.ABOVE_ROOFLINE:
-                found.append(table.finding(index, microseconds_text(us), verdict.reason, least / us))
+                found.append(table.finding(index, formats.duration(us), verdict.reason, least / us))
     return found
 
 
@@ -174,10 +174,10 @@ def _not_monotone(_database: CheckedDatabase, table: CheckedTable) -> list[Findi
             fastest = i + 1 + int(np.argmin(family.high_us[i + 1 :]))
             ratio = family.us[i] / family.us[fastest]
             reason = (
-                f"{ratio:.2f} times the {microseconds_text(family.us[fastest])} of M {family.m[fastest]:,.0f} "
+                f"{ratio:.2f} times the {formats.duration(family.us[fastest])} of M {family.m[fastest]:,.0f} "
                 f"(line {family.places[fastest] + 2}), which is more work than M {family.m[i]:,.0f}"
             )
-            found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
+            found.append(table.finding(family.places[i], formats.duration(family.us[i]), reason, ratio))
     return found
 
 
@@ -204,11 +204,11 @@ def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
             between = family.us[i - 1] ** (1 - fraction) * family.us[i + 1] ** fraction
             ratio = family.us[i] / between
             before, after = (
-                f"{microseconds_text(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
+                f"{formats.duration(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
             )
-            likely = microseconds_text(between)
+            likely = formats.duration(between)
             reason = f"{ratio:.2f} times the {likely} between its neighbours: {before}, {after}"
-            found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
+            found.append(table.finding(family.places[i], formats.duration(family.us[i]), reason, ratio))
     return found
 
 
@@ -232,7 +232,7 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
     found = []
     for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
         quality = qualities[index]
-        value = microseconds_text(durations.us[index])
+        value = formats.duration(durations.us[index])
         # The check below-roofline finds these.
         if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[index]):
             continue
@@ -240,8 +240,8 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
             reason = f"{quality}: {reasons[index]}".removesuffix(": ")
             found.append(table.finding(index, value, reason, np.nan_to_num(share[index])))
         else:
-            std = microseconds_text(durations.std_us[index])
-            reason = f"the standard deviation is {share_text(share[index])} of the mean, {std}"
+            std = formats.duration(durations.std_us[index])
+            reason = f"the standard deviation is {formats.percent(share[index])} of the mean, {std}"
             found.append(table.finding(index, value, reason, share[index]))
     return found
 
@@ -269,15 +269,15 @@ def _means_with_outliers(database: CheckedDatabase, table: CheckedTable) -> list
         if kept is not None:
             if abs(mean - kept) <= _DECIMAL_US:
                 continue
-            reason = f"the mean of its samples without outliers is {microseconds_text(kept)}"
+            reason = f"the mean of its samples without outliers is {formats.duration(kept)}"
         elif median > 0:
             if abs(mean - median) <= NOISE_LIMIT * median:
                 continue
-            reason = f"no samples are kept, and the median is {microseconds_text(median)}"
+            reason = f"no samples are kept, and the median is {formats.duration(median)}"
         else:
             reason = "neither samples nor a median are kept"
         other = kept or (median if median > 0 else mean)
-        found.append(table.finding(index, microseconds_text(mean), reason, max(mean / other, other / mean)))
+        found.append(table.finding(index, formats.duration(mean), reason, max(mean / other, other / mean)))
     return found
 
 
@@ -304,7 +304,7 @@ def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Fi
         index = table.first_indices.get(case.signature)
         verdict = judge(case.durations_us)
         if index is not None and verdict.quality is Quality.BIMODAL:
-            value = microseconds_text(case.durations.median_us)
+            value = formats.duration(case.durations.median_us)
             found.append(table.finding(index, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
     return found
 

@@ -28,7 +28,7 @@ from opatlas.model.schema import (
     STATUS_REASON,
     Status,
 )
-from opatlas.report.row_summary import microseconds_text
+from opatlas.show import formats
 from opatlas.store.cells import duration_columns
 
 
@@ -150,8 +150,8 @@ def _repeated_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Find
         if np.isnan(ours) or np.isnan(theirs):
             durations, ratio = "", 1.0
         else:
-            durations, ratio = f", which took {microseconds_text(theirs)}", max(ours / theirs, theirs / ours)
-        value = "no duration" if np.isnan(ours) else microseconds_text(ours)
+            durations, ratio = f", which took {formats.duration(theirs)}", max(ours / theirs, theirs / ours)
+        value = "no duration" if np.isnan(ours) else formats.duration(ours)
         found.append(table.finding(index, value, f"the same case as line {earlier + 2}{durations}", ratio))
     return found
 
@@ -214,7 +214,7 @@ def _without_manifest(table: CheckedTable, durations: Durations, column: str, kn
             reason = f"its {column} is empty, so device and software are unknown"
         else:
             continue
-        found.append(table.finding(index, microseconds_text(durations.us[index]), reason))
+        found.append(table.finding(index, formats.duration(durations.us[index]), reason))
     return found
 
 

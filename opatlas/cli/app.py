@@ -90,15 +90,17 @@ def _add_output(app: App) -> None:
     def run(
         *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         json: Annotated[bool, Parameter(group=_OUTPUT)] = False,
-        format: Annotated[Literal["text", "markdown", "csv"], Parameter(group=_OUTPUT)] = "text",  # noqa: A002
+        format: Annotated[Literal["text", "markdown", "csv"] | None, Parameter(group=_OUTPUT)] = None,  # noqa: A002
     ) -> int:
         """Runs a command.
 
         Args:
             json: print JSON.
-            format: print tables as text, Markdown or CSV.
+            format: print tables as text, Markdown or CSV (default: text).
         """
-        output = Output("json" if json else format)
+        if json and format:
+            raise UsageError("--json and --format name two formats: leave one of them out")
+        output = Output("json" if json else format or "text")
         try:
             command, bound, injected = app.parse_args(words, exit_on_error=False, print_error=False)
             if "output" in injected:

@@ -215,7 +215,7 @@ def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
             "median": percent(low),
             "p90": percent(high),
             "largest": percent(max(spreads)),
-            f"over {SPREAD_LIMIT:.0%}": f"{len(disagree):,} rows",
+            f"over {percent(SPREAD_LIMIT, 0)}": (len(disagree), "rows"),
         },
         title="spread between machines",
     )

@@ -337,8 +337,7 @@ def _unmatched(records: Records) -> int:
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:
-    """Yields a table of the first rows; none without rows. An empty column at its end is left out."""
+    """Yields a table of the first rows; none without rows. Empty columns are left out."""
     if rows:
-        width = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
-        shown = [row[:width] for row in rows[:_SHOWN]]
-        yield Table(columns[:width], shown, left_out=len(rows) - len(shown))
+        shown = [[None if cell == "" else cell for cell in row] for row in rows[:_SHOWN]]
+        yield Table(columns, shown, left_out=len(rows) - len(shown)).without_empty_columns()

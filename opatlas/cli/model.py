@@ -224,7 +224,7 @@ def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[P
         },
         title="expected error of the step",
     )
-    yield Fields({"database": str(opened.path), "rows added": str(added)})
+    yield Fields({"database": str(opened.path), "rows added": added})
     if added:
         yield f"next: opatlas bench --database-path {opened.path}{_implementations(opened, found)}"
 

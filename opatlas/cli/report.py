@@ -55,7 +55,7 @@ def report(
     costs = [(each.text, model_cost(place, each.model, **each.settings)) for each in step]
     site = write_site(place, output, against=against, costs=costs, capture=superkernel)
     parts: list[Part] = [
-        Fields({"site": str(site.start), "kernel types": f"{site.kernel_types:,}"}),
+        Fields({"site": str(site.start), "kernel types": site.kernel_types}),
         Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),
     ]
     problems = list(site.problems)

@@ -94,7 +94,7 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
 
 
 def _scopes(analysis: ScopeAnalysis) -> Table:
-    us = (Column(name, microseconds) for name in ("us", "gaps", "host", "saved"))
+    us = (Column(f"{name}(us)", microseconds) for name in ("duration", "gaps", "host", "saved"))
     shares = (Column(name, percent) for name in ("of scope", "of step"))
     return Table(
         ("scope", "each", "kernels", "fused", "SK", *us, *shares, "try", Column("why", wide=True)),
@@ -114,13 +114,7 @@ def _comparison_parts(comparison: SuperKernelComparison) -> Iterator[Part]:
     both = (("old", comparison.old), ("new", comparison.new))
     yield Table(
         (
-            "",
-            "runs",
-            "steps",
-            Column("mean(us)", microseconds),
-            Column("variation", percent),
-            "class",
-            "SK",
+            *("of", "runs", "steps", Column("mean(us)", microseconds), Column("variation", percent), "class", "SK"),
             "captures",
         ),
         [

@@ -17,6 +17,7 @@ from opatlas.capture.cases import read_ingests
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.manifest import manifest_path
 from opatlas.combine.table import CombineTally, Conflict, combine_tables, final_conflicts
+from opatlas.counts import add_counts
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
 from opatlas.gc_pause import gc_paused
@@ -33,7 +34,6 @@ from opatlas.store.history import EditedLookup, Histories, without_measurement
 from opatlas.store.journal import JournalContents
 from opatlas.store.manifest import LARGEST_BYTES, Manifest, RunOrder
 from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.text import add_counts
 
 #: The run id in the name of the folder with durations that `combine` did not take.
 COMBINE = "combine"

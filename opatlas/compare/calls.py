@@ -38,9 +38,10 @@ from opatlas.model.schema import (
     Status,
 )
 from opatlas.model.signature import column_cells, signatures
+from opatlas.show.formats import percent
 from opatlas.store.cells import duration_columns, measured_cells
 from opatlas.store.database import Database
-from opatlas.text import parse_real, parse_whole, percent_text
+from opatlas.text import parse_real, parse_whole
 
 #: The status of a row that a database lacks, or that was never run.
 MISSING = "missing"
@@ -129,7 +130,7 @@ class ComparedCall:
         quality = Quality.from_cell(self.quality)
         if quality in (Quality.BIMODAL, Quality.THROTTLED):
             return str(quality)
-        return f"noise of {percent_text(self.noise, 0)}" if self.noise is not None and self.noise > _MOST_NOISE else ""
+        return f"noise of {percent(self.noise, 0)}" if self.noise is not None and self.noise > _MOST_NOISE else ""
 
 
 #: A row that a database does not have.

@@ -47,7 +47,7 @@ from opatlas.model.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.model.errors import DeviceGone
 from opatlas.model.quality import relative_noise
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
-from opatlas.report.row_summary import microseconds_text, noise_text
+from opatlas.show import formats
 
 _RANKS = 2
 _BYTES = 1 << 20
@@ -158,8 +158,8 @@ def group(target: Target) -> Verdict:
             return failed("; ".join([*told, ended]), remedy, traceback=outcome.detail)
         median_us, spread_us = taken.summary.median_us, taken.counters.get(RANK_SPREAD, 0.0)
         told.append(
-            f"all_reduce of {_BYTES >> 20} MiB over {backend}: {microseconds_text(median_us)} "
-            f"{noise_text(relative_noise(taken.samples_us))} ({taken.instrument}; "
+            f"all_reduce of {_BYTES >> 20} MiB over {backend}: {formats.duration(median_us)} "
+            f"{formats.noise(relative_noise(taken.samples_us))} ({taken.instrument}; "
             f"{bandwidth_gbps(_BYTES, median_us):.1f} GB/s; {spread_us:.1f} us between ranks)"
         )
         facts[f"{taken.instrument} us"] = median_us

@@ -19,7 +19,7 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
     Status,
 )
-from opatlas.report.row_summary import microseconds_text, noise_text
+from opatlas.show import formats
 
 #: Samples of each row.
 SAMPLES = 3
@@ -75,7 +75,7 @@ def durations(outcomes: Mapping[str, RowOutcome]) -> str:
     """Returns `Add 1.90 us ±5.3 %, MatMulV2 (ran as MatMulV3) 3.10 us ±6.5 %`: means and noise of samples."""
     return ", ".join(
         f"{kernel_type}{f' (ran as {measured.ran_as.kernel_type})' if measured.ran_as else ''} "
-        f"{microseconds_text(typical_mean(measured.samples_us))} {noise_text(relative_noise(measured.samples_us))}"
+        f"{formats.duration(typical_mean(measured.samples_us))} {formats.noise(relative_noise(measured.samples_us))}"
         for kernel_type, outcome in outcomes.items()
         if (measured := outcome.measurement) is not None
     )

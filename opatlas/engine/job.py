@@ -22,7 +22,12 @@ from opatlas.instruments.attribution import (
 from opatlas.model.record import Measurement
 from opatlas.model.schema import SAMPLE, Status
 from opatlas.tasks.task import Task
-from opatlas.text import detail_text, reason_text
+from opatlas.text import cut_middle, printable, printable_lines
+
+#: The longest reason: it becomes a cell of a CSV and a line on the terminal.
+MOST_CHARACTERS = 1_000
+#: The longest detail of a failure, such as a traceback whose message has megabytes.
+MOST_CHARACTERS_OF_DETAIL = 100_000
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,24 @@ class RowOutcome:
     @property
     def explanation(self) -> str:
         """Returns the reason and the changes, for the row's Status Reason."""
-        return reason_text("; ".join(filter(None, (self.reason, *self.changed))))
+        return _reason_text("; ".join(filter(None, (self.reason, *self.changed))))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", reason_text(self.reason))
-        object.__setattr__(self, "detail", detail_text(self.detail))
+        object.__setattr__(self, "reason", _reason_text(self.reason))
+        object.__setattr__(self, "detail", _detail_text(self.detail))
+
+
+def _reason_text(text: str) -> str:
+    """Returns one printable line of at most MOST_CHARACTERS; a longer text ends with an ellipsis."""
+    # Cut before escaping: megabytes of text take seconds to escape.
+    text = printable(" ".join(text[: MOST_CHARACTERS + 1].splitlines()))
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+
+
+def _detail_text(text: str) -> str:
+    """Returns printable lines of at most MOST_CHARACTERS_OF_DETAIL characters; a longer text loses its middle."""
+    text = cut_middle(text, MOST_CHARACTERS_OF_DETAIL)
+    return cut_middle(printable_lines(text), MOST_CHARACTERS_OF_DETAIL)
 
 
 def add_profiled_samples(

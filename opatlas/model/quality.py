@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.show.formats import microseconds
-from opatlas.text import parse_real, percent_text
+from opatlas.show.formats import duration, percent
+from opatlas.text import parse_real
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     if outliers:
         verb = "is an outlier" if outliers == 1 else "are outliers"
         farthest = max(samples_us, key=lambda sample: abs(sample - middle))
-        named = f"{outliers} of {len(samples_us)} samples {verb}, the farthest {_us(farthest)}"
+        named = f"{outliers} of {len(samples_us)} samples {verb}, the farthest {duration(farthest)}"
     return QualityVerdict(quality, "; ".join(filter(None, (reason, named))), outliers)
 
 
@@ -209,7 +209,9 @@ def names_outliers(reason: str) -> bool:
 def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None) -> tuple[Quality, str]:
     """Returns the quality, and the reason without the outliers."""
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
-        text = f"the median of {_us(middle)} is below {_us(bound_us)}, the least that the device's peaks allow"
+        text = (
+            f"the median of {duration(middle)} is below {duration(bound_us)}, the least that the device's peaks allow"
+        )
         return Quality.ABOVE_ROOFLINE, text
     if throttled:
         return Quality.THROTTLED, throttled
@@ -221,7 +223,7 @@ def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_u
         return Quality.DRIFTING, drift
     noise = relative_noise(samples_us) or 0.0
     if noise > NOISE_LIMIT:
-        return Quality.NOISY, f"standard deviation {percent_text(noise, 0)} of the mean, median {_us(middle)}"
+        return Quality.NOISY, f"standard deviation {percent(noise, 0)} of the mean, median {duration(middle)}"
     return Quality.QUIET, ""
 
 
@@ -240,7 +242,7 @@ def _drift(samples_us: Sequence[float], middle: float) -> str:
     deviation = math.sqrt(half * half * (2 * half + 1) / 12)
     if abs(rank_sum - expected) < _DRIFT_Z * deviation:
         return ""
-    return f"the samples drift: median {_us(before)} of the first half, {_us(after)} of the last"
+    return f"the samples drift: median {duration(before)} of the first half, {duration(after)} of the last"
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -269,7 +271,8 @@ class Modes:
 
     def text(self, sample: str) -> str:
         """Returns a phrase with sizes and medians; `sample` is the plural noun for the samples."""
-        return f"{self.low_count} {sample} around {_us(self.low_us)} and {self.high_count} around {_us(self.high_us)}"
+        low, high = duration(self.low_us), duration(self.high_us)
+        return f"{self.low_count} {sample} around {low} and {self.high_count} around {high}"
 
 
 def find_modes(samples_us: Sequence[float]) -> Modes | None:
@@ -300,7 +303,3 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
     if width * _MODES_D > distance * math.sqrt(2):
         return None
     return Modes(len(low), float(np.median(low)), len(high), float(np.median(high)))
-
-
-def _us(value: float) -> str:
-    return f"{microseconds(value)} us"

@@ -170,7 +170,7 @@ class ModelCost:
 
     @property
     def other_dtypes_us(self) -> float:
-        """The share of the sum that comes from rows with other dtypes, in microseconds."""
+        """How much of the sum rests on rows with other dtypes."""
         return sum(part.us or 0.0 for part in self.parts if part.other_dtypes)
 
     def us_by(self, field: PartField) -> dict[str, float]:

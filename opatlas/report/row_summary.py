@@ -25,8 +25,8 @@ from opatlas.model.schema import (
     NUM_DEVICES,
 )
 from opatlas.model.siblings import base_type
+from opatlas.show import formats
 from opatlas.show.result import Column, Table
-from opatlas.text import percent_text
 
 #: Significant digits of durations and rates.
 _DIGITS = 3
@@ -99,20 +99,20 @@ class RowSummary:
         return self.quality.value if self.quality is Quality.COMPOSITION else self.warning
 
     def text(self) -> str:
-        """Returns `601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`."""
-        share = "" if self.share is None else f"{share_text(self.share)} of peak"
-        parts = (microseconds_text(self.median_us), noise_text(self.noise), f"({self.samples})", self.mark, self.rate)
+        """Returns `601.4 us ±2.1 % (20) 1.60 TB/s 34.2 % of peak`."""
+        share = "" if self.share is None else f"{formats.percent(self.share)} of peak"
+        parts = (formats.duration(self.median_us), formats.noise(self.noise), f"({self.samples})", self.mark, self.rate)
         return " ".join(filter(None, (*parts, share)))
 
     def line(self) -> str:
-        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`, which CI shows."""
-        parts = [microseconds_text(self.median_us), noise_text(self.noise), f"n={self.samples}", self.cache]
+        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06x)`, which CI shows."""
+        parts = [formats.duration(self.median_us), formats.noise(self.noise), f"n={self.samples}", self.cache]
         parts = [" ".join(filter(None, (*parts, self.instrument)))]
         parts += filter(None, [self.mark, self.rate])
         if self.share is not None:
-            parts.append(f"{share_text(self.share)} of peak")
+            parts.append(f"{formats.percent(self.share)} of peak")
         if self.captured_us and self.ratio:
-            parts.append(f"captured {microseconds_text(self.captured_us)} ({self.ratio:.2f} x)")
+            parts.append(f"captured {formats.duration(self.captured_us)} ({formats.ratio(self.ratio)})")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -232,21 +232,6 @@ def _together(kernel_type: str, rows: Sequence[RowSummary]) -> TypeSummary:
     )
 
 
-def microseconds_text(value: float) -> str:
-    """Returns `1.30 us`, `601 us`, `37,818 us`: three digits, and all digits before the point."""
-    return f"{_significant(value)} us"
-
-
-def noise_text(noise: float | None) -> str:
-    """Returns `±2.1 %`, `±23 %`; "" for None."""
-    return "" if noise is None else f"±{share_text(noise)}"
-
-
-def share_text(share: float) -> str:
-    """Returns `34 %`, `3.4 %`."""
-    return percent_text(share, 1 if share < 0.0995 else 0)
-
-
 def bytes_text(gbps: float) -> str:
     """Returns a rate, given in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
     return _with_prefix(gbps * 1e9, "B/s")
@@ -276,18 +261,18 @@ def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
     """Yields a table of the kernel types, and of many rows the slowest and the noisiest ones."""
     types = summarize_types(rows)
     columns = (
-        *("kernel type", "rows", Column("median", microseconds_text), Column("shortest", microseconds_text)),
-        *(Column("longest", microseconds_text), Column("noise", noise_text), "not quiet", "best rate"),
-        Column("of peak", share_text),
+        *("kernel type", "rows", Column("median(us)", formats.microseconds)),
+        *(Column("shortest(us)", formats.microseconds), Column("longest(us)", formats.microseconds)),
+        *(Column("noise", formats.percent), "not quiet", "best rate", Column("of peak", formats.percent)),
     )
     cells = [
         (
             *(each.kernel_type, each.rows, each.median_us, each.shortest_us, each.longest_us, each.noise),
-            *(each.not_quiet, each.rate, each.share),
+            *(each.not_quiet, each.rate or None, each.share),
         )
         for each in types
     ]
-    yield Table(columns, cells)
+    yield Table(columns, cells).without_empty_columns()
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
         yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
@@ -297,14 +282,17 @@ def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
 
 def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:
     columns = (
-        *(Column("median", microseconds_text), Column("noise", noise_text), "n", "quality", "rate"),
-        *(Column("of peak", share_text), "kernel type", "shapes"),
+        *(Column("median(us)", formats.microseconds), Column("noise", formats.percent), "samples", "quality", "rate"),
+        *(Column("of peak", formats.percent), "kernel type", "shapes"),
     )
     cells = [
-        (row.median_us, row.noise, row.samples, row.mark, row.rate, row.share, row.kernel_type, row.shapes)
+        (
+            *(row.median_us, row.noise, row.samples, row.mark or None, row.rate or None, row.share),
+            *(row.kernel_type, row.shapes),
+        )
         for row in rows
     ]
-    return Table(columns, cells, title)
+    return Table(columns, cells, title).without_empty_columns()
 
 
 def quality_fields(rows: Collection[RowSummary], cause: str) -> dict[str, tuple[int, str]]:
@@ -315,7 +303,7 @@ def quality_fields(rows: Collection[RowSummary], cause: str) -> dict[str, tuple[
     """
     meanings = {
         Quality.COMPOSITION: "of torch operators: no estimate of the kernel's own duration",
-        Quality.NOISY: f"above {percent_text(NOISE_LIMIT, 0)}{f': {cause}' if cause else ''}",
+        Quality.NOISY: f"above {formats.percent(NOISE_LIMIT, 0)}{f': {cause}' if cause else ''}",
         Quality.UNKNOWN: "fewer than 3 samples",
     }
     counts = Counter(row.quality for row in rows if row.quality is not Quality.QUIET)

@@ -210,7 +210,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     return f"# Replay report of run {facts.run_id}\n\n{markdown(list(_report_parts(facts, gaps)))}\n"
 
 
-def written_fields(merged: WriteBackResult) -> dict[str, object]:
+def _written_fields(merged: WriteBackResult) -> dict[str, object]:
     """Returns the numbers of rows that a session wrote, with what each means."""
     return {
         "updated": (merged.updated.total(), "new duration"),
@@ -237,11 +237,11 @@ def gap_table(gaps: Sequence[Gap], most: int) -> Table:
         *(Column("replayed(us)", microseconds), Column("captured(us)", microseconds), "captured modes"),
     )
     rows = [
-        (gap.ratio, gap.kernel_type, gap.input_shapes, gap.microbench_us, gap.profiling_us, gap.populations)
+        (gap.ratio, gap.kernel_type, gap.input_shapes, gap.microbench_us, gap.profiling_us, gap.populations or None)
         for gap in outside[:most]
     ]
     title = f"Replayed durations 20 % or more off the captured ones: {len(outside):,} of {len(gaps):,} rows"
-    return Table(columns, rows, title, left_out=len(outside) - len(rows))
+    return Table(columns, rows, title, left_out=len(outside) - len(rows)).without_empty_columns()
 
 
 def _report_parts(facts: SessionFacts, gaps: Sequence[Gap]) -> Iterator[Part]:
@@ -255,16 +255,18 @@ def _report_parts(facts: SessionFacts, gaps: Sequence[Gap]) -> Iterator[Part]:
     }
     yield Fields({**run, **_what_ran(facts)}, "Run")
     if facts.figures:
-        yield Fields(facts.quality, "Rows that are not quiet")
+        if facts.quality:
+            yield Fields(facts.quality, "Rows that are not quiet")
         yield from duration_tables(facts.figures)
     yield _count_table("Outcome", facts.outcomes)
-    yield _count_table("Status", facts.statuses)
+    if facts.statuses:
+        yield _count_table("Status", facts.statuses)
     merged = facts.merged
     if merged is None:
         yield "The records were not merged; they are in the journal."
     else:
         left_out = {"left out by the update mode": sum(facts.left_out.values())}
-        yield Fields({**written_fields(merged), **left_out}, "Written")
+        yield Fields({**_written_fields(merged), **left_out}, "Written")
         for title, names in (
             ("Missing", merged.unmatched),
             ("Missing rows that ran for sibling types", merged.of_siblings),

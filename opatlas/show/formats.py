@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 
+def number(value: float) -> str:
+    """Returns a number with four digits, and all digits before the point: `75.61`, `22,965`."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.4g}"
+
+
 def microseconds(us: float) -> str:
-    """Returns a duration with four digits, and all digits before the point: `75.61`, `22,965`."""
-    return f"{us:,.0f}" if us >= 999.5 else f"{us:.4g}"
+    """Returns a duration whose unit the header has: `75.61`, `22,965`."""
+    return number(us)
 
 
-def percent(share: float) -> str:
+def duration(us: float) -> str:
+    """Returns a duration with its unit, where no header has it: `75.61 us`."""
+    return f"{microseconds(us)} us"
+
+
+def percent(share: float, digits: int = 1) -> str:
     """Returns a share as a percentage: `8.4 %`."""
-    return f"{share * 100:,.1f} %"
+    return f"{share * 100:,.{digits}f} %"
+
+
+def noise(share: float | None) -> str:
+    """Returns a standard deviation as a share of the mean: `±2.1 %`; "" if it is not known."""
+    return "" if share is None else f"±{percent(share)}"
 
 
 def change(share: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from opatlas.show.formats import number
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable, printable_lines
 
@@ -111,7 +112,7 @@ def cell_text(column: Column, value: Any) -> str:
 def plain_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else printable_lines(str(value))
+    return number(value) if isinstance(value, float) else printable_lines(str(value))
 
 
 def _markdown_row(cells: Iterable[str]) -> str:

@@ -43,7 +43,9 @@ class Table:
         return [Column(each) if isinstance(each, str) else each for each in self.columns]
 
     def without_empty_columns(self) -> Table:
-        """Returns the table with columns in which all cells are None for CSV and JSON alone."""
+        """Returns the table with columns in which all cells are None for CSV and JSON alone; the same without rows."""
+        if not self.rows:
+            return self
         columns = [
             replace(column, wide=column.wide or all(row[index] is None for row in self.rows))
             for index, column in enumerate(self.full_columns())

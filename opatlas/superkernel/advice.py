@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from opatlas.show.formats import percent
 from opatlas.superkernel.analysis import ScopeAnalysis
 from opatlas.superkernel.cuts import CutReason
 from opatlas.superkernel.gains import ScopeVerdict
 from opatlas.superkernel.kernel_types import Module
 from opatlas.superkernel.scopes import ScopeKind
-from opatlas.text import percent_text
 
 #: The runs of each experiment.
 LEAST_RUNS, MOST_RUNS = 3, 5
@@ -78,14 +78,14 @@ def advise(analysis: ScopeAnalysis) -> ScopeAdvice:
         model = "MoE model"
         first = ScopeKind.MOE if moe >= attention else ScopeKind.ATTENTION
         answers = [
-            f"experts the bottleneck? {'yes' if moe >= attention else 'no'}, with {percent_text(moe)} of the time",
-            f"attention takes {percent_text(attention)}: try {first} first",
+            f"experts the bottleneck? {'yes' if moe >= attention else 'no'}, with {percent(moe)} of the time",
+            f"attention takes {percent(attention)}: try {first} first",
             "best performance wanted? then all layers",
         ]
     elif Module.ATTENTION in shares:
         model, first = "standard Transformer", ScopeKind.ATTENTION
         answers = [
-            f"first try? attention, which takes {percent_text(attention)} of the time",
+            f"first try? attention, which takes {percent(attention)} of the time",
             "attention verified? then all layers",
         ]
     else:
@@ -120,7 +120,7 @@ def _experiments(analysis: ScopeAnalysis, order: Sequence[ScopeKind]) -> tuple[s
     for place, kind in zip(("smallest", "larger", "largest"), order, strict=False):
         gain = analysis.scope(kind)
         assert gain is not None
-        lines.append(f"{place}: {kind}, predicted {percent_text(gain.step_share)} of a step, the same number of runs")
+        lines.append(f"{place}: {kind}, predicted {percent(gain.step_share)} of a step, the same number of runs")
     return (
         *lines,
         "after each: it compiles, the results differ by 0, the SuperKernels are in a capture; widen it only then",

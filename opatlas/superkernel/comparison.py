@@ -8,12 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from opatlas.model.quality import standard_deviation
+from opatlas.show.formats import percent
 from opatlas.superkernel.advice import LEAST_RUNS, MOST_RUNS, Steadiness
 from opatlas.superkernel.gains import GATE
 from opatlas.superkernel.kernel_types import StepPhase
 from opatlas.superkernel.scopes import StepSource, find_structure, phase_of
 from opatlas.superkernel.timeline import Timeline, captures_at, read_file
-from opatlas.text import percent_text, pluralize
+from opatlas.text import pluralize
 
 _SUPER_KERNEL = "SuperKernel"
 _KERNEL_NAME = "te_superkernel"
@@ -149,7 +150,7 @@ def _super_kernels(timeline: Timeline) -> int:
 
 
 def _gain_check(gain: float) -> ValidationCheck:
-    text = f"{percent_text(gain, 2)} of a step; the gate is more than {percent_text(GATE, 0)}"
+    text = f"{percent(gain, 2)} of a step; the gate is more than {percent(GATE, 0)}"
     if gain > GATE:
         return ValidationCheck("gain", CheckState.PASSED, text)
     return ValidationCheck("gain", CheckState.BELOW_GATE if gain > 0 else CheckState.FAILED, text)
@@ -162,7 +163,7 @@ def _steadiness_check(name: str, times: StepTimes) -> ValidationCheck:
         return ValidationCheck(
             name, CheckState.NOT_GIVEN, f"one {what} has no variation: take {LEAST_RUNS} runs or more"
         )
-    text = f"mean {times.mean_us:,.2f} us, variation {percent_text(times.variation)} of {pluralize(samples, what)}: "
+    text = f"mean {times.mean_us:,.2f} us, variation {percent(times.variation)} of {pluralize(samples, what)}: "
     unsteady = times.steadiness in (Steadiness.MORE_RUNS, Steadiness.BAD)
     return ValidationCheck(name, CheckState.FAILED if unsteady else CheckState.PASSED, text + str(times.steadiness))
 

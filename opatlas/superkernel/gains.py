@@ -8,10 +8,10 @@ from enum import Enum
 
 import numpy as np
 
+from opatlas.show.formats import percent
 from opatlas.superkernel.cuts import Cuts
 from opatlas.superkernel.scopes import CandidateScope, ScopeKind
 from opatlas.superkernel.timeline import Timeline
-from opatlas.text import percent_text
 
 #: The part of a step that a SuperKernel must save to be kept, by the guide of CANN's recipes.
 GATE = 0.10
@@ -192,8 +192,8 @@ def _verdict(saved_us: float, share: float, fuses: bool, refusal: str) -> tuple[
     if saved_us <= 0:
         return ScopeVerdict.REFUSED, "the synchronizations cost more than the gaps"
     if share < GATE:
-        return ScopeVerdict.BELOW_GATE, f"{percent_text(share)} of a step; the gate is {percent_text(GATE, 0)}"
-    return ScopeVerdict.WORTH_TRYING, f"{percent_text(share)} of a step; the gate is {percent_text(GATE, 0)}"
+        return ScopeVerdict.BELOW_GATE, f"{percent(share)} of a step; the gate is {percent(GATE, 0)}"
+    return ScopeVerdict.WORTH_TRYING, f"{percent(share)} of a step; the gate is {percent(GATE, 0)}"
 
 
 def _saved(timeline: Timeline, pieces: Iterable[np.ndarray], model: GainModel) -> tuple[float, float, float]:

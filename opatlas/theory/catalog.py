@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -113,6 +113,7 @@ def read_catalog(path: Path) -> Catalog:
 
 _Sizes = Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1)]
 _ExpressionText = str | int
+_Names = Annotated[list[str], msgspec.Meta(min_length=1)]
 _Slots = list[list[_ExpressionText] | None]
 
 
@@ -121,18 +122,22 @@ class _AxisSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     generic: dict[str, _Sizes] = {}
 
 
+_AxisEntry = str | _Sizes | _AxisSource
+
+
 class _PatternEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    axes: Annotated[dict[str, str | _Sizes | _AxisSource], msgspec.Meta(min_length=1)]
+    #: Each of `axes` and `let` is decoded by itself, so that an error has its name.
+    axes: Annotated[dict[str, Any], msgspec.Meta(min_length=1)]
     inputs: _Slots
     outputs: _Slots
-    let: dict[str, _ExpressionText] = {}
+    let: dict[str, Any] = {}
     where: list[_ExpressionText] = []
     forms: list[str] = []
     cells: dict[str, Any] = {}
 
 
 class _KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pattern: str | list[str]
+    pattern: str | _Names
     core: str = ""
     forms: dict[str, str | list[str]] = {}
 
@@ -142,9 +147,6 @@ class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grids: dict[str, Any]
     patterns: dict[str, Any]
     kernels: dict[str, Any]
-
-
-T = TypeVar("T")
 
 
 class _CatalogReader:
@@ -157,7 +159,8 @@ class _CatalogReader:
     def problem(self, place: str, text: str) -> None:
         self.mistakes.append(CatalogMistake(place, text))
 
-    def typed(self, place: str, value: Any, kind: type[T]) -> T | None:
+    def typed(self, place: str, value: Any, kind: Any) -> Any:
+        """Returns the value as a type; None, and a mistake, if it is of another type."""
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
@@ -165,7 +168,7 @@ class _CatalogReader:
             return None
 
     def catalog(self, value: Any) -> Catalog:
-        content = self.typed("", value, _CatalogFile)
+        content: _CatalogFile | None = self.typed("", value, _CatalogFile)
         if content is None:
             return Catalog({})
         for name, grid in content.grids.items():
@@ -175,7 +178,7 @@ class _CatalogReader:
         kernels = dict[str, _KernelEntry]()
         for name, each in content.kernels.items():
             spec = {"pattern": each} if isinstance(each, (str, list)) else each
-            kernel = self.typed(f"kernel {name!r}", spec, _KernelEntry)
+            kernel: _KernelEntry | None = self.typed(f"kernel {name!r}", spec, _KernelEntry)
             if kernel is not None:
                 kernels[name] = kernel
         used = {name for kernel in kernels.values() for name in _pattern_names(kernel)}
@@ -207,7 +210,7 @@ class _CatalogReader:
 
     def pattern(self, name: str, value: Any) -> Pattern | None:
         place, before = f"pattern {name!r}", len(self.mistakes)
-        spec = self.typed(place, value, _PatternEntry)
+        spec: _PatternEntry | None = self.typed(place, value, _PatternEntry)
         if spec is None:
             return None
         axes = [self.axis(f"{place}, axis {axis!r}", axis, of) for axis, of in spec.axes.items()]
@@ -221,7 +224,8 @@ class _CatalogReader:
         for variable, text in spec.let.items():
             if variable in known:
                 self.problem(f"{place}, key 'let'", f"{variable!r} is defined already: rename this one")
-            let[variable] = self.expression(f"{place}, key 'let'", text, known)
+            typed = self.typed(f"{place}, key 'let', {variable!r}", text, _ExpressionText)
+            let[variable] = self.expression(f"{place}, key 'let'", 1 if typed is None else typed, known)
             known.add(variable)
         where = tuple(self.expression(f"{place}, key 'where'", text, known) for text in spec.where)
         inputs, outputs = (
@@ -242,7 +246,10 @@ class _CatalogReader:
         self.fit(place, pattern, forms)
         return pattern
 
-    def axis(self, place: str, name: str, value: str | tuple[int, ...] | _AxisSource) -> Axis:
+    def axis(self, place: str, name: str, entry: Any) -> Axis:
+        value: str | tuple[int, ...] | _AxisSource | None = self.typed(place, entry, _AxisEntry)
+        if value is None:
+            return Axis(name, (1,))
         if isinstance(value, tuple):
             return Axis(name, self.sizes(place, value))
         if isinstance(value, str) and value in self.grids:

@@ -424,7 +424,7 @@ class _ModelStep:
     ) -> ModelCall:
         """Returns a call by a pattern of the catalog."""
         found = _pattern(kernel_type, pattern)
-        row = pattern_row(kernel_type, found, self.form(found.forms, sizes), sizes)
+        row = pattern_row(kernel_type, found, self.form(found.forms), sizes)
         twins = next((names for names in _TWINS if kernel_type in names), ())
         others = tuple(name for name in twins if name != kernel_type)
         return ModelCall(part, kernel_type, row.cells(), calls, layers, others)
@@ -442,7 +442,7 @@ class _ModelStep:
         }
         return ModelCall(part, kernel_type, cells, 1, layers)
 
-    def form(self, forms: Sequence[Form], sizes: Mapping[str, int]) -> Form:
+    def form(self, forms: Sequence[Form]) -> Form:
         """Returns the form with the step's dtypes, and with weights in FRACTAL_NZ if they are stored so."""
         if self.quantized:
             own = [form for form in forms if self.dtype in (*form.input_dtypes, *form.output_dtypes)]

@@ -120,12 +120,17 @@ def summary_parts(results: Sequence[KernelResult], pace: Pace, *, read_only: boo
     cells = [
         (
             *(each.kernel_type, each.added, each.existing, each.over_budget, each.refused),
-            *(each.largest_bytes, each.total_bytes, ", ".join(each.unknown_dtypes)),
+            *(each.largest_bytes or None, each.total_bytes or None, ", ".join(each.unknown_dtypes) or None),
         )
         for each in ordered
     ]
     total = sum(result.added for result in ordered)
-    yield Table(columns, [*cells, ("all", total, sum(each.existing for each in ordered), *[None] * 5)])
+    sums = (
+        *("all", total, sum(each.existing for each in ordered), sum(each.over_budget for each in ordered)),
+        *(sum(each.refused for each in ordered), max((each.largest_bytes for each in ordered), default=0) or None),
+        *(sum(each.total_bytes for each in ordered) or None, None),
+    )
+    yield Table(columns, [*cells, sums]).without_empty_columns()
     if total:
         yield Fields({"to replay them": pace.time_of(total)})
     yield from _coverage_parts(ordered)

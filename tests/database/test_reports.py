@@ -39,7 +39,7 @@ def test_gaps_of_one_device_are_ranked_with_their_ratio() -> None:
     """The gap of the second row is too small for a line."""
     report = replay_report(FACTS, GAPS)
     (line,) = (line for line in report.splitlines() if line.startswith("| 3.00x |"))
-    assert line == "| 3.00x | Add | 16 | 30 | 10 |  |"
+    assert line == "| 3.00x | Add | 16 | 30 | 10 |"
     assert "| 1.10x |" not in report
 
 

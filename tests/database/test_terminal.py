@@ -7,7 +7,9 @@ from printed import numbers_in
 
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.show import Fields, Format, Output, Result, Table, print_note
-from opatlas.text import exception_line, percent_text, printable, printable_lines
+from opatlas.show.formats import change, percent
+from opatlas.show.render import plain_text
+from opatlas.text import exception_line, printable, printable_lines
 
 
 def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,14 +65,13 @@ def test_a_failed_build_is_told_by_the_first_error_of_the_compiler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "digits", "signed", "text"),
-    [
-        (0.084, 1, False, "8.4 %"),
-        (0.67, 0, False, "67 %"),
-        (12.5, 1, False, "1,250.0 %"),
-        (0.1, 0, True, "+10 %"),
-        (-0.8, 1, True, "-80.0 %"),
-    ],
+    ("value", "shown"),
+    [(231290.4, "231,290"), (-12345.0, "-12,345"), (0.123456, "0.1235"), (7, "7"), (12345, "12,345"), (True, "True")],
 )
-def test_a_percentage_has_a_space_before_its_sign(share: float, digits: int, signed: bool, text: str) -> None:
-    assert percent_text(share, digits, signed=signed) == text
+def test_a_number_has_no_exponent_and_all_digits_before_the_point(value: object, shown: str) -> None:
+    assert plain_text(value) == shown
+
+
+def test_a_percentage_has_a_space_before_its_sign() -> None:
+    assert (percent(0.084), percent(0.67, 0), percent(12.5)) == ("8.4 %", "67 %", "1,250.0 %")
+    assert (change(0.1), change(-0.8)) == ("+10.0 %", "-80.0 %")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.compare.steps import Steps, find_steps, largest_probability, probability_of_no_change, spread_between_runs
-from opatlas.text import percent_text
+from opatlas.show.formats import percent
 
 #: As in `opatlas history`.
 _FALSE_SHARE, _LEAST_SIZE = 0.01, 0.05
@@ -57,7 +57,7 @@ def main() -> None:
             for runs in counts:
                 found = [sum(listed(draw(kind, deviation, _ROWS, runs, seed))) for seed in range(_DATABASES)]
                 cells.append(f"{sum(found) / _DATABASES:.1f}")
-            print(f"| {kind}, {percent_text(deviation, 0)} | " + " | ".join(cells) + " |")
+            print(f"| {kind}, {percent(deviation, 0)} | " + " | ".join(cells) + " |")
     plans = ((5, 1), (5, 2), (10, 1), (10, 5), (20, 1), (20, 10))
     print("\n| step | " + " | ".join(f"{after} of {runs} runs" for runs, after in plans) + " |")
     print("| --- |" + " --- |" * len(plans))
@@ -67,12 +67,8 @@ def main() -> None:
             for runs, after in plans:
                 values = draw("normal", deviation, _ROWS, runs, 1)
                 values[:_PLANTED, runs - after :] += np.log1p(size)
-                cells.append(percent_text(sum(listed(values)[:_PLANTED]) / _PLANTED, 0))
-            print(
-                f"| {percent_text(size, 0, signed=True)}, errors of {percent_text(deviation, 0)} | "
-                + " | ".join(cells)
-                + " |"
-            )
+                cells.append(percent(sum(listed(values)[:_PLANTED]) / _PLANTED, 0))
+            print(f"| {size * 100:+.0f} %, errors of {percent(deviation, 0)} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

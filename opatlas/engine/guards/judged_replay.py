@@ -36,7 +36,7 @@ from opatlas.engine.guards.process_log import logged, tail
 from opatlas.engine.guards.results import FlatResults
 from opatlas.engine.guards.trial import CandidateTrial, Reference
 from opatlas.engine.guards.verdict import Compared
-from opatlas.engine.job import Job, RowOutcome
+from opatlas.engine.job import MOST_CHARACTERS, Job, RowOutcome
 from opatlas.engine.kernel_call import load_kernel
 from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
@@ -47,7 +47,7 @@ from opatlas.model.location import public_version
 from opatlas.model.record import Execution
 from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
-from opatlas.text import MOST_CHARACTERS, cut_middle, without_build_command
+from opatlas.text import cut_middle, without_build_command
 
 #: Number of sets of inputs.
 SETS = 3
