@@ -55,7 +55,7 @@ class OperatorFields(msgspec.Struct, frozen=True):
     composite: bool = False
     decomposer: bool = False
     zero_cost: bool = False
-    accepted_miss: str = ""
+    accepted_miss: str | bool = ""
     category: str = ""
     query_mode: str = ""
     tc_input_count: Annotated[int, msgspec.Meta(ge=1)] | None = None

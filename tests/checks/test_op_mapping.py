@@ -81,6 +81,7 @@ def test_a_wrong_line_is_found(folder: Path, operator: str, value: str) -> None:
         "a: {composite: true, decomposer: true}",
         "a: {zero_cost: true}",
         "a: {accepted_miss: another kernel has its time}",
+        "a: {accepted_miss: true}",
     ],
 )
 def test_what_may_be_right_is_left_alone(folder: Path, operator: str) -> None:
