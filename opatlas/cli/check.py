@@ -63,11 +63,12 @@ def _parts(found: CheckResults) -> Iterator[Part]:
             len(tally.new) if tally.cases else None,
             len(tally.known) or None,
             tally.check.about,
-            tally.check.remedy if tally.new else f"not run: {tally.skipped}" if tally.skipped else None,
+            tally.check.remedy if tally.new else None,
+            tally.skipped or None,
         )
         for tally in tallies
     ]
-    columns = ("check", "cases", "findings", "known", "what it looks for", "what to do")
+    columns = ("check", "cases", "findings", "known", "looks for", "remedy", "not run, since")
     if rows:
         yield Table(columns, rows, "checks").without_empty_columns()
     yield from _known(found)
