@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -227,7 +227,7 @@ def may_be_compiled(impl: Callable[..., Any]) -> bool:
     torch does not use the compiled code while operators are counted. A function of torch that is written in C++ is not
     compiled.
     """
-    if isinstance(impl, BuiltinFunctionType):
+    if isinstance(impl, BuiltinFunctionType | MethodDescriptorType):
         return False
     return "torch._dynamo" in sys.modules and not (getattr(impl, "__module__", None) or "").startswith(
         "opatlas.bench.implementations.torch."

@@ -44,10 +44,15 @@ def test_the_cast_is_timed_checked_and_named(kernel_type: str, row: str, dtypes:
     assert "_to_copy" in outcome.measurement.stand_in
 
 
-def test_the_cast_is_named_in_a_process_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of torch in C++ are not compiled: their operators are counted."""
+@pytest.mark.parametrize(
+    ("kernel_type", "row"), [("Mul", MUL), ("MaskedFill", "4,8;4,8; | FLOAT;BOOL;FLOAT -> 4,8 | FLOAT16")]
+)
+def test_the_cast_is_named_in_a_process_that_compiles(
+    kernel_type: str, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions and methods of torch in C++ are not compiled: their operators are counted."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
-    outcome = replay_row("Mul", MUL)
+    outcome = replay_row(kernel_type, row)
     assert outcome.measurement is not None
     assert "_to_copy" in outcome.measurement.stand_in
 
