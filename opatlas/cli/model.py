@@ -200,7 +200,7 @@ def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[P
     us = [Column(name, microseconds) for name in ("duration(us)", "low(us)", "high(us)")]
     if found.rows:
         yield Table(
-            ("kernel type", "input shapes", Column("gain", _small_percent), *us, "implementation"),
+            ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *us, "implementation"),
             [
                 (
                     row.kernel_type,
@@ -227,10 +227,6 @@ def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[P
     yield Fields({"database": str(opened.path), "rows added": added})
     if added:
         yield f"next: opatlas bench --database-path {opened.path}{_implementations(opened, found)}"
-
-
-def _small_percent(share: float) -> str:
-    return f"{share * 100:.3f} %"
 
 
 def _implementations(opened: OpenDatabase, found: NextRows) -> str:

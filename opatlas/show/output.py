@@ -68,15 +68,11 @@ def print_note(note: str) -> None:
     _print(note)
 
 
-def print_problems(texts: Sequence[str], *, total: int | None = None) -> None:
-    """Prints problems on stderr, one on a line: the first ones, and the number of the others.
-
-    Args:
-        total: the number of problems, if `texts` holds only the first ones.
-    """
+def print_problems(texts: Sequence[str]) -> None:
+    """Prints problems on stderr, one on a line: the first ones, and the number of the others."""
     for each in texts[:_PROBLEMS_SHOWN]:
         print_error(each)
-    if more := (len(texts) if total is None else total) - len(texts[:_PROBLEMS_SHOWN]):
+    if more := len(texts) - len(texts[:_PROBLEMS_SHOWN]):
         print_error(f"and {more:,} more")
 
 
